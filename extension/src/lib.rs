@@ -1,0 +1,21 @@
+//! laser: multilingual meaning in PostgreSQL.
+//!
+//! This crate is the only one that touches PostgreSQL. The numerics live in the crates below it:
+//! the encoder runs in a process of its own, `laser-index` holds pages, segments and search,
+//! `laser-mining` the exact nearest neighbours and margins.
+
+pgrx::pg_module_magic!();
+
+mod encode;
+mod index;
+mod mining;
+mod types;
+
+/// Called by the server when the library is loaded: at start-up with `shared_preload_libraries`,
+/// else at the first call in a session.
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    encode::init();
+    index::init();
+    mining::init();
+}

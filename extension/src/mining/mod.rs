@@ -1,0 +1,4 @@
+//! Placeholder.
+
+/// Registers what this module needs from the server.
+pub fn init() {}

@@ -1,0 +1,1 @@
+//! The types `embedding` and `halfembedding`.

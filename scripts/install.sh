@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs the built extension, the encoder program and the shipped models for one PostgreSQL.
+#
+#   [DESTDIR=…] [CARGO_TARGET_DIR=…] scripts/install.sh [PG_CONFIG]
+#
+# Every file is written beside its destination and renamed over it: a running server keeps the
+# library that it has mapped.
+set -euo pipefail
+pg_config=${1:-${PG_CONFIG:-pg_config}}
+root=$(cd "$(dirname "$0")/.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}/release
+dest=${DESTDIR:-}
+lib=$dest$("$pg_config" --pkglibdir)
+share=$dest$("$pg_config" --sharedir)
+version=$(sed -n "s/^default_version *= *'\(.*\)'/\1/p" "$root/extension/laser.control")
+
+put() { # put MODE SOURCE DESTINATION
+  mkdir -p "$(dirname "$3")"
+  install -m "$1" "$2" "$3.new.$$"
+  mv -f "$3.new.$$" "$3"
+}
+
+put 755 "$target/liblaser.so" "$lib/laser.so"
+put 755 "$target/laser-encoder" "$lib/laser-encoder"
+put 644 "$root/extension/laser.control" "$share/extension/laser.control"
+
+sql=$(mktemp)
+trap 'rm -f "$sql"' EXIT
+echo '\echo Use "CREATE EXTENSION laser" to load this file. \quit' >"$sql"
+for part in types encode index mining; do
+  [ -e "$root/sql/$part.sql" ] && cat "$root/sql/$part.sql" >>"$sql"
+done
+put 644 "$sql" "$share/extension/laser--$version.sql"
+put 644 "$root/sql/pgvector_casts.sql" "$share/laser/pgvector_casts.sql"
+
+for model in "$root"/encoder/models/*/; do
+  [ -e "$model/config.json" ] || continue
+  name=$(basename "$model")
+  for file in "$model"*; do
+    put 644 "$file" "$share/laser/models/$name/$(basename "$file")"
+  done
+done
+echo "laser $version installed in $lib and $share"

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes a private copy of a PostgreSQL installation and installs laser into it, so that the demo and
+# the tests need neither root nor a shared installation directory, and never replace a library that
+# a running server has mapped. PostgreSQL finds its share and library folders relative to the
+# running binary (src/port/path.c, make_relative_path), which makes such a copy work.
+#
+#   scripts/pg-tree.sh TREE [PG_CONFIG]     prints the folder with the binaries
+#
+# TREE is created or refreshed; every file is put in place by rename.
+set -euo pipefail
+tree=${1:?usage: pg-tree.sh TREE [PG_CONFIG]}
+pg_config=${2:-${PG_CONFIG:-pg_config}}
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$tree"
+tree=$(cd "$tree" && pwd)
+
+bindir=$("$pg_config" --bindir)
+sharedir=$("$pg_config" --sharedir)
+pkglibdir=$("$pg_config" --pkglibdir)
+version=$("$pg_config" --version)
+
+# The copy is made once per server version. Binaries must be real files: a link would be resolved
+# to the original installation before the relative paths are computed.
+if [ "$(cat "$tree/.version" 2>/dev/null)" != "$version" ]; then
+  rm -rf "$tree$bindir" "$tree$sharedir" "$tree$pkglibdir" "$tree/.version"
+  mkdir -p "$tree$bindir" "$tree$sharedir" "$tree$pkglibdir"
+  cp -L "$bindir"/* "$tree$bindir/"
+  cp -RL "$sharedir"/. "$tree$sharedir/"
+  cp -RL "$pkglibdir"/. "$tree$pkglibdir/"
+  rm -f "$tree$pkglibdir"/laser* "$tree$sharedir"/extension/laser*
+  echo "$version" >"$tree/.version"
+fi
+DESTDIR="$tree" "$root/scripts/install.sh" "$pg_config" >&2
+chmod -R a+rX "$tree"
+echo "$tree$bindir"

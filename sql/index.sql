@@ -1,0 +1,1 @@
+-- laser: index
