@@ -1,2 +1,5 @@
-//! p
-fn main(){}
+//! The program `laser`.
+
+fn main() -> std::process::ExitCode {
+    laser_trainer::cli::main()
+}

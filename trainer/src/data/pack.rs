@@ -1,0 +1,270 @@
+//! Writes packed corpora.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use super::packed::{Header, MAGIC};
+use super::{DataError, Result, hash64, text_hash};
+
+/// A section that grows in a temporary file beside the corpus.
+struct Section {
+    file: BufWriter<File>,
+    bytes: u64,
+}
+
+impl Section {
+    fn new(folder: &Path) -> std::io::Result<Self> {
+        Ok(Self { file: BufWriter::new(tempfile_in(folder)?), bytes: 0 })
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+}
+
+/// An unnamed file: it is gone when it is closed, however the program ends.
+fn tempfile_in(folder: &Path) -> std::io::Result<File> {
+    let name = folder.join(format!(".pack-{}-{:x}", std::process::id(), unique()));
+    let file =
+        File::options().read(true).write(true).create_new(true).open(&name)?;
+    std::fs::remove_file(&name)?;
+    Ok(file)
+}
+
+fn unique() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    COUNTER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// One sentence as it is written.
+#[derive(Clone, Debug)]
+pub struct PackedSentence<'a> {
+    /// Language code.
+    pub language: &'a str,
+    /// The text, for its duplicate hash.
+    pub text: &'a str,
+    /// Token ids, not yet cut.
+    pub ids: &'a [u32],
+}
+
+/// Writes a packed corpus group by group; needs memory only for the names.
+pub struct PackWriter {
+    path: PathBuf,
+    tokenizer: String,
+    vocab_size: u32,
+    max_tokens: u32,
+    width: u8,
+    sources: Vec<String>,
+    languages: Vec<String>,
+    language_ids: HashMap<String, u16>,
+    groups: u64,
+    sentences: u64,
+    tokens: u64,
+    /// In the order of the sections of the file.
+    group_start: Section,
+    group_source: Section,
+    group_key: Section,
+    sentence_start: Section,
+    sentence_language: Section,
+    sentence_hash: Section,
+    token_ids: Section,
+}
+
+impl PackWriter {
+    /// Starts a corpus at `path`. `tokenizer` is the blake3 of the tokenizer's file; ids take two
+    /// bytes where the vocabulary allows it.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] if the folder cannot be written.
+    pub fn create(path: &Path, tokenizer: String, vocab_size: u32, max_tokens: u32) -> Result<Self> {
+        let folder = match path.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let section = || Section::new(&folder).map_err(|e| DataError::io(&folder, e));
+        let mut writer = Self {
+            path: path.to_owned(),
+            tokenizer,
+            vocab_size,
+            max_tokens,
+            width: if vocab_size <= 1 << 16 { 2 } else { 4 },
+            sources: Vec::new(),
+            languages: Vec::new(),
+            language_ids: HashMap::new(),
+            groups: 0,
+            sentences: 0,
+            tokens: 0,
+            group_start: section()?,
+            group_source: section()?,
+            group_key: section()?,
+            sentence_start: section()?,
+            sentence_language: section()?,
+            sentence_hash: section()?,
+            token_ids: section()?,
+        };
+        writer.wrap(|w| w.group_start.push(&0u32.to_le_bytes()))?;
+        writer.wrap(|w| w.sentence_start.push(&0u64.to_le_bytes()))?;
+        Ok(writer)
+    }
+
+    fn wrap<T>(&mut self, f: impl FnOnce(&mut Self) -> std::io::Result<T>) -> Result<T> {
+        f(self).map_err(|e| DataError::io(&self.path, e))
+    }
+
+    /// Adds a group. Groups of one source need not be adjacent.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] if a file cannot be written, [`DataError::Config`] past 2^32 sentences,
+    /// 65,535 languages or sources, or for an id outside the vocabulary.
+    pub fn push(&mut self, source: &str, key: &str, group: &[PackedSentence<'_>]) -> Result<()> {
+        let source_id = match self.sources.iter().rposition(|s| s == source) {
+            Some(id) => id,
+            None => {
+                self.sources.push(source.to_owned());
+                self.sources.len() - 1
+            }
+        };
+        if source_id > usize::from(u16::MAX) {
+            return Err(DataError::Config("more than 65536 sources".into()));
+        }
+        let mut ids = Vec::new();
+        for sentence in group {
+            let language = self.language(sentence.language)?;
+            let kept = &sentence.ids[..sentence.ids.len().min(self.max_tokens as usize)];
+            if let Some(id) = kept.iter().find(|id| **id >= self.vocab_size) {
+                return Err(DataError::Config(format!(
+                    "token id {id} is outside the vocabulary of {}",
+                    self.vocab_size
+                )));
+            }
+            ids.clear();
+            for id in kept {
+                let bytes = id.to_le_bytes();
+                ids.extend_from_slice(&bytes[..usize::from(self.width)]);
+            }
+            self.sentences += 1;
+            self.tokens += kept.len() as u64;
+            // The low half: two texts are compared within a batch only.
+            let hash = text_hash(sentence.text) as u32;
+            let end = self.tokens;
+            self.wrap(|w| {
+                w.token_ids.push(&ids)?;
+                w.sentence_start.push(&end.to_le_bytes())?;
+                w.sentence_language.push(&language.to_le_bytes())?;
+                w.sentence_hash.push(&hash.to_le_bytes())
+            })?;
+        }
+        let end = u32::try_from(self.sentences)
+            .ok()
+            .filter(|n| *n < u32::MAX)
+            .ok_or_else(|| DataError::Config("more than 2^32 sentences in one corpus".into()))?;
+        self.groups += 1;
+        let key = hash64(key.as_bytes());
+        self.wrap(|w| {
+            w.group_start.push(&end.to_le_bytes())?;
+            w.group_source.push(&(source_id as u16).to_le_bytes())?;
+            w.group_key.push(&key.to_le_bytes())
+        })
+    }
+
+    fn language(&mut self, code: &str) -> Result<u16> {
+        if let Some(id) = self.language_ids.get(code) {
+            return Ok(*id);
+        }
+        let id = u16::try_from(self.languages.len())
+            .map_err(|_| DataError::Config("more than 65536 languages".into()))?;
+        self.languages.push(code.to_owned());
+        self.language_ids.insert(code.to_owned(), id);
+        Ok(id)
+    }
+
+    /// Joins the sections into the file, compressed as a whole at Zstandard level `compress` if
+    /// given. The file appears under its name only when it is complete.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] if a file cannot be written.
+    pub fn finish(self, compress: Option<i32>) -> Result<Header> {
+        let path = self.path.clone();
+        self.join(compress).map_err(|e| DataError::io(&path, e))
+    }
+
+    fn join(self, compress: Option<i32>) -> std::io::Result<Header> {
+        let sections = [
+            ("group_start", self.group_start),
+            ("group_source", self.group_source),
+            ("group_key", self.group_key),
+            ("sentence_start", self.sentence_start),
+            ("sentence_language", self.sentence_language),
+            ("sentence_hash", self.sentence_hash),
+            ("tokens", self.token_ids),
+        ];
+        let mut places = BTreeMap::new();
+        let mut at = 0u64;
+        for (name, section) in &sections {
+            places.insert((*name).to_owned(), (at, section.bytes));
+            at = (at + section.bytes).next_multiple_of(8);
+        }
+        let header = Header {
+            sources: self.sources,
+            languages: self.languages,
+            tokenizer: self.tokenizer,
+            vocab_size: self.vocab_size,
+            max_tokens: self.max_tokens,
+            token_width: self.width,
+            groups: self.groups,
+            sentences: self.sentences,
+            tokens: self.tokens,
+            sections: places,
+        };
+        let partial = self.path.with_extension("partial");
+        let file = BufWriter::new(File::create(&partial)?);
+        let file = match compress {
+            Some(level) => {
+                let mut encoder = zstd::Encoder::new(file, level)?;
+                encoder.include_checksum(true)?;
+                write_file(&mut encoder, &header, sections)?;
+                encoder.finish()?
+            }
+            None => {
+                let mut file = file;
+                write_file(&mut file, &header, sections)?;
+                file
+            }
+        };
+        file.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        std::fs::rename(&partial, &self.path)?;
+        Ok(header)
+    }
+}
+
+fn write_file(
+    out: &mut dyn Write,
+    header: &Header,
+    sections: [(&str, Section); 7],
+) -> std::io::Result<()> {
+    let json = serde_json::to_vec(header)?;
+    out.write_all(MAGIC)?;
+    out.write_all(&(json.len() as u64).to_le_bytes())?;
+    out.write_all(&json)?;
+    pad(out, 16 + json.len() as u64)?;
+    for (name, section) in sections {
+        let bytes = section.bytes;
+        let mut file = section.file.into_inner().map_err(|e| e.into_error())?;
+        file.rewind()?;
+        let copied = std::io::copy(&mut BufReader::new(file).take(bytes), out)?;
+        if copied != bytes {
+            return Err(std::io::Error::other(format!("section {name} was cut off")));
+        }
+        pad(out, bytes)?;
+    }
+    Ok(())
+}
+
+fn pad(out: &mut dyn Write, written: u64) -> std::io::Result<()> {
+    let missing = written.next_multiple_of(8) - written;
+    out.write_all(&[0; 8][..missing as usize])
+}
