@@ -19,16 +19,19 @@ sharedir=$("$pg_config" --sharedir)
 pkglibdir=$("$pg_config" --pkglibdir)
 version=$("$pg_config" --version)
 
-# The copy is made once per server version. Binaries must be real files: a link would be resolved
-# to the original installation before the relative paths are computed.
-if [ "$(cat "$tree/.version" 2>/dev/null)" != "$version" ]; then
-  rm -rf "$tree$bindir" "$tree$sharedir" "$tree$pkglibdir" "$tree/.version"
+# The copy is made again when the server was upgraded or an extension was added to it. Binaries must
+# be real files: a link would be resolved to the original installation before the relative paths
+# are computed. Files are removed before they are copied, so that a server which runs from the tree
+# keeps what it has mapped.
+stamp="$version $(stat -c %Y "$sharedir/extension" "$pkglibdir" | tr '\n' ' ')"
+if [ "$(cat "$tree/.stamp" 2>/dev/null)" != "$stamp" ]; then
+  rm -f "$tree/.stamp"
   mkdir -p "$tree$bindir" "$tree$sharedir" "$tree$pkglibdir"
-  cp -L "$bindir"/* "$tree$bindir/"
-  cp -RL "$sharedir"/. "$tree$sharedir/"
-  cp -RL "$pkglibdir"/. "$tree$pkglibdir/"
-  rm -f "$tree$pkglibdir"/laser* "$tree$sharedir"/extension/laser*
-  echo "$version" >"$tree/.version"
+  cp -L --remove-destination "$bindir"/* "$tree$bindir/"
+  cp -RL --remove-destination "$sharedir"/. "$tree$sharedir/"
+  cp -RL --remove-destination "$pkglibdir"/. "$tree$pkglibdir/"
+  rm -f "$tree$sharedir"/extension/laser--*
+  echo "$stamp" >"$tree/.stamp"
 fi
 DESTDIR="$tree" "$root/scripts/install.sh" "$pg_config" >&2
 chmod -R a+rX "$tree"

@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Real servers for end-to-end tests and benchmarks.
+//!
+//! [`Cluster`] is a PostgreSQL server of its own: a private copy of the installation with laser in
+//! it (see `scripts/pg-tree.sh`), a data folder copied from a template that `initdb` made once, a
+//! Unix socket in a short temporary folder, no TCP. Any number of clusters run side by side, as an
+//! unprivileged account when the tests are started by root, and nothing is left behind: a cluster
+//! is removed when it is dropped, and a watchdog process removes it if the test is killed.
+//!
+//! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files.
+
+mod account;
+mod cluster;
+pub mod model;
+pub mod slt;
+mod tree;
+
+pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
+pub use tree::Tree;

@@ -1,0 +1,286 @@
+//! Small model folders with random weights, written without the code under test.
+//!
+//! The tokenizer works on bytes (every text has tokens, none is unknown), so any sentence in any
+//! script has an embedding, in microseconds. The embeddings mean nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// How tokens become one embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// The mean of token vectors: blind to the order of the bytes.
+    Mean,
+    /// One bidirectional LSTM layer, max-pooled: sees the order.
+    BiLstm,
+    /// One transformer layer with mean pooling.
+    Transformer,
+}
+
+/// A model to write; the same values give the same files.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Name of the model and of its folder.
+    pub name: String,
+    /// Architecture of the encoder.
+    pub architecture: Architecture,
+    /// Components of an embedding; even.
+    pub dimensions: usize,
+    /// Longest text in tokens, special tokens included.
+    pub max_tokens: usize,
+    /// Seed of the weights: another seed is another model.
+    pub seed: u64,
+}
+
+impl Model {
+    /// A mean of token vectors with this many dimensions, texts of up to 128 tokens.
+    pub fn tiny(name: &str, dimensions: usize) -> Model {
+        Model {
+            name: name.to_owned(),
+            architecture: Architecture::Mean,
+            dimensions,
+            max_tokens: 128,
+            seed: 1,
+        }
+    }
+
+    /// Writes the folder `<path>/<name>`, readable by every account, and returns it.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<PathBuf> {
+        let folder = path.join(&self.name);
+        fs::create_dir_all(&folder)?;
+        for open in [path, &folder] {
+            let mode = fs::metadata(open)?.permissions().mode() | 0o755;
+            // Best effort: the parent may belong to the system, and is open then.
+            let _ = fs::set_permissions(open, fs::Permissions::from_mode(mode));
+        }
+        for (name, contents) in [
+            ("config.json", self.config().into_bytes()),
+            ("tokenizer.json", tokenizer().into_bytes()),
+            ("model.safetensors", safetensors(&self.tensors())),
+        ] {
+            let file = folder.join(name);
+            fs::write(&file, contents)?;
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o644))?;
+        }
+        Ok(folder)
+    }
+
+    fn config(&self) -> String {
+        let d = self.dimensions;
+        let encoder = match self.architecture {
+            Architecture::Mean => {
+                format!(r#""architecture": "mean", "embedding_size": {d}, "pooling": "mean""#)
+            }
+            Architecture::BiLstm => format!(
+                r#""architecture": "bilstm", "embedding_size": {d}, "hidden_size": {}, "layers": 1,
+      "pooling": "max", "append_eos": false"#,
+                d / 2
+            ),
+            Architecture::Transformer => format!(
+                r#""architecture": "transformer", "hidden_size": {d}, "layers": 1, "heads": 2,
+      "intermediate_size": {}, "max_positions": {}, "type_vocab_size": 1,
+      "layer_norm_eps": 1e-12, "activation": "gelu", "norm": "post", "pooling": "mean""#,
+                2 * d,
+                self.max_tokens
+            ),
+        };
+        format!(
+            r#"{{
+  "format": 1,
+  "name": "{}",
+  "dimensions": {d},
+  "max_tokens": {},
+  "normalize": true,
+  "encoder": {{ {encoder} }}
+}}
+"#,
+            self.name, self.max_tokens
+        )
+    }
+
+    fn tensors(&self) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut tensors = BTreeMap::new();
+        let mut add = |name: &str, shape: &[usize], centre: f32, spread: f32| {
+            let count = shape.iter().product();
+            let data = (0..count)
+                .map(|_| centre + random.random_range(-spread..=spread))
+                .collect();
+            tensors.insert(name.to_owned(), (shape.to_vec(), data));
+        };
+        let d = self.dimensions;
+        match self.architecture {
+            Architecture::Mean => add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0),
+            Architecture::BiLstm => {
+                let h = d / 2;
+                add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0);
+                for direction in ["", "_reverse"] {
+                    add(
+                        &format!("lstm.weight_ih_l0{direction}"),
+                        &[4 * h, d],
+                        0.0,
+                        0.5,
+                    );
+                    add(
+                        &format!("lstm.weight_hh_l0{direction}"),
+                        &[4 * h, h],
+                        0.0,
+                        0.5,
+                    );
+                    add(&format!("lstm.bias_ih_l0{direction}"), &[4 * h], 0.0, 0.5);
+                    add(&format!("lstm.bias_hh_l0{direction}"), &[4 * h], 0.0, 0.5);
+                }
+            }
+            Architecture::Transformer => {
+                let layer = "encoder.layer.0";
+                add(
+                    "embeddings.word_embeddings.weight",
+                    &[VOCABULARY, d],
+                    0.0,
+                    1.0,
+                );
+                add(
+                    "embeddings.position_embeddings.weight",
+                    &[self.max_tokens, d],
+                    0.0,
+                    0.2,
+                );
+                add("embeddings.token_type_embeddings.weight", &[1, d], 0.0, 0.2);
+                let mut norm = |name: &str| {
+                    add(&format!("{name}.weight"), &[d], 1.0, 0.1);
+                    add(&format!("{name}.bias"), &[d], 0.0, 0.1);
+                };
+                norm("embeddings.LayerNorm");
+                norm(&format!("{layer}.attention.output.LayerNorm"));
+                norm(&format!("{layer}.output.LayerNorm"));
+                for (part, rows, columns) in [
+                    ("attention.self.query", d, d),
+                    ("attention.self.key", d, d),
+                    ("attention.self.value", d, d),
+                    ("attention.output.dense", d, d),
+                    ("intermediate.dense", 2 * d, d),
+                    ("output.dense", d, 2 * d),
+                ] {
+                    add(
+                        &format!("{layer}.{part}.weight"),
+                        &[rows, columns],
+                        0.0,
+                        0.3,
+                    );
+                    add(&format!("{layer}.{part}.bias"), &[rows], 0.0, 0.1);
+                }
+            }
+        }
+        tensors
+    }
+}
+
+/// One token per byte.
+const VOCABULARY: usize = 256;
+
+/// A byte-level BPE tokenizer without merges.
+fn tokenizer() -> String {
+    let mut vocabulary = String::new();
+    for (id, symbol) in byte_symbols().into_iter().enumerate() {
+        let separator = if id == 0 { "" } else { ", " };
+        let symbol = match symbol {
+            '"' => "\\\"".to_owned(),
+            '\\' => "\\\\".to_owned(),
+            other => other.to_string(),
+        };
+        write!(vocabulary, "{separator}\"{symbol}\": {id}").expect("a String takes everything");
+    }
+    format!(
+        r#"{{
+  "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+  "normalizer": {{ "type": "NFC" }},
+  "pre_tokenizer": {{ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }},
+  "post_processor": null,
+  "decoder": {{ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }},
+  "model": {{
+    "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+    "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+    "vocab": {{ {vocabulary} }},
+    "merges": []
+  }}
+}}
+"#
+    )
+}
+
+/// The printable characters that stand for bytes in byte-level BPE (Radford et al. 2019,
+/// `bytes_to_unicode` of GPT-2's encoder): printable Latin-1 bytes stand for themselves, the
+/// others follow from U+0100 on, in the order of the bytes.
+fn byte_symbols() -> Vec<char> {
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+            _ => {
+                let symbol = char::from_u32(next).expect("U+0100 to U+0143 are characters");
+                next += 1;
+                symbol
+            }
+        })
+        .collect()
+}
+
+/// The safetensors format: length of the header (u64), header (JSON), data (little endian).
+fn safetensors(tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
+    let mut header = String::from("{");
+    let mut data = Vec::new();
+    for (name, (shape, values)) in tensors {
+        let from = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let separator = if from == 0 { "" } else { "," };
+        write!(
+            header,
+            r#"{separator}"{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{from},{}]}}"#,
+            data.len()
+        )
+        .expect("a String takes everything");
+    }
+    header.push('}');
+    while header.len() % 8 != 0 {
+        header.push(' ');
+    }
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.into_bytes());
+    file.extend(data);
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_has_a_symbol_of_its_own() {
+        let mut symbols = byte_symbols();
+        assert_eq!(symbols[usize::from(b' ')], 'Ġ');
+        symbols.sort_unstable();
+        symbols.dedup();
+        assert_eq!(symbols.len(), VOCABULARY);
+    }
+
+    #[test]
+    fn the_same_model_is_the_same_file() {
+        let model = Model::tiny("a", 8);
+        assert_eq!(safetensors(&model.tensors()), safetensors(&model.tensors()));
+        let other = Model {
+            seed: 2,
+            ..model.clone()
+        };
+        assert_ne!(safetensors(&model.tensors()), safetensors(&other.tensors()));
+    }
+}
