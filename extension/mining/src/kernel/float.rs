@@ -1,0 +1,51 @@
+//! The `f32` kernel: one matrix product per tile by the gemm crate.
+#![allow(unsafe_code)]
+
+use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
+
+pub(super) fn pack(rows: &[f32], inverse: &[f64], dimensions: usize) -> (Packed, f64) {
+    let mut unit = Vec::with_capacity(rows.len());
+    let mut worst = 0.0f64;
+    for (row, &inverse) in rows.chunks_exact(dimensions).zip(inverse) {
+        let from = unit.len();
+        unit.extend(row.iter().map(|&value| (f64::from(value) * inverse) as f32));
+        worst = worst.max(residual(
+            row,
+            inverse,
+            unit[from..].iter().map(|&v| f64::from(v)),
+        ));
+    }
+    (Packed::Float(unit), worst)
+}
+
+pub(super) fn tile(source: &[f32], target: &[f32], dimensions: usize, out: &mut [f32]) {
+    let (m, n) = (source.len() / dimensions, target.len() / dimensions);
+    assert!(m <= SOURCE_STRIPE && n <= TARGET_STRIPE && out.len() == SOURCE_STRIPE * TARGET_STRIPE);
+    let d = dimensions as isize;
+    // SAFETY: the strides describe `source` as m x d row-major, `target` as d x n (its
+    // transpose), and `out` as m x n with TARGET_STRIPE values a row, which is as long as
+    // asserted above; `out` overlaps neither.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            dimensions,
+            out.as_mut_ptr(),
+            1,
+            TARGET_STRIPE as isize,
+            false,
+            source.as_ptr(),
+            1,
+            d,
+            target.as_ptr(),
+            d,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! Approximate cosines of a tile of rows and columns, with a proven bound on their error.
+//!
+//! Every kernel rounds the unit rows `u` to representable `û` and multiplies those. With
+//! `r(u) = |u - û|`, measured in `f64` for each row, the Cauchy-Schwarz inequality gives
+//!
+//! ```text
+//! |u·v - û·v̂| = |(u - û)·v + û·(v - v̂)| <= r(u) + (1 + r(u)) r(v)
+//! ```
+//!
+//! since unit vectors have norm 1 and `|û| <= 1 + r(u)`. What the products themselves lose is
+//! added: nothing for integer products, the standard bound `γ_d` for floating-point sums of `d`
+//! products (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).
+
+mod bf16;
+mod float;
+#[cfg(target_arch = "x86_64")]
+mod int16;
+
+use half::bf16 as Bf16;
+
+/// Rows of a source stripe: a multiple of the register block of every kernel.
+pub(crate) const SOURCE_STRIPE: usize = 192;
+/// Rows of a target stripe: a multiple of the register block of every kernel.
+pub(crate) const TARGET_STRIPE: usize = 512;
+
+/// How approximate cosines are computed. Results never depend on it, only the time does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Kernel {
+    /// The fastest of this processor.
+    #[default]
+    Auto,
+    /// `f32` products; every processor.
+    F32,
+    /// 16-bit integer products, two per lane and instruction; needs AVX2.
+    I16,
+    /// bfloat16 products by NumKong; pays where the processor has units for them (AMX).
+    Bf16,
+}
+
+impl Kernel {
+    /// The kernel that is run: `Auto` and kernels that this processor lacks become one that it
+    /// has.
+    pub fn resolve(self) -> Kernel {
+        match self {
+            Kernel::Auto if bf16::has_matrix_units() => Kernel::Bf16,
+            Kernel::Auto | Kernel::I16 if has_avx2() => Kernel::I16,
+            Kernel::Bf16 => Kernel::Bf16,
+            _ => Kernel::F32,
+        }
+    }
+
+    /// A short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Auto => "auto",
+            Kernel::F32 => "f32",
+            Kernel::I16 => "i16",
+            Kernel::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes that one packed value takes.
+    pub(crate) fn value_bytes(self) -> usize {
+        if self == Kernel::F32 { 4 } else { 2 }
+    }
+
+    /// Rounds and packs one stripe of rows. `inverse` are the inverse norms. Returns the packed
+    /// rows and the largest `r(u)`.
+    pub(crate) fn pack(
+        self,
+        rows: &[f32],
+        inverse: &[f64],
+        dimensions: usize,
+        target: bool,
+    ) -> (Packed, f64) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::I16 => int16::pack(rows, inverse, dimensions, target),
+            Kernel::Bf16 => bf16::pack(rows, inverse, dimensions, target),
+            _ => float::pack(rows, inverse, dimensions),
+        }
+    }
+
+    /// Bound on the error of an approximate cosine, given the largest `r` of both sides.
+    pub(crate) fn error_bound(self, source: f64, target: f64, dimensions: usize) -> f64 {
+        let rounding = source + (1.0 + source) * target;
+        let unit = f64::from(f32::EPSILON) / 2.0;
+        let products = match self {
+            // The sum is exact; its conversion to f32, the scale and the scaling round once each.
+            Kernel::I16 => 4.0 * unit,
+            // γ_d with doubled unit roundoff, for any order of summation and for units that
+            // truncate; the last term stands for flushed subnormals.
+            _ => {
+                let n = (dimensions + 2) as f64 * 2.0 * unit;
+                n / (1.0 - n.min(0.5)) + (dimensions as f64) * 2.0 * f64::from(f32::MIN_POSITIVE)
+            }
+        };
+        // The last terms cover the f64 arithmetic of norms, residuals and exact cosines, and the
+        // grain of the latter.
+        (rounding + products * (1.0 + rounding)) * 1.000_001
+            + 1e-13 * dimensions as f64
+            + crate::tile::GRAIN
+    }
+
+    /// Approximate cosines of a source stripe and a target stripe into `out`, row-major with
+    /// [`TARGET_STRIPE`] values a row. Values outside the two stripes' rows are meaningless.
+    pub(crate) fn tile(self, source: &Packed, target: &Packed, dimensions: usize, out: &mut [f32]) {
+        debug_assert_eq!(out.len(), SOURCE_STRIPE * TARGET_STRIPE);
+        match (source, target) {
+            #[cfg(target_arch = "x86_64")]
+            (Packed::Int16(source), Packed::Int16(target)) => int16::tile(source, target, out),
+            (Packed::Bf16(source), Packed::Bf16Columns(target)) => {
+                bf16::tile(source, target, dimensions, out);
+            }
+            (Packed::Float(source), Packed::Float(target)) => {
+                float::tile(source, target, dimensions, out);
+            }
+            _ => unreachable!("stripes packed for different kernels"),
+        }
+    }
+}
+
+/// Prepares the calling thread for [`Kernel::tile`]: AMX tiles are granted per thread.
+pub(crate) fn prepare_thread(kernel: Kernel) {
+    if kernel == Kernel::Bf16 {
+        numkong::configure_thread();
+    }
+}
+
+/// A stripe of rounded rows in the layout of a kernel.
+pub(crate) enum Packed {
+    Float(Vec<f32>),
+    Bf16(Vec<Bf16>),
+    Bf16Columns(bf16::Columns),
+    #[cfg(target_arch = "x86_64")]
+    Int16(int16::Panels),
+}
+
+fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+/// Norm of the difference between a unit row and its rounded values.
+fn residual(row: &[f32], inverse: f64, rounded: impl Iterator<Item = f64>) -> f64 {
+    row.iter()
+        .zip(rounded)
+        .map(|(&value, rounded)| {
+            let difference = f64::from(value) * inverse - rounded;
+            difference * difference
+        })
+        .sum::<f64>()
+        .sqrt()
+}

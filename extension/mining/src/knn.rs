@@ -1,0 +1,595 @@
+//! Exact nearest neighbours by cosine of two sets of embeddings, in both directions at once.
+//!
+//! The rows are compared in tiles. A tile's approximate cosines come from one matrix product (see
+//! [`Kernel`]) and serve the lists of its rows and of its columns alike, half of the work of two
+//! searches. Only candidates that may be among the k nearest, by the proven error bound of the
+//! kernel, get an exact cosine in `f64`; so the result does not depend on the kernel, the number
+//! of threads, the memory limit or the order of tiles.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crate::kernel::{self, Kernel, Packed, SOURCE_STRIPE, TARGET_STRIPE};
+use crate::tile::{self, Exact, Stripe};
+use crate::{Error, Neighbours, Rows, Side};
+
+/// What a running search shares with whoever watches it from another thread.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,
+    /// that is every few milliseconds.
+    pub cancel: AtomicBool,
+    /// Pairs of rows compared so far.
+    pub done: AtomicU64,
+    /// Pairs of rows to compare.
+    pub total: AtomicU64,
+}
+
+impl Control {
+    fn check(&self) -> Result<(), Error> {
+        if self.cancel.load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// How a search is run. None of it changes the result.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// Threads that compute; at least one. Default: all that the process may use.
+    pub threads: usize,
+    /// The kernel for approximate cosines.
+    pub kernel: Kernel,
+    /// Bytes that the search may use for blocks of rows beside the lists of neighbours
+    /// (`12 k + 12` bytes a row). Rows that lie in a file are read block by block, those of slices
+    /// are packed block by block. `None`: one block. The least is about 5 MB at 1024 dimensions.
+    pub memory: Option<usize>,
+    /// Folder for temporary files that the caller makes; see [`crate::RowStore`].
+    pub folder: Option<PathBuf>,
+    /// Cancellation and progress.
+    pub control: Option<&'a Control>,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Options {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: Kernel::Auto,
+            memory: None,
+            folder: None,
+            control: None,
+        }
+    }
+}
+
+/// The `k` nearest target rows of each source row (forward) and the `k` nearest source rows of
+/// each target row (backward) by cosine.
+///
+/// `source` and `target` are row-major with `dimensions` values a row; they need not be
+/// normalised. Lists have `min(k, rows of the other side)` entries. An empty side is no error.
+///
+/// # Errors
+/// [`Error::ZeroK`], [`Error::ZeroDimensions`], [`Error::Shape`], [`Error::NotFinite`],
+/// [`Error::ZeroVector`], [`Error::TooManyRows`], [`Error::Cancelled`].
+pub fn both(
+    source: &[f32],
+    target: &[f32],
+    dimensions: usize,
+    k: usize,
+    options: &Options<'_>,
+) -> Result<(Neighbours, Neighbours), Error> {
+    both_rows(source.into(), target.into(), dimensions, k, options)
+}
+
+/// [`both`] for slices or stores.
+///
+/// # Errors
+/// As [`both`], and [`Error::Spill`] when a file cannot be read.
+pub fn both_rows(
+    source: Rows<'_>,
+    target: Rows<'_>,
+    dimensions: usize,
+    k: usize,
+    options: &Options<'_>,
+) -> Result<(Neighbours, Neighbours), Error> {
+    let mut forward = None;
+    let mut backward = None;
+    search(
+        Input {
+            rows: source,
+            labels: None,
+        },
+        Input {
+            rows: target,
+            labels: None,
+        },
+        dimensions,
+        k,
+        [&mut forward, &mut backward],
+        [true, true],
+        options,
+    )?;
+    Ok((
+        forward.expect("made by the search"),
+        backward.expect("made by the search"),
+    ))
+}
+
+/// The `k` nearest target rows of each source row only.
+///
+/// # Errors
+/// As [`both_rows`].
+pub fn forward(
+    source: Rows<'_>,
+    target: Rows<'_>,
+    dimensions: usize,
+    k: usize,
+    options: &Options<'_>,
+) -> Result<Neighbours, Error> {
+    let mut forward = None;
+    search(
+        Input {
+            rows: source,
+            labels: None,
+        },
+        Input {
+            rows: target,
+            labels: None,
+        },
+        dimensions,
+        k,
+        [&mut forward, &mut None],
+        [true, false],
+        options,
+    )?;
+    Ok(forward.expect("made by the search"))
+}
+
+/// Rows with the positions that results shall carry for them; ascending, so that ties are broken
+/// alike.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    pub rows: Rows<'a>,
+    pub labels: Option<&'a [u32]>,
+}
+
+/// Rows of one side with what is known of all of them.
+struct Set<'a> {
+    input: Input<'a>,
+    side: Side,
+    count: usize,
+    inverse: Vec<f64>,
+}
+
+impl<'a> Set<'a> {
+    /// Checks the rows and computes their norms.
+    fn new(
+        input: Input<'a>,
+        side: Side,
+        dimensions: usize,
+        control: &Control,
+    ) -> Result<Self, Error> {
+        let count = input.rows.count(dimensions, side)?;
+        let mut inverse = Vec::with_capacity(count);
+        for first in (0..count).step_by(TARGET_STRIPE) {
+            control.check()?;
+            let range = first..(first + TARGET_STRIPE).min(count);
+            for row in input.rows.read(range, dimensions)?.chunks_exact(dimensions) {
+                let square = tile::square(row);
+                if !square.is_finite() {
+                    return Err(Error::NotFinite {
+                        side,
+                        row: inverse.len(),
+                    });
+                }
+                if square == 0.0 {
+                    return Err(Error::ZeroVector {
+                        side,
+                        row: inverse.len(),
+                    });
+                }
+                inverse.push(1.0 / square.sqrt());
+            }
+        }
+        Ok(Set {
+            input,
+            side,
+            count,
+            inverse,
+        })
+    }
+
+    fn stripe(&self) -> usize {
+        if self.side == Side::Source {
+            SOURCE_STRIPE
+        } else {
+            TARGET_STRIPE
+        }
+    }
+}
+
+/// Consecutive rows of one side, packed for the kernel.
+struct Block<'a> {
+    first: usize,
+    values: Cow<'a, [f32]>,
+    stripes: Vec<Packed>,
+    /// Largest rounding residual of a row.
+    residual: f64,
+}
+
+impl<'a> Block<'a> {
+    fn load(
+        set: &Set<'a>,
+        first: usize,
+        rows: usize,
+        dimensions: usize,
+        run: &Run<'_>,
+    ) -> Result<Self, Error> {
+        let rows = rows.min(set.count - first);
+        let values = set.input.rows.read(first..first + rows, dimensions)?;
+        let stripe = set.stripe();
+        let slots: Vec<Mutex<Option<(Packed, f64)>>> = (0..rows.div_ceil(stripe))
+            .map(|_| Mutex::new(None))
+            .collect();
+        run.each(slots.len(), |_, at| {
+            let range = at * stripe..((at + 1) * stripe).min(rows);
+            let packed = run.kernel.pack(
+                &values[range.start * dimensions..range.end * dimensions],
+                &set.inverse[first + range.start..first + range.end],
+                dimensions,
+                set.side == Side::Target,
+            );
+            *slots[at].lock().expect("not poisoned") = Some(packed);
+            Ok(())
+        })?;
+        let mut residual = 0.0f64;
+        let stripes = slots
+            .into_iter()
+            .map(|slot| {
+                let slot = slot.into_inner().expect("not poisoned");
+                let (packed, worst) = slot.expect("every stripe was packed");
+                residual = residual.max(worst);
+                packed
+            })
+            .collect();
+        Ok(Block {
+            first,
+            values,
+            stripes,
+            residual,
+        })
+    }
+
+    fn rows(&self, dimensions: usize) -> usize {
+        self.values.len() / dimensions
+    }
+
+    fn exact<'b>(&'b self, set: &'b Set<'_>, dimensions: usize) -> Exact<'b> {
+        let range = self.first..self.first + self.rows(dimensions);
+        Exact {
+            values: &self.values,
+            inverse: &set.inverse[range.clone()],
+            labels: set.input.labels.map(|labels| &labels[range]),
+            first: self.first as u32,
+            dimensions,
+        }
+    }
+}
+
+/// What all phases of a search share.
+struct Run<'a> {
+    kernel: Kernel,
+    threads: usize,
+    control: &'a Control,
+}
+
+impl Run<'_> {
+    /// Calls `work` for 0..items from all threads, each with a scratch tile of its own; stops at
+    /// the first error.
+    fn each(
+        &self,
+        items: usize,
+        work: impl Fn(&mut Vec<f32>, usize) -> Result<(), Error> + Sync,
+    ) -> Result<(), Error> {
+        let next = AtomicUsize::new(0);
+        let worker = || {
+            let mut scratch = Vec::new();
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    return Ok(());
+                }
+                let result = self.control.check().and_then(|()| work(&mut scratch, item));
+                if result.is_err() {
+                    next.store(items, Ordering::Relaxed);
+                    return result;
+                }
+            }
+        };
+        let threads = self.threads.min(items).max(1);
+        if threads == 1 {
+            kernel::prepare_thread(self.kernel);
+            return worker();
+        }
+        std::thread::scope(|scope| {
+            let spawn = |_| {
+                scope.spawn(|| {
+                    kernel::prepare_thread(self.kernel);
+                    worker()
+                })
+            };
+            let handles: Vec<_> = (0..threads).map(spawn).collect();
+            handles
+                .into_iter()
+                .map(|handle| {
+                    handle
+                        .join()
+                        .unwrap_or_else(|e| std::panic::resume_unwind(e))
+                })
+                .fold(Ok(()), Result::and)
+        })
+    }
+}
+
+/// Rows of a source and of a target block within the memory limit.
+fn block_rows(
+    source: &Set<'_>,
+    target: &Set<'_>,
+    dimensions: usize,
+    k: usize,
+    run: &Run<'_>,
+    memory: Option<usize>,
+) -> (usize, usize) {
+    let Some(memory) = memory else {
+        return (source.count.max(1), target.count.max(1));
+    };
+    let bytes = |set: &Set<'_>| {
+        let read = if set.input.rows.on_disk() {
+            4 * dimensions
+        } else {
+            0
+        };
+        read + run.kernel.value_bytes() * dimensions + 8 * tile::room(k) + 12 * k + 12
+    };
+    let (source_bytes, target_bytes) = (bytes(source), bytes(target));
+    let scratch = run.threads * SOURCE_STRIPE * TARGET_STRIPE * size_of::<f32>();
+    let room = memory.saturating_sub(scratch);
+    let floor = |rows: usize, stripe: usize| (rows / stripe * stripe).max(stripe);
+    // A side that fits into half of the room is loaded once. Else every source block reads the
+    // whole target, so the source gets most of the room.
+    if target.count * target_bytes <= room / 2 {
+        let left = room - target.count * target_bytes;
+        (
+            floor(left / source_bytes, SOURCE_STRIPE),
+            target.count.max(1),
+        )
+    } else {
+        (
+            floor(room / 4 * 3 / source_bytes, SOURCE_STRIPE),
+            floor(room / 4 / target_bytes, TARGET_STRIPE),
+        )
+    }
+}
+
+/// Searches and adds what it finds to the lists, which are made when there are none. A list that
+/// exists must hold exact cosines to rows of the other side that are not searched now.
+pub(crate) fn search(
+    source: Input<'_>,
+    target: Input<'_>,
+    dimensions: usize,
+    k: usize,
+    lists: [&mut Option<Neighbours>; 2],
+    wanted: [bool; 2],
+    options: &Options<'_>,
+) -> Result<(), Error> {
+    if k == 0 {
+        return Err(Error::ZeroK);
+    }
+    if dimensions == 0 {
+        return Err(Error::ZeroDimensions);
+    }
+    let unwatched = Control::default();
+    let control = options.control.unwrap_or(&unwatched);
+    let run = Run {
+        kernel: options.kernel.resolve(),
+        threads: options.threads.max(1),
+        control,
+    };
+    let source = Set::new(source, Side::Source, dimensions, control)?;
+    let target = Set::new(target, Side::Target, dimensions, control)?;
+    control.done.store(0, Ordering::Relaxed);
+    control
+        .total
+        .store(source.count as u64 * target.count as u64, Ordering::Relaxed);
+
+    let [forward, backward] = lists;
+    let forward = prepare_lists(forward, wanted[0], &source, target.count, k)?;
+    let backward = prepare_lists(backward, wanted[1], &target, source.count, k)?;
+    if source.count == 0 || target.count == 0 {
+        return Ok(());
+    }
+
+    let (source_rows, target_rows) =
+        block_rows(&source, &target, dimensions, k, &run, options.memory);
+    let mut held: Option<Block<'_>> = None;
+    for source_first in (0..source.count).step_by(source_rows) {
+        let source_block = Block::load(&source, source_first, source_rows, dimensions, &run)?;
+        for target_first in (0..target.count).step_by(target_rows) {
+            if held
+                .as_ref()
+                .is_none_or(|block| block.first != target_first)
+            {
+                // The old block goes before the new one comes.
+                drop(held.take());
+                held = Some(Block::load(
+                    &target,
+                    target_first,
+                    target_rows,
+                    dimensions,
+                    &run,
+                )?);
+            }
+            let target_block = held.as_ref().expect("just loaded");
+            let pair = BlockPair {
+                source: (&source, &source_block),
+                target: (&target, target_block),
+                dimensions,
+            };
+            pair.compare(forward, backward, wanted, &run)?;
+        }
+    }
+    Ok(())
+}
+
+fn prepare_lists<'l>(
+    lists: &'l mut Option<Neighbours>,
+    wanted: bool,
+    set: &Set<'_>,
+    others: usize,
+    k: usize,
+) -> Result<&'l mut Neighbours, Error> {
+    let k = if wanted {
+        k.min(lists.as_ref().map_or(others, |lists| lists.k))
+    } else {
+        0
+    };
+    let lists = lists.get_or_insert_with(|| Neighbours::empty(set.count, k));
+    if lists.rows() != set.count {
+        return Err(Error::Mismatch { side: set.side });
+    }
+    Ok(lists)
+}
+
+struct BlockPair<'a, 's> {
+    source: (&'a Set<'s>, &'a Block<'s>),
+    target: (&'a Set<'s>, &'a Block<'s>),
+    dimensions: usize,
+}
+
+/// Target stripes that the threads work on at a time: their packed rows stay in a shared cache.
+const GROUP: usize = 4;
+
+impl BlockPair<'_, '_> {
+    /// Compares all rows of the two blocks and updates the lists of both.
+    fn compare(
+        &self,
+        forward: &mut Neighbours,
+        backward: &mut Neighbours,
+        wanted: [bool; 2],
+        run: &Run<'_>,
+    ) -> Result<(), Error> {
+        let dimensions = self.dimensions;
+        let (source_block, target_block) = (self.source.1, self.target.1);
+        let source = source_block.exact(self.source.0, dimensions);
+        let target = target_block.exact(self.target.0, dimensions);
+        let error =
+            run.kernel
+                .error_bound(source_block.residual, target_block.residual, dimensions);
+        let rows = stripes(
+            source_block,
+            SOURCE_STRIPE,
+            dimensions,
+            forward,
+            error,
+            wanted[0],
+        );
+        let columns = stripes(
+            target_block,
+            TARGET_STRIPE,
+            dimensions,
+            backward,
+            error,
+            wanted[1],
+        );
+
+        let (sources, targets) = (source_block.stripes.len(), target_block.stripes.len());
+        let groups = targets.div_ceil(GROUP);
+        run.each(groups * sources, |scratch, item| {
+            scratch.resize(SOURCE_STRIPE * TARGET_STRIPE, 0.0);
+            let (group, i) = (item / sources, item % sources);
+            let range = group * GROUP..((group + 1) * GROUP).min(targets);
+            let size = range.len();
+            for step in 0..size {
+                // Neighbouring items start at different columns, so that they rarely meet.
+                let j = range.start + (step + i) % size;
+                run.control.check()?;
+                run.kernel.tile(
+                    &source_block.stripes[i],
+                    &target_block.stripes[j],
+                    dimensions,
+                    scratch,
+                );
+                // Always in this order: whoever holds a column never waits for a row.
+                let mut row = rows[i].lock().expect("not poisoned");
+                let mut column = columns[j].lock().expect("not poisoned");
+                tile::sieve(scratch, &mut row, &mut column, &source, &target);
+                let pairs = row.lists.rows() as u64 * column.lists.rows() as u64;
+                run.control.done.fetch_add(pairs, Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        run.each(sources + targets, |_, item| {
+            if item < sources {
+                rows[item]
+                    .lock()
+                    .expect("not poisoned")
+                    .finish(&source, &target);
+            } else {
+                columns[item - sources]
+                    .lock()
+                    .expect("not poisoned")
+                    .finish(&target, &source);
+            }
+            Ok(())
+        })?;
+        write_back(rows, source_block, SOURCE_STRIPE, forward, wanted[0]);
+        write_back(columns, target_block, TARGET_STRIPE, backward, wanted[1]);
+        Ok(())
+    }
+}
+
+fn stripes(
+    block: &Block<'_>,
+    stripe: usize,
+    dimensions: usize,
+    lists: &Neighbours,
+    error: f64,
+    wanted: bool,
+) -> Vec<Mutex<Stripe>> {
+    let rows = block.rows(dimensions);
+    (0..rows)
+        .step_by(stripe)
+        .map(|first| {
+            let count = stripe.min(rows - first);
+            let mut own = Neighbours::empty(count, if wanted { lists.k } else { 0 });
+            if wanted {
+                for row in 0..count {
+                    own.copy(row, lists, block.first + first + row);
+                }
+            }
+            Mutex::new(Stripe::new(first, own, error, wanted))
+        })
+        .collect()
+}
+
+fn write_back(
+    stripes: Vec<Mutex<Stripe>>,
+    block: &Block<'_>,
+    stripe: usize,
+    lists: &mut Neighbours,
+    wanted: bool,
+) {
+    if !wanted {
+        return;
+    }
+    for (at, own) in stripes.into_iter().enumerate() {
+        let own = own.into_inner().expect("not poisoned");
+        for row in 0..own.lists.rows() {
+            lists.copy(block.first + at * stripe + row, &own.lists, row);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Lists of nearest neighbours.
+
+/// For each row of one set, its nearest rows of the other set with their cosines.
+///
+/// A list is ordered by cosine, highest first, then by position, lowest first, and holds at most
+/// `k` entries; it is shorter only where fewer candidates exist.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Neighbours {
+    pub(crate) k: usize,
+    pub(crate) counts: Vec<u32>,
+    /// `rows * k` positions; entries at and after a row's count are unused.
+    pub(crate) positions: Vec<u32>,
+    /// `rows * k` cosines, parallel to `positions`.
+    pub(crate) cosines: Vec<f64>,
+}
+
+impl Neighbours {
+    /// Empty lists of up to `k` neighbours for `rows` rows.
+    pub fn empty(rows: usize, k: usize) -> Self {
+        Neighbours {
+            k,
+            counts: vec![0; rows],
+            positions: vec![0; rows * k],
+            cosines: vec![0.0; rows * k],
+        }
+    }
+
+    /// The greatest length of a list.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Number of lists.
+    pub fn rows(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// Positions of the neighbours of `row`.
+    pub fn positions(&self, row: usize) -> &[u32] {
+        &self.positions[row * self.k..][..self.counts[row] as usize]
+    }
+
+    /// Cosines of the neighbours of `row`, parallel to [`Neighbours::positions`].
+    pub fn cosines(&self, row: usize) -> &[f64] {
+        &self.cosines[row * self.k..][..self.counts[row] as usize]
+    }
+
+    /// Mean cosine of `row` to its neighbours; NaN when it has none.
+    pub fn mean(&self, row: usize) -> f64 {
+        let cosines = self.cosines(row);
+        cosines.iter().sum::<f64>() / cosines.len() as f64
+    }
+
+    /// [`Neighbours::mean`] of every row.
+    pub fn means(&self) -> Vec<f64> {
+        (0..self.rows()).map(|row| self.mean(row)).collect()
+    }
+
+    /// Puts a candidate in its place in the list of `row`, if it belongs there. Returns whether
+    /// the list changed.
+    pub fn insert(&mut self, row: usize, position: u32, cosine: f64) -> bool {
+        let base = row * self.k;
+        let count = self.counts[row] as usize;
+        let before = |at: usize, lists: &Neighbours| {
+            let other = lists.cosines[base + at];
+            cosine > other || (cosine == other && position < lists.positions[base + at])
+        };
+        if count == self.k && (count == 0 || !before(count - 1, self)) {
+            return false;
+        }
+        let mut at = count.min(self.k - 1);
+        while at > 0 && before(at - 1, self) {
+            self.positions[base + at] = self.positions[base + at - 1];
+            self.cosines[base + at] = self.cosines[base + at - 1];
+            at -= 1;
+        }
+        self.positions[base + at] = position;
+        self.cosines[base + at] = cosine;
+        self.counts[row] = (count + 1).min(self.k) as u32;
+        true
+    }
+
+    /// The cosine that a candidate must reach to enter the list of `row`: the lowest of a full
+    /// list, else negative infinity.
+    pub(crate) fn bar(&self, row: usize) -> f64 {
+        if self.counts[row] as usize == self.k {
+            self.cosines[row * self.k + self.k - 1]
+        } else {
+            f64::NEG_INFINITY
+        }
+    }
+
+    /// Adds the neighbours that were found in another, disjoint set of candidates (a shard),
+    /// whose position 0 is position `offset` here.
+    ///
+    /// The result is what one search over both sets gives, provided that both were searched with
+    /// at least this `k`.
+    ///
+    /// # Panics
+    /// When the two do not have the same number of rows.
+    pub fn merge(&mut self, other: &Neighbours, offset: u32) {
+        assert_eq!(
+            self.rows(),
+            other.rows(),
+            "shards of different sets of rows"
+        );
+        for row in 0..other.rows() {
+            for (&position, &cosine) in other.positions(row).iter().zip(other.cosines(row)) {
+                self.insert(row, position + offset, cosine);
+            }
+        }
+    }
+
+    /// The lists of the given rows, in that order.
+    pub fn gather(&self, rows: &[u32]) -> Neighbours {
+        let mut lists = Neighbours::empty(rows.len(), self.k);
+        for (to, &from) in rows.iter().enumerate() {
+            lists.copy(to, self, from as usize);
+        }
+        lists
+    }
+
+    pub(crate) fn copy(&mut self, to: usize, other: &Neighbours, from: usize) {
+        debug_assert_eq!(self.k, other.k);
+        self.counts[to] = other.counts[from];
+        let (to, from) = (to * self.k, from * self.k);
+        self.positions[to..to + self.k].copy_from_slice(&other.positions[from..from + self.k]);
+        self.cosines[to..to + self.k].copy_from_slice(&other.cosines[from..from + self.k]);
+    }
+}

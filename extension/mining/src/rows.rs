@@ -1,0 +1,179 @@
+//! Rows of embeddings in memory or, beyond a limit, in a temporary file.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use crate::{Error, Side};
+
+/// Bytes collected before they are written once a store has spilled.
+const WRITE_BUFFER: usize = 1 << 20;
+
+/// Embeddings that are collected row by row. Past its memory limit they go to a temporary file
+/// without a name, which vanishes with the store or with the process.
+#[derive(Debug)]
+pub struct RowStore {
+    dimensions: usize,
+    limit: usize,
+    folder: Option<PathBuf>,
+    /// The rows that are in the file, which come before those in memory.
+    in_file: usize,
+    file: Option<File>,
+    memory: Vec<f32>,
+}
+
+impl RowStore {
+    /// A store for rows of `dimensions` values that keeps at most about `limit` bytes in memory
+    /// and puts its file into `folder` (default: the system's folder for temporary files).
+    pub fn new(dimensions: usize, limit: usize, folder: Option<PathBuf>) -> Self {
+        RowStore {
+            dimensions,
+            limit,
+            folder,
+            in_file: 0,
+            file: None,
+            memory: Vec::new(),
+        }
+    }
+
+    /// Appends one row.
+    ///
+    /// # Errors
+    /// [`Error::Spill`] when the file cannot be written.
+    ///
+    /// # Panics
+    /// When the row has another number of dimensions.
+    pub fn push(&mut self, row: &[f32]) -> Result<(), Error> {
+        assert_eq!(row.len(), self.dimensions, "a row of other dimensions");
+        let limit = if self.file.is_some() {
+            WRITE_BUFFER.min(self.limit)
+        } else {
+            self.limit
+        };
+        if (self.memory.len() + row.len()) * size_of::<f32>() > limit && !self.memory.is_empty() {
+            self.spill()?;
+        }
+        self.memory.extend_from_slice(row);
+        Ok(())
+    }
+
+    fn spill(&mut self) -> Result<(), Error> {
+        let file = match &self.file {
+            Some(file) => file,
+            None => {
+                let file = match &self.folder {
+                    Some(folder) => tempfile::tempfile_in(folder)?,
+                    None => tempfile::tempfile()?,
+                };
+                self.file.insert(file)
+            }
+        };
+        let at = self.in_file * self.dimensions * size_of::<f32>();
+        file.write_all_at(bytemuck::cast_slice(&self.memory), at as u64)?;
+        self.in_file += self.memory.len() / self.dimensions;
+        // The first spill may have been large: give that memory back.
+        self.memory = Vec::with_capacity((WRITE_BUFFER / size_of::<f32>()).max(self.dimensions));
+        Ok(())
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.in_file + self.memory.len() / self.dimensions.max(1)
+    }
+
+    /// Values in a row.
+    pub fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    /// Whether some of the rows are in a file.
+    pub fn spilled(&self) -> bool {
+        self.file.is_some()
+    }
+
+    fn read(&self, range: Range<usize>) -> Result<Cow<'_, [f32]>, Error> {
+        let Some(file) = &self.file else {
+            return Ok(Cow::Borrowed(
+                &self.memory[range.start * self.dimensions..range.end * self.dimensions],
+            ));
+        };
+        let mut values = vec![0.0f32; range.len() * self.dimensions];
+        let from_file = range.end.min(self.in_file).saturating_sub(range.start);
+        let split = from_file * self.dimensions;
+        let at = range.start * self.dimensions * size_of::<f32>();
+        file.read_exact_at(bytemuck::cast_slice_mut(&mut values[..split]), at as u64)?;
+        if from_file < range.len() {
+            let first = (range.start.max(self.in_file) - self.in_file) * self.dimensions;
+            let length = values.len() - split;
+            values[split..].copy_from_slice(&self.memory[first..first + length]);
+        }
+        Ok(Cow::Owned(values))
+    }
+}
+
+/// One set of embeddings, as a search takes it.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// Flat row-major values.
+    Slice(&'a [f32]),
+    /// A store.
+    Store(&'a RowStore),
+}
+
+impl<'a> Rows<'a> {
+    /// Number of rows of `dimensions` values.
+    pub(crate) fn count(&self, dimensions: usize, side: Side) -> Result<usize, Error> {
+        let (rows, values) = match self {
+            Rows::Slice(values) => (values.len() / dimensions, values.len()),
+            Rows::Store(store) if store.dimensions == dimensions => {
+                (store.rows(), store.rows() * dimensions)
+            }
+            Rows::Store(store) => (0, store.dimensions.max(1)),
+        };
+        if rows * dimensions != values {
+            return Err(Error::Shape {
+                side,
+                values,
+                dimensions,
+            });
+        }
+        // One position is kept free so that counts fit as well.
+        let limit = u32::MAX as usize;
+        if rows > limit {
+            return Err(Error::TooManyRows { side, rows, limit });
+        }
+        Ok(rows)
+    }
+
+    /// Whether reading copies the values from a file.
+    pub(crate) fn on_disk(&self) -> bool {
+        matches!(self, Rows::Store(store) if store.spilled())
+    }
+
+    pub(crate) fn read(
+        &self,
+        range: Range<usize>,
+        dimensions: usize,
+    ) -> Result<Cow<'a, [f32]>, Error> {
+        match self {
+            Rows::Slice(values) => Ok(Cow::Borrowed(
+                &values[range.start * dimensions..range.end * dimensions],
+            )),
+            Rows::Store(store) => store.read(range),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Rows<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Rows::Slice(values)
+    }
+}
+
+impl<'a> From<&'a RowStore> for Rows<'a> {
+    fn from(store: &'a RowStore) -> Self {
+        Rows::Store(store)
+    }
+}
