@@ -1,0 +1,392 @@
+//! Stacked bidirectional LSTM on packed sequences (LASER).
+//!
+//! The tokens of a batch are stored step by step: first those of step 0 of all sentences, then those
+//! of step 1 of the sentences that have one, and so on. Sentences come in descending length, so
+//! the sentences of a step are a prefix. No padding exists, hence none has to be masked: the
+//! reverse direction starts at each sentence's own last token with a zero state, as PyTorch's
+//! packed sequences do.
+
+use super::Model;
+use crate::EncoderError;
+use crate::config::{BilstmConfig, BilstmPooling};
+use crate::encoder::Precision;
+use crate::folder::{Matrix, Weights};
+use crate::kernels::gemm::{Packed, Start, Storage, matmul};
+use crate::kernels::lstm::{Step, interleaved, padded, step};
+use crate::kernels::{Isa, gather};
+
+/// One direction of one layer.
+struct Direction {
+    /// Weights of the input, interleaved; behind the first layer in two parts, for the forward
+    /// and the backward states of the layer before.
+    input: Vec<Packed>,
+    recurrent: Packed,
+    /// Sum of both biases, interleaved.
+    bias: Vec<f32>,
+}
+
+pub(crate) struct Bilstm {
+    isa: Isa,
+    table: Matrix,
+    layers: Vec<[Direction; 2]>,
+    hidden: usize,
+    pooling: BilstmPooling,
+}
+
+/// Which token of which sentence is where: see the module's text.
+struct Packing {
+    /// Sentences that have step t.
+    active: Vec<usize>,
+    /// First token of step t; one more entry than `active`, the last being the number of tokens.
+    offset: Vec<usize>,
+}
+
+impl Packing {
+    fn new(sequences: &[&[u32]]) -> Self {
+        let steps = sequences.first().map_or(0, |s| s.len());
+        debug_assert!(
+            sequences.windows(2).all(|w| w[0].len() >= w[1].len()),
+            "sorted by length"
+        );
+        let mut active = Vec::with_capacity(steps);
+        let mut offset = Vec::with_capacity(steps + 1);
+        let mut tokens = 0;
+        let mut rows = sequences.len();
+        for t in 0..steps {
+            while sequences[rows - 1].len() <= t {
+                rows -= 1;
+            }
+            active.push(rows);
+            offset.push(tokens);
+            tokens += rows;
+        }
+        offset.push(tokens);
+        Self { active, offset }
+    }
+
+    fn steps(&self) -> usize {
+        self.active.len()
+    }
+
+    fn tokens(&self) -> usize {
+        self.offset[self.steps()]
+    }
+}
+
+impl Bilstm {
+    pub fn load(
+        config: &BilstmConfig,
+        weights: &Weights,
+        precision: Precision,
+    ) -> Result<Self, EncoderError> {
+        let rows = weights.rows("embed_tokens.weight")?;
+        let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
+        let storage = match precision {
+            Precision::F32 | Precision::Auto => Storage::F32,
+            Precision::Bf16 | Precision::I8 => Storage::Bf16,
+        };
+        let mut parts = Vec::new();
+        for layer in 0..config.layers {
+            for suffix in ["", "_reverse"] {
+                parts.push((layer, suffix));
+            }
+        }
+        // Packing 30 million weights takes a few tenths of a second on one thread: one thread for
+        // each direction of each layer, all within the time one takes.
+        let directions = std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .iter()
+                .map(|&(layer, suffix)| {
+                    scope.spawn(move || Direction::load(config, weights, layer, suffix, storage))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().expect("packing does not panic"))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        let mut directions = directions.into_iter();
+        let mut layers = Vec::new();
+        while let (Some(forward), Some(backward)) = (directions.next(), directions.next()) {
+            layers.push([forward, backward]);
+        }
+        Ok(Self {
+            isa: Isa::detect(),
+            table,
+            layers,
+            hidden: config.hidden_size,
+            pooling: config.pooling,
+        })
+    }
+
+    /// States of one direction of one layer, [tokens, padded(H)].
+    fn run(
+        &self,
+        direction: &Direction,
+        reverse: bool,
+        input: &[&[f32]],
+        packing: &Packing,
+        mut maximum: Option<&mut [f32]>,
+    ) -> Vec<f32> {
+        let isa = self.isa;
+        let width = padded(self.hidden);
+        let tokens = packing.tokens();
+        let mut products = vec![0f32; tokens * 4 * width];
+        for (i, (input, weights)) in input.iter().zip(&direction.input).enumerate() {
+            let start = if i == 0 {
+                Start::Bias(&direction.bias)
+            } else {
+                Start::Accumulate
+            };
+            let stride = input.len() / tokens;
+            matmul(
+                isa,
+                tokens,
+                input,
+                stride,
+                weights,
+                start,
+                &mut products,
+                4 * width,
+            );
+        }
+        let mut states = vec![0f32; tokens * width];
+        let mut cell = vec![0f32; packing.active[0] * width];
+        for i in 0..packing.steps() {
+            let t = if reverse { packing.steps() - 1 - i } else { i };
+            let rows = packing.active[t];
+            let here = packing.offset[t] * width..packing.offset[t + 1] * width;
+            // The states of the step before, of the sentences that have both steps.
+            let (previous, state) = if i == 0 {
+                (&[][..], &mut states[here])
+            } else if reverse {
+                let (low, high) = states.split_at_mut(here.end);
+                (&high[..packing.active[t + 1] * width], &mut low[here])
+            } else {
+                let (low, high) = states.split_at_mut(here.start);
+                let before = packing.offset[t - 1] * width;
+                (
+                    &low[before..before + rows * width],
+                    &mut high[..rows * width],
+                )
+            };
+            step(
+                isa,
+                rows,
+                Step {
+                    recurrent: &direction.recurrent,
+                    input: &products[packing.offset[t] * 4 * width..],
+                    previous,
+                    cell: &mut cell,
+                    state,
+                    maximum: maximum.as_deref_mut(),
+                },
+            );
+        }
+        states
+    }
+
+    /// Pools the states of one direction into columns `column..column + H` of `out`.
+    fn pool(
+        &self,
+        states: &[f32],
+        reverse: bool,
+        sequences: &[&[u32]],
+        packing: &Packing,
+        column: usize,
+        out: &mut [f32],
+    ) {
+        let (hidden, width) = (self.hidden, padded(self.hidden));
+        for (row, (ids, out)) in sequences
+            .iter()
+            .zip(out.chunks_exact_mut(2 * hidden))
+            .enumerate()
+        {
+            let out = &mut out[column..column + hidden];
+            let at = |t: usize| &states[(packing.offset[t] + row) * width..][..hidden];
+            match self.pooling {
+                BilstmPooling::Max => unreachable!("fused into the recurrent step"),
+                BilstmPooling::Last => {
+                    out.copy_from_slice(at(if reverse { 0 } else { ids.len() - 1 }));
+                }
+                BilstmPooling::Mean => {
+                    out.fill(0.0);
+                    for t in 0..ids.len() {
+                        out.iter_mut().zip(at(t)).for_each(|(y, x)| *y += x);
+                    }
+                    let scale = 1.0 / ids.len() as f32;
+                    out.iter_mut().for_each(|y| *y *= scale);
+                }
+            }
+        }
+    }
+}
+
+impl Direction {
+    fn load(
+        config: &BilstmConfig,
+        weights: &Weights,
+        layer: usize,
+        suffix: &str,
+        storage: Storage,
+    ) -> Result<Self, EncoderError> {
+        let hidden = config.hidden_size;
+        let columns = 4 * padded(hidden);
+        let name = |what: &str| format!("lstm.{what}_l{layer}{suffix}");
+        let inputs: Vec<usize> = if layer == 0 {
+            vec![config.embedding_size]
+        } else {
+            vec![hidden, hidden]
+        };
+        let matrix =
+            weights.matrix(&name("weight_ih"), 4 * hidden, inputs.iter().sum::<usize>())?;
+        let mut full = vec![0f32; matrix.columns()];
+        let mut input = Vec::new();
+        let mut column = 0;
+        for &depth in &inputs {
+            input.push(Packed::new(columns, depth, storage, |j, row| {
+                let Some(source) = interleaved(j, hidden) else {
+                    return false;
+                };
+                matrix.row_into(source, &mut full);
+                row.copy_from_slice(&full[column..column + depth]);
+                true
+            }));
+            column += depth;
+        }
+        let matrix = weights.matrix(&name("weight_hh"), 4 * hidden, hidden)?;
+        let recurrent = Packed::new(columns, hidden, storage, |j, row| {
+            let Some(source) = interleaved(j, hidden) else {
+                return false;
+            };
+            matrix.row_into(source, row);
+            true
+        });
+        let (a, b) = (
+            weights.vector(&name("bias_ih"), 4 * hidden)?,
+            weights.vector(&name("bias_hh"), 4 * hidden)?,
+        );
+        let bias = (0..columns)
+            .map(|j| interleaved(j, hidden).map_or(0.0, |source| a[source] + b[source]))
+            .collect();
+        Ok(Self {
+            input,
+            recurrent,
+            bias,
+        })
+    }
+}
+
+impl Model for Bilstm {
+    fn vocabulary(&self) -> usize {
+        self.table.rows()
+    }
+
+    fn width(&self) -> usize {
+        2 * self.hidden
+    }
+
+    fn encode(
+        &self,
+        sequences: &[&[u32]],
+        out: &mut [f32],
+        parallel: bool,
+    ) -> Result<(), EncoderError> {
+        let (hidden, width) = (self.hidden, padded(self.hidden));
+        let present = sequences.partition_point(|s| !s.is_empty());
+        let (out, rest) = out.split_at_mut(present * 2 * hidden);
+        rest.fill(0.0);
+        let sequences = &sequences[..present];
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        let packing = Packing::new(sequences);
+        let size = self.table.columns();
+        let mut embedded = vec![0f32; packing.tokens() * size];
+        for t in 0..packing.steps() {
+            for (row, ids) in sequences[..packing.active[t]].iter().enumerate() {
+                let at = (packing.offset[t] + row) * size;
+                let to = &mut embedded[at..at + size];
+                gather::copy_row(self.isa, &self.table, ids[t] as usize, to);
+            }
+        }
+        let mut states: [Vec<f32>; 2] = [embedded, Vec::new()];
+        let mut maxima = [Vec::new(), Vec::new()];
+        for (index, layer) in self.layers.iter().enumerate() {
+            let input: Vec<&[f32]> = states
+                .iter()
+                .filter(|s| !s.is_empty())
+                .map(Vec::as_slice)
+                .collect();
+            let pooled = self.pooling == BilstmPooling::Max && index + 1 == self.layers.len();
+            if pooled {
+                maxima = [(); 2].map(|()| vec![f32::NEG_INFINITY; present * width]);
+            }
+            let [forward_max, backward_max] = &mut maxima;
+            let mut forward = || {
+                let maximum = pooled.then_some(&mut forward_max[..]);
+                self.run(&layer[0], false, &input, &packing, maximum)
+            };
+            let mut backward = || {
+                let maximum = pooled.then_some(&mut backward_max[..]);
+                self.run(&layer[1], true, &input, &packing, maximum)
+            };
+            let (forward, backward) = if parallel {
+                rayon::join(forward, backward)
+            } else {
+                (forward(), backward())
+            };
+            states = [forward, backward];
+        }
+        for direction in 0..2 {
+            let column = direction * hidden;
+            if self.pooling == BilstmPooling::Max {
+                for (max, out) in maxima[direction]
+                    .chunks_exact(width)
+                    .zip(out.chunks_exact_mut(2 * hidden))
+                {
+                    out[column..column + hidden].copy_from_slice(&max[..hidden]);
+                }
+            } else {
+                let reverse = direction == 1;
+                self.pool(
+                    &states[direction],
+                    reverse,
+                    sequences,
+                    &packing,
+                    column,
+                    out,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn flops_per_token(&self) -> usize {
+        self.layers
+            .iter()
+            .flatten()
+            .map(|d| {
+                let inputs: usize = d.input.iter().map(Packed::depth).sum();
+                2 * d.recurrent.columns() * (inputs + d.recurrent.depth())
+            })
+            .sum()
+    }
+
+    fn lanes(&self, threads: usize) -> usize {
+        // The two directions of a batch run side by side.
+        threads.div_ceil(2)
+    }
+
+    fn bytes(&self) -> usize {
+        self.layers
+            .iter()
+            .flatten()
+            .map(|d| {
+                d.input.iter().map(Packed::bytes).sum::<usize>()
+                    + d.recurrent.bytes()
+                    + d.bias.len() * 4
+            })
+            .sum()
+    }
+}

@@ -1,0 +1,85 @@
+//! Mean of token embeddings, summed straight from the mapped table.
+
+use super::Model;
+use crate::EncoderError;
+use crate::config::{MeanConfig, MeanPooling};
+use crate::folder::{Matrix, Weights};
+use crate::kernels::{Isa, gather};
+
+pub(crate) struct Mean {
+    isa: Isa,
+    table: Matrix,
+    /// exp(token_weight), empty for a plain mean.
+    weights: Vec<f32>,
+}
+
+impl Mean {
+    pub fn load(config: &MeanConfig, weights: &Weights) -> Result<Self, EncoderError> {
+        let rows = weights.rows("embed_tokens.weight")?;
+        let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
+        let token_weights = match config.pooling {
+            MeanPooling::Mean => Vec::new(),
+            MeanPooling::Weighted => {
+                // A common factor cancels: shifting by the maximum keeps exp finite.
+                let mut w = weights.vector("token_weight", rows)?;
+                if w.iter().any(|x| !x.is_finite()) {
+                    return Err(EncoderError::tensor(
+                        weights.path(),
+                        "token_weight",
+                        "it contains a value that is not finite",
+                    ));
+                }
+                let largest = w.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                w.iter_mut()
+                    .for_each(|x| *x = (*x - largest).max(-60.0).exp());
+                w
+            }
+        };
+        Ok(Self {
+            isa: Isa::detect(),
+            table,
+            weights: token_weights,
+        })
+    }
+}
+
+impl Model for Mean {
+    fn vocabulary(&self) -> usize {
+        self.table.rows()
+    }
+
+    fn width(&self) -> usize {
+        self.table.columns()
+    }
+
+    fn encode(
+        &self,
+        sequences: &[&[u32]],
+        out: &mut [f32],
+        _parallel: bool,
+    ) -> Result<(), EncoderError> {
+        for (ids, out) in sequences.iter().zip(out.chunks_exact_mut(self.width())) {
+            out.fill(0.0);
+            let mut total = 0f32;
+            for &id in *ids {
+                let id = id as usize;
+                let weight = self.weights.get(id).copied().unwrap_or(1.0);
+                gather::add_row(self.isa, &self.table, id, weight, out);
+                total += weight;
+            }
+            if total > 0.0 {
+                let scale = 1.0 / total;
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    fn flops_per_token(&self) -> usize {
+        2 * self.width()
+    }
+
+    fn bytes(&self) -> usize {
+        self.weights.len() * 4
+    }
+}

@@ -1,0 +1,352 @@
+//! [`Encoder`]: a loaded model.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use crate::arch::Model;
+use crate::arch::bilstm::Bilstm;
+use crate::arch::dense::Head;
+use crate::arch::mean::Mean;
+use crate::arch::transformer::Transformer;
+use crate::config::Architecture;
+use crate::folder::{self, Weights};
+use crate::kernels::math;
+use crate::tokenize::{Tokenized, Tokenizer};
+use crate::{Config, EncoderError, batch};
+
+/// Floating point operations below which a call runs on the caller's thread: at some 50 GFLOP/s it
+/// ends before a pool has woken up.
+const INLINE_FLOPS: usize = 2_000_000;
+
+/// Texts below which tokenisation stays on the caller's thread.
+const INLINE_TEXTS: usize = 8;
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU if this build supports one, one is present and the architecture profits; else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The CUDA device of this number.
+    Cuda(usize),
+}
+
+/// Arithmetic of the matrix products.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// 32-bit floats.
+    F32,
+    /// Weights as brain floats.
+    Bf16,
+    /// Weights as row-wise int8.
+    I8,
+    /// The fastest with a cosine to f32 of at least 0.9995 on the model's check sentences.
+    #[default]
+    Auto,
+}
+
+impl Precision {
+    /// The name in settings and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl std::str::FromStr for Precision {
+    type Err = EncoderError;
+
+    fn from_str(name: &str) -> Result<Self, EncoderError> {
+        [Self::F32, Self::Bf16, Self::I8, Self::Auto]
+            .into_iter()
+            .find(|p| p.name() == name)
+            .ok_or_else(|| EncoderError::Config(format!("unknown precision \"{name}\"")))
+    }
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = EncoderError;
+
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    fn from_str(name: &str) -> Result<Self, EncoderError> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => name
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| EncoderError::Device(format!("unknown device \"{name}\""))),
+        }
+    }
+}
+
+/// How to load a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Where it runs.
+    pub device: DeviceChoice,
+    /// Arithmetic.
+    pub precision: Precision,
+    /// Threads at most, 0 for one a core.
+    pub threads: usize,
+}
+
+/// Embeddings of a list of texts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// Length of an embedding.
+    pub dimensions: usize,
+    /// Row-major, one row a text, in the order of the texts.
+    pub data: Vec<f32>,
+    /// Whether a text was cut at [`Config::max_tokens`].
+    pub truncated: Vec<bool>,
+}
+
+impl Embeddings {
+    /// The embeddings one by one.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.data.chunks_exact(self.dimensions)
+    }
+
+    /// The embedding of text `i`.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
+    }
+}
+
+/// A loaded model. Cheap calls run on the caller's thread, larger ones on a pool of the encoder's
+/// own; all methods may be called from several threads at once.
+pub struct Encoder {
+    config: Config,
+    tokenizer: Tokenizer,
+    fingerprint: [u8; 32],
+    model: Box<dyn Model>,
+    head: Head,
+    pool: Option<rayon::ThreadPool>,
+    threads: usize,
+    device_name: String,
+    precision: Precision,
+}
+
+impl Encoder {
+    /// Loads the model folder `folder`. The embedding table stays in the mapped file; other
+    /// weights are packed for the kernels.
+    ///
+    /// # Errors
+    /// Missing or malformed files, tensors of the wrong shape, a device that is not there. No
+    /// content of the folder makes this panic.
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, EncoderError> {
+        let config = folder::read_config(folder)?;
+        let device = crate::device::choose(options.device, &config)?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n.min(1024),
+        };
+        let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
+        // The tokenizer, the fingerprint and the weights are independent of each other.
+        let (tokenizer, fingerprint, model) = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| Tokenizer::open(folder, &config));
+            let fingerprint = scope.spawn(|| folder::fingerprint(folder));
+            let model = load_model(&config, &weights, &device, options.precision);
+            (
+                tokenizer.join().expect("panics are caught inside"),
+                fingerprint.join().expect("hashing does not panic"),
+                model,
+            )
+        });
+        let (tokenizer, fingerprint, (model, precision)) = (tokenizer?, fingerprint?, model?);
+        let head = Head::load(&config.dense, &weights)?;
+        if tokenizer.vocabulary() > model.vocabulary() {
+            return Err(EncoderError::tensor(
+                weights.path(),
+                "embed_tokens.weight",
+                format!(
+                    "expected at least {} rows for the tokens of \"{}\", found {}",
+                    tokenizer.vocabulary(),
+                    folder::TOKENIZER,
+                    model.vocabulary()
+                ),
+            ));
+        }
+        let pool = if threads > 1 {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|i| format!("encode-{i}"))
+                .build()
+                .map_err(|e| EncoderError::Compute(format!("could not start threads: {e}")))?;
+            Some(pool)
+        } else {
+            None
+        };
+        let device_name = crate::device::name(&device);
+        Ok(Self {
+            config,
+            tokenizer,
+            fingerprint,
+            model,
+            head,
+            pool,
+            threads,
+            device_name,
+            precision,
+        })
+    }
+
+    /// Embeds texts. A text without tokens is embedded as the lone end token (see
+    /// [`Tokenized`]); the result never depends on the other texts beyond rounding (1e-5).
+    pub fn encode(&self, texts: &[&str]) -> Result<Embeddings, EncoderError> {
+        let (ids, truncated): (Vec<_>, Vec<_>) = self
+            .tokenize(texts)?
+            .into_iter()
+            .map(|t| (t.ids, t.truncated))
+            .unzip();
+        Ok(Embeddings {
+            truncated,
+            ..self.encode_ids(&ids)?
+        })
+    }
+
+    /// Token ids of texts.
+    pub fn tokenize(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
+        match &self.pool {
+            Some(pool) if texts.len() >= INLINE_TEXTS => pool.install(|| {
+                texts
+                    .par_iter()
+                    .with_min_len(4)
+                    .map(|t| self.tokenizer.tokenize(t))
+                    .collect()
+            }),
+            _ => texts.iter().map(|t| self.tokenizer.tokenize(t)).collect(),
+        }
+    }
+
+    /// Embeds token sequences as [`Encoder::tokenize`] returns them. An empty sequence gives the
+    /// embedding of a zero state.
+    ///
+    /// # Errors
+    /// [`EncoderError::TokenId`] for an id beyond the vocabulary.
+    pub fn encode_ids(&self, sequences: &[Vec<u32>]) -> Result<Embeddings, EncoderError> {
+        let vocabulary = self.model.vocabulary();
+        let mut tokens = 0;
+        for ids in sequences {
+            tokens += ids.len();
+            if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+                return Err(EncoderError::TokenId { id, vocabulary });
+            }
+        }
+        let dimensions = self.config.dimensions;
+        let mut data = vec![0f32; sequences.len() * dimensions];
+        let work = tokens * self.model.flops_per_token() + sequences.len() * self.head.flops();
+        let pool = self.pool.as_ref().filter(|_| work > INLINE_FLOPS);
+        let lanes = if pool.is_some() {
+            self.model.lanes(self.threads)
+        } else {
+            1
+        };
+        let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let batches = batch::plan(&lengths, lanes, self.model.padded());
+        let run = |batch: &Vec<usize>, parallel: bool| {
+            let rows: Vec<&[u32]> = batch.iter().map(|&i| &sequences[i][..]).collect();
+            self.encode_batch(&rows, parallel)
+        };
+        let results: Vec<Vec<f32>> = match pool {
+            Some(pool) => pool.install(|| {
+                batches
+                    .par_iter()
+                    .map(|b| run(b, true))
+                    .collect::<Result<Vec<_>, _>>()
+            })?,
+            None => batches
+                .iter()
+                .map(|b| run(b, false))
+                .collect::<Result<Vec<_>, _>>()?,
+        };
+        for (batch, result) in batches.iter().zip(&results) {
+            for (&i, row) in batch.iter().zip(result.chunks_exact(dimensions)) {
+                data[i * dimensions..(i + 1) * dimensions].copy_from_slice(row);
+            }
+        }
+        Ok(Embeddings {
+            dimensions,
+            data,
+            truncated: vec![false; sequences.len()],
+        })
+    }
+
+    fn encode_batch(&self, rows: &[&[u32]], parallel: bool) -> Result<Vec<f32>, EncoderError> {
+        let mut pooled = vec![0f32; rows.len() * self.model.width()];
+        self.model.encode(rows, &mut pooled, parallel)?;
+        let mut out = self.head.apply(rows.len(), pooled);
+        if self.config.normalize {
+            out.chunks_exact_mut(self.config.dimensions)
+                .for_each(math::l2_normalize);
+        }
+        Ok(out)
+    }
+
+    /// The configuration of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// blake3 over the three files of the model folder, see [`folder::fingerprint`].
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// Length of an embedding.
+    pub fn dimensions(&self) -> usize {
+        self.config.dimensions
+    }
+
+    /// What the model runs on, for example "cpu (avx2)" or "cuda:0".
+    pub fn device_name(&self) -> &str {
+        &self.device_name
+    }
+
+    /// The precision in use, never [`Precision::Auto`].
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Threads at most.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Bytes of memory held besides the mapped file: packed weights.
+    pub fn resident_bytes(&self) -> usize {
+        self.model.bytes() + self.head.bytes()
+    }
+}
+
+fn load_model(
+    config: &Config,
+    weights: &Weights,
+    device: &candle_core::Device,
+    precision: Precision,
+) -> Result<(Box<dyn Model>, Precision), EncoderError> {
+    match &config.encoder {
+        Architecture::Mean(c) => Ok((Box::new(Mean::load(c, weights)?), Precision::F32)),
+        Architecture::Bilstm(c) => {
+            let precision = match precision {
+                Precision::Auto => Precision::F32,
+                other => other,
+            };
+            Ok((Box::new(Bilstm::load(c, weights, precision)?), precision))
+        }
+        Architecture::Transformer(c) => Ok((
+            Box::new(Transformer::load(c, weights, device)?),
+            Precision::F32,
+        )),
+    }
+}

@@ -1,0 +1,522 @@
+//! Model folders on disk: memory-mapped weights, writing, fingerprints.
+//!
+//! `model.safetensors` may store every matrix as f32, bf16, f16 or as row-wise int8: tensor
+//! `<name>` I8 [rows, columns] with `<name>.scale` f32 [rows], the value being `scale * int8`.
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::{Config, EncoderError};
+
+/// File name of the configuration.
+pub const CONFIG: &str = "config.json";
+/// File name of the tokenizer.
+pub const TOKENIZER: &str = "tokenizer.json";
+/// File name of the weights.
+pub const WEIGHTS: &str = "model.safetensors";
+
+/// Largest `config.json` that is read.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
+
+/// Reads and validates `config.json` of a model folder.
+pub fn read_config(folder: &Path) -> Result<Config, EncoderError> {
+    let path = folder.join(CONFIG);
+    let length = std::fs::metadata(&path)
+        .map_err(|e| EncoderError::io(&path, e))?
+        .len();
+    if length > MAX_CONFIG_BYTES {
+        return Err(EncoderError::format(
+            &path,
+            "the file is too large for a configuration",
+        ));
+    }
+    let json = std::fs::read_to_string(&path).map_err(|e| EncoderError::io(&path, e))?;
+    Config::from_json(&json).map_err(|e| match e {
+        EncoderError::Config(message) => EncoderError::format(&path, message),
+        other => other,
+    })
+}
+
+/// Maps a file read-only.
+pub(crate) fn map_file(path: &Path) -> Result<Mmap, EncoderError> {
+    let file = File::open(path).map_err(|e| EncoderError::io(path, e))?;
+    // SAFETY: the map is read-only. Model files are replaced by renaming (see `write`), never
+    // changed in place; truncating one that is mapped would end the process with SIGBUS, which the
+    // process model (an encoder process of its own) contains.
+    unsafe { Mmap::map(&file) }.map_err(|e| EncoderError::io(path, e))
+}
+
+/// blake3 over the contents of the three files, each preceded by its length (u64, little endian).
+pub fn fingerprint(folder: &Path) -> Result<[u8; 32], EncoderError> {
+    let mut hasher = blake3::Hasher::new();
+    for name in [CONFIG, TOKENIZER, WEIGHTS] {
+        let path = folder.join(name);
+        let length = std::fs::metadata(&path)
+            .map_err(|e| EncoderError::io(&path, e))?
+            .len();
+        hasher.update(&length.to_le_bytes());
+        if length > 0 {
+            hasher.update(&map_file(&path)?);
+        }
+    }
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// A memory-mapped `model.safetensors`.
+pub struct Weights {
+    path: PathBuf,
+    map: Arc<Mmap>,
+    index: HashMap<String, Info>,
+}
+
+struct Info {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+impl Weights {
+    /// Maps the file and reads its header; tensor data is not touched.
+    pub fn open(path: &Path) -> Result<Self, EncoderError> {
+        let map = map_file(path)?;
+        let tensors = SafeTensors::deserialize(&map)
+            .map_err(|e| EncoderError::format(path, e.to_string()))?;
+        let base = map.as_ptr() as usize;
+        let index = tensors
+            .iter()
+            .map(|(name, view)| {
+                let start = view.data().as_ptr() as usize - base;
+                let info = Info {
+                    dtype: view.dtype(),
+                    shape: view.shape().to_vec(),
+                    range: start..start + view.data().len(),
+                };
+                (name.to_owned(), info)
+            })
+            .collect();
+        drop(tensors);
+        Ok(Self {
+            path: path.to_owned(),
+            map: Arc::new(map),
+            index,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    fn error(&self, name: &str, message: String) -> EncoderError {
+        EncoderError::tensor(&self.path, name, message)
+    }
+
+    fn info(&self, name: &str) -> Result<&Info, EncoderError> {
+        self.index
+            .get(name)
+            .ok_or_else(|| self.error(name, "the tensor is missing".into()))
+    }
+
+    /// Rows of a two-dimensional tensor.
+    pub fn rows(&self, name: &str) -> Result<usize, EncoderError> {
+        match self.info(name)?.shape[..] {
+            [rows, _] => Ok(rows),
+            ref shape => Err(self.error(name, format!("expected a matrix, found shape {shape:?}"))),
+        }
+    }
+
+    /// A matrix of `rows` x `columns`, without copying it.
+    pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix, EncoderError> {
+        let info = self.info(name)?;
+        if info.shape != [rows, columns] {
+            return Err(self.error(
+                name,
+                format!(
+                    "expected shape {:?}, found {:?}",
+                    [rows, columns],
+                    info.shape
+                ),
+            ));
+        }
+        self.view(name, info, rows, columns)
+    }
+
+    /// A vector, converted to f32.
+    pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>, EncoderError> {
+        let info = self.info(name)?;
+        if info.shape != [length] {
+            return Err(self.error(
+                name,
+                format!("expected shape {:?}, found {:?}", [length], info.shape),
+            ));
+        }
+        if info.dtype == Dtype::I8 {
+            return Err(self.error(name, "a vector cannot be of type I8".into()));
+        }
+        Ok(self.view(name, info, 1, length)?.to_f32())
+    }
+
+    fn view(
+        &self,
+        name: &str,
+        info: &Info,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Matrix, EncoderError> {
+        let bytes = &self.map[info.range.clone()];
+        let unaligned = |_| self.error(name, "its data is not aligned in the file".into());
+        let (kind, scale) = match info.dtype {
+            Dtype::F32 => {
+                bytemuck::try_cast_slice::<u8, f32>(bytes).map_err(unaligned)?;
+                (Kind::F32, Vec::new())
+            }
+            Dtype::F16 => {
+                bytemuck::try_cast_slice::<u8, f16>(bytes).map_err(unaligned)?;
+                (Kind::F16, Vec::new())
+            }
+            Dtype::BF16 => {
+                bytemuck::try_cast_slice::<u8, bf16>(bytes).map_err(unaligned)?;
+                (Kind::Bf16, Vec::new())
+            }
+            Dtype::I8 => (Kind::I8, self.vector(&format!("{name}.scale"), rows)?),
+            other => {
+                return Err(self.error(
+                    name,
+                    format!("type {other:?} is not supported, expected F32, F16, BF16 or I8"),
+                ));
+            }
+        };
+        let source = Source::Mapped(self.map.clone(), info.range.clone());
+        Ok(Matrix {
+            source,
+            kind,
+            scale,
+            rows,
+            columns,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    F32,
+    F16,
+    Bf16,
+    I8,
+}
+
+enum Source {
+    Mapped(Arc<Mmap>, Range<usize>),
+    Owned(Vec<f32>),
+}
+
+/// A row-major matrix in a mapped file (or in memory).
+pub struct Matrix {
+    source: Source,
+    kind: Kind,
+    scale: Vec<f32>,
+    rows: usize,
+    columns: usize,
+}
+
+/// The elements of a [`Matrix`].
+pub enum Values<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// IEEE half floats.
+    F16(&'a [f16]),
+    /// Brain floats.
+    Bf16(&'a [bf16]),
+    /// Row-wise int8.
+    I8 {
+        /// Elements.
+        data: &'a [i8],
+        /// Factor of each row.
+        scale: &'a [f32],
+    },
+}
+
+impl Matrix {
+    /// A matrix in memory.
+    pub fn from_f32(rows: usize, columns: usize, data: Vec<f32>) -> Self {
+        assert_eq!(data.len(), rows * columns, "matrix [rows, columns]");
+        Self {
+            source: Source::Owned(data),
+            kind: Kind::F32,
+            scale: Vec::new(),
+            rows,
+            columns,
+        }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        match &self.source {
+            Source::Mapped(_, range) => range.len(),
+            Source::Owned(data) => std::mem::size_of_val(&data[..]),
+        }
+    }
+
+    /// The elements.
+    pub fn values(&self) -> Values<'_> {
+        let bytes: &[u8] = match &self.source {
+            Source::Mapped(map, range) => &map[range.clone()],
+            Source::Owned(data) => bytemuck::cast_slice(data),
+        };
+        // Alignment was checked when the matrix was made.
+        match self.kind {
+            Kind::F32 => Values::F32(bytemuck::cast_slice(bytes)),
+            Kind::F16 => Values::F16(bytemuck::cast_slice(bytes)),
+            Kind::Bf16 => Values::Bf16(bytemuck::cast_slice(bytes)),
+            Kind::I8 => Values::I8 {
+                data: bytemuck::cast_slice(bytes),
+                scale: &self.scale,
+            },
+        }
+    }
+
+    /// Copies row `row` as f32.
+    ///
+    /// # Panics
+    /// If the row does not exist or `out` has another length than a row.
+    pub fn row_into(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.columns, "row length");
+        let range = row * self.columns..(row + 1) * self.columns;
+        match self.values() {
+            Values::F32(data) => out.copy_from_slice(&data[range]),
+            Values::F16(data) => {
+                out.iter_mut()
+                    .zip(&data[range])
+                    .for_each(|(y, x)| *y = x.to_f32());
+            }
+            Values::Bf16(data) => {
+                out.iter_mut()
+                    .zip(&data[range])
+                    .for_each(|(y, x)| *y = x.to_f32());
+            }
+            Values::I8 { data, scale } => {
+                let s = scale[row];
+                out.iter_mut()
+                    .zip(&data[range])
+                    .for_each(|(y, x)| *y = s * f32::from(*x));
+            }
+        }
+    }
+
+    /// All elements as f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut data = vec![0f32; self.rows * self.columns];
+        for (row, out) in data.chunks_exact_mut(self.columns.max(1)).enumerate() {
+            self.row_into(row, out);
+        }
+        data
+    }
+}
+
+/// A tensor to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    values: TensorValues,
+}
+
+/// Elements of a [`Tensor`].
+#[derive(Debug, Clone, PartialEq)]
+enum TensorValues {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    I8(Vec<i8>),
+}
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+
+impl Tensor {
+    /// 32-bit floats.
+    ///
+    /// # Panics
+    /// If the shape does not hold as many elements.
+    pub fn f32(shape: &[usize], data: Vec<f32>) -> Self {
+        assert_eq!(
+            shape.iter().product::<usize>(),
+            data.len(),
+            "elements of {shape:?}"
+        );
+        Self {
+            shape: shape.to_vec(),
+            values: TensorValues::F32(data),
+        }
+    }
+
+    /// The same tensor in another floating type.
+    pub fn to_f16(&self) -> Self {
+        let values = self.to_vec().into_iter().map(f16::from_f32).collect();
+        Self {
+            shape: self.shape.clone(),
+            values: TensorValues::F16(values),
+        }
+    }
+
+    /// The same tensor as brain floats.
+    pub fn to_bf16(&self) -> Self {
+        let values = self.to_vec().into_iter().map(bf16::from_f32).collect();
+        Self {
+            shape: self.shape.clone(),
+            values: TensorValues::Bf16(values),
+        }
+    }
+
+    /// Row-wise int8: the tensor `<name>` and its `<name>.scale`. Each row's largest magnitude
+    /// becomes 127.
+    ///
+    /// # Panics
+    /// If the tensor is not a matrix.
+    pub fn to_i8(&self) -> (Self, Self) {
+        let [rows, columns] = self.shape[..] else {
+            panic!("int8 rows need a matrix")
+        };
+        let data = self.to_vec();
+        let mut values = Vec::with_capacity(data.len());
+        let mut scales = Vec::with_capacity(rows);
+        for row in data.chunks_exact(columns.max(1)) {
+            let largest = row.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let scale = largest / 127.0;
+            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            values.extend(row.iter().map(|x| (x * inverse).round() as i8));
+            scales.push(scale);
+        }
+        scales.resize(rows, 0.0);
+        (
+            Self {
+                shape: self.shape.clone(),
+                values: TensorValues::I8(values),
+            },
+            Self::f32(&[rows], scales),
+        )
+    }
+
+    /// The elements as f32 (of int8 tensors: without their scale).
+    pub fn to_vec(&self) -> Vec<f32> {
+        match &self.values {
+            TensorValues::F32(v) => v.clone(),
+            TensorValues::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+            TensorValues::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+            TensorValues::I8(v) => v.iter().map(|&x| f32::from(x)).collect(),
+        }
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+}
+
+impl safetensors::View for &Tensor {
+    fn dtype(&self) -> Dtype {
+        match self.values {
+            TensorValues::F32(_) => Dtype::F32,
+            TensorValues::F16(_) => Dtype::F16,
+            TensorValues::Bf16(_) => Dtype::BF16,
+            TensorValues::I8(_) => Dtype::I8,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
+        match &self.values {
+            TensorValues::F32(v) => bytemuck::cast_slice(v).into(),
+            TensorValues::F16(v) => bytemuck::cast_slice(v).into(),
+            TensorValues::Bf16(v) => bytemuck::cast_slice(v).into(),
+            TensorValues::I8(v) => bytemuck::cast_slice(v).into(),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        self.data().len()
+    }
+}
+
+/// Writes a model folder (made if missing; files of the same names are replaced by renaming, the
+/// configuration last) and opens it once to make sure that it can be loaded.
+pub fn write(
+    folder: &Path,
+    config: &Config,
+    tokenizer: &tokenizers::Tokenizer,
+    tensors: &Tensors,
+) -> Result<(), EncoderError> {
+    config.validate()?;
+    let json = tokenizer
+        .to_string(true)
+        .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
+    write_parts(folder, config, &json, tensors)
+}
+
+/// As [`write`], with the tokenizer as JSON text.
+pub fn write_parts(
+    folder: &Path,
+    config: &Config,
+    tokenizer_json: &str,
+    tensors: &Tensors,
+) -> Result<(), EncoderError> {
+    config.validate()?;
+    std::fs::create_dir_all(folder).map_err(|e| EncoderError::io(folder, e))?;
+    let weights = safetensors::serialize(tensors.iter().map(|(name, t)| (name, t)), None)
+        .map_err(|e| EncoderError::format(folder.join(WEIGHTS), e.to_string()))?;
+    replace(&folder.join(WEIGHTS), &weights)?;
+    drop(weights);
+    replace(&folder.join(TOKENIZER), tokenizer_json.as_bytes())?;
+    replace(&folder.join(CONFIG), (config.to_json() + "\n").as_bytes())?;
+    crate::Encoder::load(
+        folder,
+        &crate::LoadOptions {
+            device: crate::DeviceChoice::Cpu,
+            precision: crate::Precision::F32,
+            threads: 1,
+        },
+    )?;
+    Ok(())
+}
+
+fn replace(path: &Path, contents: &[u8]) -> Result<(), EncoderError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let result = (|| {
+        let mut file = File::create(&temporary)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    })();
+    result.map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        EncoderError::io(path, e)
+    })
+}

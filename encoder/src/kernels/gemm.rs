@@ -1,0 +1,560 @@
+//! f32 products with a matrix that was packed once: `C = A Wᵀ (+ bias)`.
+//!
+//! The weights are kept in panels of [`PANEL`] output columns, the inner dimension running fastest
+//! but one, so that a micro-kernel reads them in order; nothing is packed per call, which is what
+//! makes products with few rows (one LSTM step, one sentence) cheap. The weights may be stored as
+//! f32 or as bf16; the arithmetic is f32 either way.
+#![allow(unsafe_code)]
+
+use half::bf16;
+
+use super::Isa;
+
+/// Output columns of a panel.
+pub const PANEL: usize = 16;
+
+/// Inner dimension of one pass over a panel: 256 x 16 f32 stay in the first-level cache.
+const K_BLOCK: usize = 256;
+
+/// Rows of A of one pass over all panels: they stay in the second-level cache.
+const M_BLOCK: usize = 120;
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Line32([f32; 16]);
+
+#[repr(C, align(32))]
+#[derive(Clone, Copy)]
+struct Line16([bf16; 16]);
+
+/// Element type of packed weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// 32-bit floats.
+    F32,
+    /// Brain floats: half the memory traffic, relative error up to 2^-9 per weight.
+    Bf16,
+}
+
+enum Data {
+    F32(Vec<Line32>),
+    Bf16(Vec<Line16>),
+}
+
+/// A matrix W of `columns()` x `depth()` (row-major [n, k] as in PyTorch) in panels.
+pub struct Packed {
+    n: usize,
+    k: usize,
+    data: Data,
+}
+
+impl Packed {
+    /// Packs `n` rows of length `k`. `row(j, buffer)` fills `buffer` with row j and returns true,
+    /// or returns false for a row of zeros.
+    pub fn new(
+        n: usize,
+        k: usize,
+        storage: Storage,
+        mut row: impl FnMut(usize, &mut [f32]) -> bool,
+    ) -> Self {
+        let panels = n.div_ceil(PANEL);
+        let mut buffer = vec![0f32; k];
+        let mut each = |put: &mut dyn FnMut(usize, usize, f32)| {
+            for j in 0..n {
+                if row(j, &mut buffer) {
+                    let (panel, lane) = (j / PANEL, j % PANEL);
+                    for (p, &x) in buffer.iter().enumerate() {
+                        put(panel * k + p, lane, x);
+                    }
+                }
+            }
+        };
+        let data = match storage {
+            Storage::F32 => {
+                let mut lines = vec![Line32([0.0; 16]); panels * k];
+                each(&mut |line, lane, x| lines[line].0[lane] = x);
+                Data::F32(lines)
+            }
+            Storage::Bf16 => {
+                let mut lines = vec![Line16([bf16::ZERO; 16]); panels * k];
+                each(&mut |line, lane, x| lines[line].0[lane] = bf16::from_f32(x));
+                Data::Bf16(lines)
+            }
+        };
+        Self { n, k, data }
+    }
+
+    /// Packs a row-major matrix [n, k].
+    pub fn from_rows(n: usize, k: usize, storage: Storage, data: &[f32]) -> Self {
+        assert_eq!(data.len(), n * k, "matrix [n, k]");
+        Self::new(n, k, storage, |j, buffer| {
+            buffer.copy_from_slice(&data[j * k..(j + 1) * k]);
+            true
+        })
+    }
+
+    /// Output columns n.
+    pub fn columns(&self) -> usize {
+        self.n
+    }
+
+    /// Inner dimension k.
+    pub fn depth(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            Data::F32(lines) => std::mem::size_of_val(&lines[..]),
+            Data::Bf16(lines) => std::mem::size_of_val(&lines[..]),
+        }
+    }
+
+    /// Pointer to the first element of a panel.
+    pub(super) fn panel(&self, panel: usize) -> PanelPtr {
+        debug_assert!(panel < self.n.div_ceil(PANEL));
+        match &self.data {
+            Data::F32(lines) => PanelPtr::F32(lines[panel * self.k..].as_ptr().cast()),
+            Data::Bf16(lines) => PanelPtr::Bf16(lines[panel * self.k..].as_ptr().cast()),
+        }
+    }
+}
+
+/// Start of a panel's data.
+#[derive(Clone, Copy)]
+pub(super) enum PanelPtr {
+    F32(*const f32),
+    Bf16(*const bf16),
+}
+
+impl PanelPtr {
+    /// The panel from inner index `p` on.
+    ///
+    /// # Safety
+    /// `p` must not exceed the depth of the matrix.
+    unsafe fn skip(self, p: usize) -> Self {
+        // SAFETY: the panel holds depth x PANEL elements.
+        unsafe {
+            match self {
+                Self::F32(b) => Self::F32(b.add(p * PANEL)),
+                Self::Bf16(b) => Self::Bf16(b.add(p * PANEL)),
+            }
+        }
+    }
+}
+
+/// What the product is added to.
+#[derive(Clone, Copy)]
+pub enum Start<'a> {
+    /// Nothing.
+    Zero,
+    /// One value per output column.
+    Bias(&'a [f32]),
+    /// The present contents of C.
+    Accumulate,
+}
+
+/// `C[m, n] = A[m, k] Wᵀ`, plus what `start` says. `a` has rows of stride `lda`, `c` of `ldc`.
+///
+/// # Panics
+/// If a slice is too short for the sizes given.
+pub fn matmul(
+    isa: Isa,
+    m: usize,
+    a: &[f32],
+    lda: usize,
+    w: &Packed,
+    start: Start<'_>,
+    c: &mut [f32],
+    ldc: usize,
+) {
+    let (n, k) = (w.n, w.k);
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(lda >= k && ldc >= n, "strides");
+    assert!(a.len() >= (m - 1) * lda + k, "A");
+    assert!(c.len() >= (m - 1) * ldc + n, "C");
+    if let Start::Bias(bias) = start {
+        assert!(bias.len() >= n, "bias");
+    }
+    let rows_per_tile = tile_rows(isa);
+    // The bias of the last, partly filled panel, and its results, go through these.
+    let mut tail_bias = [0f32; PANEL];
+    let tail = n % PANEL;
+    if let (Start::Bias(bias), true) = (start, tail > 0) {
+        tail_bias[..tail].copy_from_slice(&bias[n - tail..n]);
+    }
+    let mut tail_c = [0f32; 12 * PANEL];
+    let mut m0 = 0;
+    while m0 < m {
+        let m1 = (m0 + M_BLOCK).min(m);
+        let mut k0 = 0;
+        loop {
+            let k1 = (k0 + K_BLOCK).min(k);
+            for panel in 0..n.div_ceil(PANEL) {
+                let full = (panel + 1) * PANEL <= n;
+                // SAFETY: k0 <= k.
+                let b = unsafe { w.panel(panel).skip(k0) };
+                let mut r = m0;
+                while r < m1 {
+                    let rows = rows_per_tile.min(m1 - r);
+                    let at = r * ldc + panel * PANEL;
+                    let (init, ldi) = if k0 > 0 || matches!(start, Start::Accumulate) {
+                        if full {
+                            (c[at..].as_ptr(), ldc)
+                        } else {
+                            for i in 0..rows {
+                                let from = &c[at + i * ldc..at + i * ldc + tail];
+                                tail_c[i * PANEL..i * PANEL + tail].copy_from_slice(from);
+                            }
+                            (tail_c.as_ptr(), PANEL)
+                        }
+                    } else if let Start::Bias(bias) = start {
+                        let bias = if full {
+                            bias[panel * PANEL..].as_ptr()
+                        } else {
+                            tail_bias.as_ptr()
+                        };
+                        (bias, 0)
+                    } else {
+                        (std::ptr::null(), 0)
+                    };
+                    let (out, ldo) = if full {
+                        (c[at..].as_mut_ptr(), ldc)
+                    } else {
+                        (tail_c.as_mut_ptr(), PANEL)
+                    };
+                    // SAFETY: the bounds of a, c, bias and the panel were checked above; a tile
+                    // covers `rows` rows below m and PANEL columns that exist in c or in tail_c.
+                    unsafe {
+                        let a = a.as_ptr().add(r * lda + k0);
+                        tile(isa, rows, k1 - k0, a, lda, b, init, ldi, out, ldo);
+                    }
+                    if !full {
+                        for i in 0..rows {
+                            let from = &tail_c[i * PANEL..i * PANEL + tail];
+                            c[at + i * ldc..at + i * ldc + tail].copy_from_slice(from);
+                        }
+                    }
+                    r += rows;
+                }
+            }
+            k0 = k1;
+            if k0 >= k {
+                break;
+            }
+        }
+        m0 = m1;
+    }
+}
+
+/// Rows of the largest tile.
+pub(super) fn tile_rows(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 => 12,
+        Isa::Avx2 => 6,
+        Isa::Portable => 4,
+    }
+}
+
+/// One tile: `out[r, 0..16] = init[r, 0..16] + sum_p a[r, p] b[p, 0..16]` for r below `rows`.
+/// A null `init` stands for zeros; `ldi` = 0 repeats one row of it.
+///
+/// # Safety
+/// `1 <= rows <= tile_rows(isa)`, the machine has `isa`, and all pointers are valid for the rows,
+/// strides and k given; `init` may equal `out`.
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn tile(
+    isa: Isa,
+    rows: usize,
+    k: usize,
+    a: *const f32,
+    lda: usize,
+    b: PanelPtr,
+    init: *const f32,
+    ldi: usize,
+    out: *mut f32,
+    ldo: usize,
+) {
+    macro_rules! by_rows {
+        (@call [$($kernel:ident)::+], $r:literal, $b:expr) => {
+            $($kernel)::+::<$r>(k, a, lda, $b, init, ldi, out, ldo)
+        };
+        ($kernel:tt, $b:expr; $($r:literal)*) => {
+            match rows {
+                $($r => by_rows!(@call $kernel, $r, $b),)*
+                _ => unreachable!("tile rows"),
+            }
+        };
+    }
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match (isa, b) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, PanelPtr::F32(b)) => {
+                by_rows!([x86::avx512_f32], b; 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, PanelPtr::Bf16(b)) => {
+                by_rows!([x86::avx512_bf16], b; 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, PanelPtr::F32(b)) => by_rows!([x86::avx2_f32], b; 1 2 3 4 5 6),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, PanelPtr::Bf16(b)) => by_rows!([x86::avx2_bf16], b; 1 2 3 4 5 6),
+            (_, PanelPtr::F32(b)) => by_rows!([portable_f32], b; 1 2 3 4),
+            (_, PanelPtr::Bf16(b)) => by_rows!([portable_bf16], b; 1 2 3 4),
+        }
+    }
+}
+
+macro_rules! portable {
+    ($name:ident, $element:ty, $convert:expr) => {
+        /// # Safety
+        /// As [`tile`].
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn $name<const R: usize>(
+            k: usize,
+            a: *const f32,
+            lda: usize,
+            b: *const $element,
+            init: *const f32,
+            ldi: usize,
+            out: *mut f32,
+            ldo: usize,
+        ) {
+            // SAFETY: the caller vouches for rows, strides and k.
+            unsafe {
+                let mut acc = [[0f32; PANEL]; R];
+                if !init.is_null() {
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        init.add(r * ldi)
+                            .copy_to_nonoverlapping(acc.as_mut_ptr(), PANEL);
+                    }
+                }
+                for p in 0..k {
+                    let mut line = [0f32; PANEL];
+                    for (lane, x) in line.iter_mut().enumerate() {
+                        *x = $convert(*b.add(p * PANEL + lane));
+                    }
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let x = *a.add(r * lda + p);
+                        for lane in 0..PANEL {
+                            acc[lane] += x * line[lane];
+                        }
+                    }
+                }
+                for (r, acc) in acc.iter().enumerate() {
+                    out.add(r * ldo)
+                        .copy_from_nonoverlapping(acc.as_ptr(), PANEL);
+                }
+            }
+        }
+    };
+}
+portable!(portable_f32, f32, |x: f32| x);
+portable!(portable_bf16, bf16, |x: bf16| x.to_f32());
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::bf16;
+
+    use super::PANEL;
+
+    macro_rules! avx2 {
+        ($name:ident, $element:ty, $load:expr) => {
+            /// # Safety
+            /// As [`super::tile`], with AVX2 and FMA.
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            pub(super) unsafe fn $name<const R: usize>(
+                k: usize,
+                a: *const f32,
+                lda: usize,
+                b: *const $element,
+                init: *const f32,
+                ldi: usize,
+                out: *mut f32,
+                ldo: usize,
+            ) {
+                // SAFETY: the caller vouches for rows, strides and k.
+                unsafe {
+                    let mut lo = [_mm256_setzero_ps(); R];
+                    let mut hi = [_mm256_setzero_ps(); R];
+                    if !init.is_null() {
+                        for r in 0..R {
+                            lo[r] = _mm256_loadu_ps(init.add(r * ldi));
+                            hi[r] = _mm256_loadu_ps(init.add(r * ldi + 8));
+                        }
+                    }
+                    let mut b = b;
+                    let mut a = a;
+                    for _ in 0..k {
+                        let (b0, b1): (__m256, __m256) = $load(b);
+                        for r in 0..R {
+                            let x = _mm256_broadcast_ss(&*a.add(r * lda));
+                            lo[r] = _mm256_fmadd_ps(x, b0, lo[r]);
+                            hi[r] = _mm256_fmadd_ps(x, b1, hi[r]);
+                        }
+                        a = a.add(1);
+                        b = b.add(PANEL);
+                    }
+                    for r in 0..R {
+                        _mm256_storeu_ps(out.add(r * ldo), lo[r]);
+                        _mm256_storeu_ps(out.add(r * ldo + 8), hi[r]);
+                    }
+                }
+            }
+        };
+    }
+
+    macro_rules! load_f32 {
+        () => {
+            |b: *const f32| (_mm256_load_ps(b), _mm256_load_ps(b.add(8)))
+        };
+    }
+    macro_rules! load_bf16 {
+        () => {
+            |b: *const bf16| {
+                let wide = |x| _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+                (
+                    wide(_mm_load_si128(b.cast())),
+                    wide(_mm_load_si128(b.add(8).cast())),
+                )
+            }
+        };
+    }
+    avx2!(avx2_f32, f32, load_f32!());
+    avx2!(avx2_bf16, bf16, load_bf16!());
+
+    macro_rules! avx512 {
+        ($name:ident, $element:ty, $load:expr) => {
+            /// # Safety
+            /// As [`super::tile`], with AVX-512 F, BW, DQ and VL.
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            pub(super) unsafe fn $name<const R: usize>(
+                k: usize,
+                a: *const f32,
+                lda: usize,
+                b: *const $element,
+                init: *const f32,
+                ldi: usize,
+                out: *mut f32,
+                ldo: usize,
+            ) {
+                // SAFETY: the caller vouches for rows, strides and k.
+                unsafe {
+                    let mut acc = [_mm512_setzero_ps(); R];
+                    if !init.is_null() {
+                        for r in 0..R {
+                            acc[r] = _mm512_loadu_ps(init.add(r * ldi));
+                        }
+                    }
+                    let mut b = b;
+                    let mut a = a;
+                    for _ in 0..k {
+                        let line: __m512 = $load(b);
+                        for r in 0..R {
+                            let x = _mm512_set1_ps(*a.add(r * lda));
+                            acc[r] = _mm512_fmadd_ps(x, line, acc[r]);
+                        }
+                        a = a.add(1);
+                        b = b.add(PANEL);
+                    }
+                    for r in 0..R {
+                        _mm512_storeu_ps(out.add(r * ldo), acc[r]);
+                    }
+                }
+            }
+        };
+    }
+    macro_rules! load512_f32 {
+        () => {
+            |b: *const f32| _mm512_load_ps(b)
+        };
+    }
+    macro_rules! load512_bf16 {
+        () => {
+            |b: *const bf16| {
+                let wide = _mm512_cvtepu16_epi32(_mm256_load_si256(b.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+            }
+        };
+    }
+    avx512!(avx512_f32, f32, load512_f32!());
+    avx512!(avx512_bf16, bf16, load512_bf16!());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(m: usize, n: usize, k: usize, a: &[f32], lda: usize, w: &[f32]) -> Vec<f32> {
+        let mut c = vec![0f32; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                let sum: f64 = (0..k)
+                    .map(|p| f64::from(a[i * lda + p]) * f64::from(w[j * k + p]))
+                    .sum();
+                c[i * n + j] = sum as f32;
+            }
+        }
+        c
+    }
+
+    fn values(len: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed | 1;
+        (0..len)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn equals_naive_product(
+            m in 1usize..30, n in 1usize..70, k in 0usize..600, pad in 0usize..3, seed: u64,
+            start in 0..3,
+        ) {
+            let lda = k + pad;
+            let a = values(m * lda + k, seed);
+            let w = values(n * k, seed ^ 1);
+            let bias = values(n, seed ^ 2);
+            for storage in [Storage::F32, Storage::Bf16] {
+                let mut rounded = w.clone();
+                if storage == Storage::Bf16 {
+                    rounded.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+                }
+                let expected = naive(m, n, k, &a, lda, &rounded);
+                let packed = Packed::from_rows(n, k, storage, &w);
+                for &isa in Isa::all() {
+                    let mut c = values(m * n, seed ^ 3);
+                    let before = c.clone();
+                    let start = [Start::Zero, Start::Bias(&bias), Start::Accumulate][start];
+                    matmul(isa, m, &a, lda, &packed, start, &mut c, n);
+                    for i in 0..m * n {
+                        let base = match start {
+                            Start::Zero => 0.0,
+                            Start::Bias(b) => b[i % n],
+                            Start::Accumulate => before[i],
+                        };
+                        let (x, y) = (c[i], expected[i] + base);
+                        prop_assert!((x - y).abs() < 2e-4, "{isa:?} {storage:?} {i}: {x} {y}");
+                    }
+                }
+            }
+        }
+    }
+}
