@@ -1,0 +1,51 @@
+# make demo                    installs what is missing, builds, starts a private server, shows searches
+# make psql SQL="…"            one statement on the demo's server (interactive without SQL)
+# make stop                    stops the demo's server
+# make test [ARGS="…"]         every test; ARGS go to cargo test
+# make install PG_CONFIG=…     installs laser into your own PostgreSQL
+# make bench                   all benchmarks: bench-encoder bench-index bench-mining bench-trainer
+# make lint | fmt | clean
+
+.PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
+        bench-trainer lint fmt clean help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+deps:
+	@scripts/deps.sh
+
+build: deps
+	@scripts/build.sh
+
+demo: build
+	@scripts/demo.sh
+
+# SQL is handed over unexpanded, so that $$1 or $$$$ … $$$$ in it reach the server as typed.
+psql: override export SQL := $(value SQL)
+psql:
+	@scripts/psql.sh
+
+stop:
+	@scripts/stop.sh
+
+test: deps
+	@scripts/test.sh $(ARGS)
+
+install: build
+	@scripts/install-into.sh
+
+bench: bench-encoder bench-index bench-mining bench-trainer
+
+bench-encoder bench-index bench-mining bench-trainer: deps
+	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
+
+fmt:
+	cargo fmt --all
+
+lint: deps
+	@scripts/lint.sh
+
+clean:
+	-@scripts/stop.sh
+	cargo clean

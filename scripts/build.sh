@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Builds the extension and the encoder program in release mode for one PostgreSQL.
+#
+#   [PG_CONFIG=…] [CARGO_FLAGS=…] scripts/build.sh
+#
+# CARGO_FLAGS="--features laser-encoder/cuda" makes an encoder program that can use a GPU.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_pg
+cd "$root"
+# shellcheck disable=SC2086
+cargo build --locked --release -p laser -p laser-encoder "${features[@]}" ${CARGO_FLAGS:-}
