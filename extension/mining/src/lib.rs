@@ -11,7 +11,7 @@
 //! let source = [1.0, 0.0, 0.0, 1.0]; // two rows of two dimensions
 //! let target = [0.0, 2.0, 3.0, 0.1];
 //! let (forward, backward) = knn::both(&source, &target, 2, 1, &knn::Options::default())?;
-//! let pairs = select(&forward, &backward, Margin::Ratio, Retrieval::Max, 0.0);
+//! let pairs = select(&forward, &backward, Margin::Absolute, Retrieval::Max, 0.0);
 //! assert_eq!((pairs[0].source, pairs[0].target), (1, 0));
 //! # Ok::<(), laser_mining::Error>(())
 //! ```
