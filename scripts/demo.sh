@@ -39,6 +39,8 @@ echo "$socket" >"$home/socket"
 say "installing laser into a private copy of $("$PG_CONFIG" --version)"
 bin=$(CARGO_TARGET_DIR=$target "$root/scripts/pg-tree.sh" "$home/pg" "$PG_CONFIG" 2>/dev/null)
 echo "$bin" >"$home/bin"
+compgen -G "$root/encoder/models/*/model.safetensors" >/dev/null ||
+  die "there is no model in encoder/models: train or import one with the program laser (see README.md)"
 installed=$home/pg$("$PG_CONFIG" --pkglibdir)
 shared=$home/pg$("$PG_CONFIG" --sharedir)
 

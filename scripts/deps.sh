@@ -8,8 +8,11 @@ packages=()
 for pair in g++:g++ make:make pkg-config:pkg-config clang:clang setpriv:util-linux; do
   command -v "${pair%%:*}" >/dev/null || packages+=("${pair#*:}")
 done
-ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* /usr/lib64/libclang*.so* \
-  >/dev/null 2>&1 || packages+=(libclang-dev)
+# bindgen loads libclang at run time.
+[ -n "${LIBCLANG_PATH:-}" ] ||
+  compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null ||
+  compgen -G '/usr/lib*/libclang*.so*' >/dev/null ||
+  compgen -G '/usr/lib/*/libclang*.so*' >/dev/null || packages+=(libclang-dev)
 # Without its own headers a compiler is of no use to bindgen.
 [ -e /usr/include/stdio.h ] || packages+=(libc6-dev)
 

@@ -35,11 +35,12 @@ complete() {
     [ -e "$("$1" --includedir-server)/postgres.h" ]
 }
 
-# find_pg_config: the installation to build for: $PG_CONFIG if set, else the newest complete one.
+# find_pg_config: the installation to build for: $PG_CONFIG or $PGRX_PG_CONFIG_PATH if set, else the
+# newest complete one.
 find_pg_config() {
-  if [ -n "${PG_CONFIG:-}" ]; then
+  if [ -n "${PG_CONFIG:-${PGRX_PG_CONFIG_PATH:-}}" ]; then
     local chosen
-    chosen=$(command -v "$PG_CONFIG") || return 1
+    chosen=$(command -v "${PG_CONFIG:-$PGRX_PG_CONFIG_PATH}") || return 1
     complete "$chosen" && echo "$chosen"
     return
   fi
@@ -69,7 +70,7 @@ use_pg() {
   done
 }
 
-# server_user: the account that servers run as: nobody else's business unless root calls.
+# server_user: the account that servers run as; PostgreSQL refuses root.
 server_user() {
   if [ "$(id -u)" != 0 ]; then
     id -un
