@@ -1,0 +1,194 @@
+//! Products with bf16 operands and f32 sums through NumKong, which picks AMX, AVX-512 or AVX2
+//! code at run time.
+//!
+//! NumKong multiplies A by a packed Bᵀ whose rows are contiguous; operands that lie the other way
+//! are transposed while they are rounded. Worth it only where the processor multiplies bf16
+//! ([`in_hardware`]); elsewhere the results are the same and slower than f32.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+
+use numkong::Dots;
+use numkong::cap;
+
+use crate::ops::simd::simd;
+
+/// Whether this processor has bf16 multiply units (AVX-512 BF16, AMX, or their Arm relatives).
+pub fn in_hardware() -> bool {
+    const UNITS: u64 = cap::GENOA
+        | cap::SAPPHIREAMX
+        | cap::GRANITEAMX
+        | cap::DIAMOND
+        | cap::NEONBFDOT
+        | cap::SVEBFDOT
+        | cap::SME;
+    numkong::available() & UNITS != 0
+}
+
+#[derive(Default)]
+struct Scratch {
+    left: Vec<u16>,
+    right: Vec<u16>,
+    packed: Vec<Aligned>,
+    result: Vec<f32>,
+}
+
+/// NumKong asks for cache-line alignment of packed operands.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Aligned(#[expect(dead_code, reason = "only its size and alignment matter")] [u8; 64]);
+
+thread_local! {
+    /// Buffers that are kept between products; creating them also prepares the thread for AMX.
+    static SCRATCH: RefCell<Scratch> = {
+        numkong::configure_thread();
+        RefCell::default()
+    };
+}
+
+simd! {
+    /// Rounds to the nearest bf16, ties to even. NaN stays NaN.
+    fn round(from: &[f32], to: &mut [u16]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            let bits = from.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            let quiet = (bits >> 16) | 0x40;
+            *to = if bits & 0x7fff_ffff > 0x7f80_0000 { quiet as u16 } else { rounded as u16 };
+        }
+    }
+}
+
+fn rounded(from: &[f32], to: &mut Vec<u16>) {
+    to.resize(from.len(), 0);
+    round(from, to);
+}
+
+/// Rounds the transpose of a rows×columns matrix, in blocks that stay in the cache.
+fn rounded_transpose(from: &[f32], rows: usize, columns: usize, to: &mut Vec<u16>) {
+    const BLOCK: usize = 32;
+    to.resize(rows * columns, 0);
+    let mut line = [0u16; BLOCK];
+    for r0 in (0..rows).step_by(BLOCK) {
+        for c0 in (0..columns).step_by(BLOCK) {
+            let width = BLOCK.min(columns - c0);
+            for r in r0..rows.min(r0 + BLOCK) {
+                let at = r * columns + c0;
+                round(&from[at..at + width], &mut line[..width]);
+                for (c, value) in line[..width].iter().enumerate() {
+                    to[(c0 + c) * rows + r] = *value;
+                }
+            }
+        }
+    }
+}
+
+/// `c = [c +] left rightᵀ` with left m×k and right n×k, both rounded already.
+fn multiply((m, n, k): (usize, usize, usize), scratch: &mut Scratch, c: &mut [f32], add: bool) {
+    let Scratch {
+        left,
+        right,
+        packed,
+        result,
+    } = scratch;
+    assert!(
+        left.len() == m * k && right.len() == n * k,
+        "an operand has the wrong size"
+    );
+    assert!(c.len() >= m * n, "result is too short");
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !add {
+            c[..m * n].fill(0.0);
+        }
+        return;
+    }
+    let bytes = <numkong::bf16 as Dots>::dots_packed_size(n, k);
+    packed.clear();
+    packed.resize(bytes.div_ceil(64), Aligned([0; 64]));
+    let out = if add {
+        result.resize(m * n, 0.0);
+        &mut result[..]
+    } else {
+        &mut c[..m * n]
+    };
+    // SAFETY: bf16 is a transparent u16; left, right and out have the sizes asserted above, the
+    // strides are the rows' lengths in bytes, and `packed` has the size NumKong asks for, zeroed
+    // and aligned to a cache line.
+    unsafe {
+        let packed = packed.as_mut_ptr().cast::<u8>();
+        numkong::bf16::dots_pack(right.as_ptr().cast(), n, k, k * 2, packed);
+        numkong::bf16::dots_packed(
+            left.as_ptr().cast(),
+            packed,
+            out.as_mut_ptr(),
+            m,
+            n,
+            k,
+            k * 2,
+            n * 4,
+        );
+    }
+    if add {
+        crate::ops::simd::add(&result[..m * n], &mut c[..m * n]);
+    }
+}
+
+/// `c = [c +] a bᵀ`: a is m×k, b is n×k.
+pub fn nt((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
+    SCRATCH.with_borrow_mut(|s| {
+        rounded(&a[..m * k], &mut s.left);
+        rounded(&b[..n * k], &mut s.right);
+        multiply((m, n, k), s, c, add);
+    });
+}
+
+/// `c = [c +] a b`: a is m×k, b is k×n.
+pub fn nn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
+    SCRATCH.with_borrow_mut(|s| {
+        rounded(&a[..m * k], &mut s.left);
+        rounded_transpose(&b[..k * n], k, n, &mut s.right);
+        multiply((m, n, k), s, c, add);
+    });
+}
+
+/// `c = [c +] aᵀ b`: a is k×m, b is k×n.
+pub fn tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
+    SCRATCH.with_borrow_mut(|s| {
+        rounded_transpose(&a[..k * m], k, m, &mut s.left);
+        rounded_transpose(&b[..k * n], k, n, &mut s.right);
+        multiply((m, n, k), s, c, add);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even() {
+        let from = [
+            1.0f32,
+            1.003_906_2,
+            1.011_718_8,
+            -0.0,
+            f32::NAN,
+            f32::INFINITY,
+            3.0e38,
+        ];
+        let mut to = Vec::new();
+        rounded(&from, &mut to);
+        let back: Vec<f32> = to
+            .iter()
+            .map(|b| f32::from_bits(u32::from(*b) << 16))
+            .collect();
+        for (f, b) in from.iter().zip(&back) {
+            assert_eq!(
+                half::bf16::from_f32(*f).to_f32().to_bits(),
+                b.to_bits(),
+                "{f}"
+            );
+        }
+    }
+}

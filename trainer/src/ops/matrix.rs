@@ -1,0 +1,183 @@
+//! Products of row-major matrices on one thread.
+//!
+//! [`Arithmetic`] chooses between f32 products (crate `gemm`) and bf16 products with f32
+//! accumulation (NumKong), which only pay on processors with bf16 units.
+#![allow(unsafe_code)]
+
+use crate::ops::bf16;
+
+/// How the operands of a product are rounded. Sums are always f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// f32 operands.
+    F32,
+    /// Operands rounded to bf16.
+    Bf16,
+}
+
+impl Arithmetic {
+    /// bf16 where the processor multiplies bf16 in hardware, f32 elsewhere.
+    pub fn detect() -> Self {
+        if bf16::in_hardware() {
+            Arithmetic::Bf16
+        } else {
+            Arithmetic::F32
+        }
+    }
+
+    /// `c = a bᵀ` (or `c += a bᵀ`): a is m×k, b is n×k, c is m×n.
+    pub fn nt(
+        self,
+        (m, n, k): (usize, usize, usize),
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        add: bool,
+    ) {
+        match self {
+            Arithmetic::F32 => product((m, n, k), (a, k, 1), (b, 1, k), (c, n), add, 1.0),
+            Arithmetic::Bf16 => bf16::nt((m, n, k), a, b, c, add),
+        }
+    }
+
+    /// `c = a b` (or `c += a b`): a is m×k, b is k×n, c is m×n.
+    pub fn nn(
+        self,
+        (m, n, k): (usize, usize, usize),
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        add: bool,
+    ) {
+        match self {
+            Arithmetic::F32 => product((m, n, k), (a, k, 1), (b, n, 1), (c, n), add, 1.0),
+            Arithmetic::Bf16 => bf16::nn((m, n, k), a, b, c, add),
+        }
+    }
+
+    /// `c = aᵀ b` (or `c += aᵀ b`): a is k×m, b is k×n, c is m×n.
+    pub fn tn(
+        self,
+        (m, n, k): (usize, usize, usize),
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        add: bool,
+    ) {
+        match self {
+            Arithmetic::F32 => product((m, n, k), (a, 1, m), (b, n, 1), (c, n), add, 1.0),
+            Arithmetic::Bf16 => bf16::tn((m, n, k), a, b, c, add),
+        }
+    }
+}
+
+fn span(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
+    if rows == 0 || columns == 0 {
+        0
+    } else {
+        (rows - 1) * row_stride + (columns - 1) * column_stride + 1
+    }
+}
+
+/// `c = [c +] factor · a b` with a (m×k) and b (k×n) given as (elements, row stride, column
+/// stride) and c (m×n) as (elements, row stride).
+///
+/// # Panics
+/// If a matrix reaches beyond its slice.
+pub fn product(
+    (m, n, k): (usize, usize, usize),
+    (a, a_rows, a_columns): (&[f32], usize, usize),
+    (b, b_rows, b_columns): (&[f32], usize, usize),
+    (c, c_rows): (&mut [f32], usize),
+    add: bool,
+    factor: f32,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(
+        span(m, k, a_rows, a_columns) <= a.len(),
+        "left operand is too short"
+    );
+    assert!(
+        span(k, n, b_rows, b_columns) <= b.len(),
+        "right operand is too short"
+    );
+    assert!(
+        c_rows >= n && span(m, n, c_rows, 1) <= c.len(),
+        "result is too short"
+    );
+    // SAFETY: the asserts keep every element that is read or written inside its slice, the rows
+    // of c do not overlap, and c is borrowed mutably, so it overlaps neither a nor b.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            c_rows as isize,
+            add,
+            a.as_ptr(),
+            a_columns as isize,
+            a_rows as isize,
+            b.as_ptr(),
+            b_columns as isize,
+            b_rows as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, seed: u32) -> Vec<f32> {
+        let mut x = seed;
+        (0..n)
+            .map(|_| {
+                x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (x >> 8) as f32 / (1 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
+
+    fn transpose(a: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+        (0..columns * rows)
+            .map(|i| a[(i % rows) * columns + i / rows])
+            .collect()
+    }
+
+    #[test]
+    fn the_three_products_agree_with_the_definition() {
+        let (m, n, k) = (13, 9, 21);
+        let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
+        let mut expected = vec![0f32; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                expected[i * n + j] = (0..k).map(|l| a[i * k + l] * b[j * k + l]).sum();
+            }
+        }
+        let (at, bt) = (transpose(&a, m, k), transpose(&b, n, k));
+        for (arithmetic, tolerance) in [(Arithmetic::F32, 1e-5), (Arithmetic::Bf16, 2e-2)] {
+            for add in [false, true] {
+                let start = if add { 1.0 } else { 0.0 };
+                let mut results = vec![vec![start; m * n]; 3];
+                arithmetic.nt((m, n, k), &a, &b, &mut results[0], add);
+                arithmetic.nn((m, n, k), &a, &bt, &mut results[1], add);
+                arithmetic.tn((m, n, k), &at, &bt, &mut results[2], add);
+                for result in results {
+                    for (r, e) in result.iter().zip(&expected) {
+                        assert!((r - e - start).abs() < tolerance, "{arithmetic:?} {r} {e}");
+                    }
+                }
+            }
+        }
+    }
+}

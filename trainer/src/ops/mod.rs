@@ -1,0 +1,13 @@
+//! Differentiable operations over flat row-major f32 buffers, each with its own backward.
+//!
+//! Every operation works on one thread; the callers split batches over threads, so that results
+//! depend on the number of threads alone and not on their timing.
+
+pub mod bf16;
+pub mod dense;
+pub mod dropout;
+pub mod lstm;
+pub mod matrix;
+pub mod pool;
+pub mod simd;
+pub mod threads;

@@ -1,0 +1,218 @@
+//! Checkpoints to resume from, and model folders.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+
+use super::TrainError;
+use super::step::Pending;
+use crate::data::SamplerState;
+use crate::models::{Model, Parameter};
+use crate::optim::Optimizer;
+
+/// Name of the checkpoint in the output folder.
+pub const FILE: &str = "checkpoint.safetensors";
+
+/// Everything but tensors that a run needs to go on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Updates made.
+    pub step: u64,
+    /// Pairs seen.
+    pub pairs: u64,
+    /// Tokens seen, both sides.
+    pub tokens: u64,
+    /// Seconds the run has taken.
+    pub seconds: f64,
+    /// Best figure on the dev sets, with its step.
+    pub best: Option<(f64, u64)>,
+    /// Evaluations since the best.
+    pub stale: usize,
+    /// Where the sampler stands.
+    pub sampler: SamplerState,
+    /// Batches that were drawn already.
+    pub pending: Vec<Pending>,
+}
+
+/// Writes `bytes` through a temporary file, so that `path` holds the old or the new contents
+/// whatever happens.
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+    let temporary = path.with_extension("tmp");
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|e| TrainError::io(path, e))
+}
+
+fn bad(path: &Path, message: impl std::fmt::Display) -> TrainError {
+    TrainError::Checkpoint {
+        path: path.display().to_string(),
+        message: message.to_string(),
+    }
+}
+
+/// Saves a run.
+///
+/// # Errors
+/// [`TrainError::Io`].
+pub fn save(
+    folder: &Path,
+    model: &Model,
+    optimizer: &Optimizer,
+    progress: &Progress,
+) -> Result<(), TrainError> {
+    let path = folder.join(FILE);
+    let state = optimizer.state(model.parameters());
+    let mut views = Vec::new();
+    for p in model.parameters().list() {
+        let bytes = bytemuck::cast_slice(&p.value);
+        let view = TensorView::new(Dtype::F32, p.shape.clone(), bytes);
+        views.push((p.name.clone(), view.map_err(|e| bad(&path, e))?));
+    }
+    for (name, values) in &state {
+        let view = TensorView::new(Dtype::F32, vec![values.len()], bytemuck::cast_slice(values));
+        views.push((name.clone(), view.map_err(|e| bad(&path, e))?));
+    }
+    let progress = serde_json::to_string(progress).map_err(|e| bad(&path, e))?;
+    let metadata = HashMap::from([
+        ("progress".to_string(), progress),
+        ("optimizer_steps".to_string(), optimizer.steps().to_string()),
+    ]);
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| bad(&path, e))?;
+    replace(&path, &bytes)
+}
+
+fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
+    if tensor.dtype() != Dtype::F32 {
+        return Err(format!("holds {:?} where f32 is needed", tensor.dtype()));
+    }
+    let words = tensor.data().chunks_exact(4);
+    Ok(words
+        .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+        .collect())
+}
+
+/// Restores a run that [`save`] wrote; the model must have been made with the same configuration.
+///
+/// # Errors
+/// [`TrainError::Io`] if there is no checkpoint, [`TrainError::Checkpoint`] if it is damaged or
+/// belongs to another model.
+pub fn restore(
+    folder: &Path,
+    model: &mut Model,
+    optimizer: &mut Optimizer,
+) -> Result<Progress, TrainError> {
+    let path = folder.join(FILE);
+    let bytes = std::fs::read(&path).map_err(|e| TrainError::io(&path, e))?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(&path, e))?;
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let field = |name: &str| {
+        metadata
+            .get(name)
+            .ok_or_else(|| bad(&path, format!("\"{name}\" is missing")))
+    };
+    let progress: Progress = serde_json::from_str(field("progress")?).map_err(|e| bad(&path, e))?;
+    let steps = field("optimizer_steps")?
+        .parse()
+        .map_err(|e| bad(&path, e))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(&path, e))?;
+    let read = |name: &str, len: usize| -> Result<Vec<f32>, TrainError> {
+        let tensor = tensors.tensor(name).map_err(|e| bad(&path, e))?;
+        let values = floats(&tensor).map_err(|e| bad(&path, format!("tensor \"{name}\" {e}")))?;
+        if values.len() == len {
+            Ok(values)
+        } else {
+            Err(bad(
+                &path,
+                format!("tensor \"{name}\" has {} elements, not {len}", values.len()),
+            ))
+        }
+    };
+    for p in model.parameters_mut().list_mut() {
+        p.value = read(&p.name, p.value.len())?;
+    }
+    let parameters = model.parameters().clone();
+    optimizer.restore(&parameters, steps, read)?;
+    Ok(progress)
+}
+
+/// Copies the tensors of a model folder (or of a `.safetensors` file) into the parameters of the
+/// same name and shape. Returns their names.
+///
+/// # Errors
+/// [`TrainError::Io`], [`TrainError::Checkpoint`] if nothing fits.
+pub fn initialise_from(from: &Path, model: &mut Model) -> Result<Vec<String>, TrainError> {
+    let mut candidates: Vec<PathBuf> = vec![from.to_owned()];
+    if from.is_dir() {
+        candidates = [
+            "model.safetensors",
+            "best/model.safetensors",
+            "last/model.safetensors",
+            FILE,
+        ]
+        .iter()
+        .map(|f| from.join(f))
+        .collect();
+    }
+    let path = candidates.iter().find(|p| p.is_file()).ok_or_else(|| {
+        bad(
+            from,
+            "no model.safetensors, best/model.safetensors or checkpoint in it",
+        )
+    })?;
+    let bytes = std::fs::read(path).map_err(|e| TrainError::io(path, e))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(path, e))?;
+    let mut used = Vec::new();
+    for p in model.parameters_mut().list_mut() {
+        if let Ok(tensor) = tensors.tensor(&p.name)
+            && tensor.shape() == p.shape
+            && let Ok(values) = floats(&tensor)
+        {
+            p.value = values;
+            used.push(p.name.clone());
+        }
+    }
+    if used.is_empty() {
+        return Err(bad(
+            path,
+            "no tensor has the name, shape and type of a parameter",
+        ));
+    }
+    Ok(used)
+}
+
+/// Writes a model folder: `config.json`, `tokenizer.json` and f32 `model.safetensors`. `values`
+/// replaces the parameters' own (averaged weights).
+///
+/// # Errors
+/// [`TrainError::Io`].
+pub fn write_model(
+    folder: &Path,
+    model: &Model,
+    values: Option<&[Vec<f32>]>,
+    tokenizer: &Path,
+) -> Result<(), TrainError> {
+    std::fs::create_dir_all(folder).map_err(|e| TrainError::io(folder, e))?;
+    let path = folder.join("model.safetensors");
+    let mut views = BTreeMap::new();
+    for (i, Parameter { name, shape, value }) in model.encoder_parameters().iter().enumerate() {
+        let value = values.map_or(value, |v| &v[i]);
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(value));
+        views.insert(name.clone(), view.map_err(|e| bad(&path, e))?);
+    }
+    let bytes = safetensors::serialize(views, None).map_err(|e| bad(&path, e))?;
+    replace(&path, &bytes)?;
+    let json = std::fs::read(tokenizer).map_err(|e| TrainError::io(tokenizer, e))?;
+    replace(&folder.join("tokenizer.json"), &json)?;
+    replace(
+        &folder.join("config.json"),
+        (model.config().to_json() + "\n").as_bytes(),
+    )
+}

@@ -1,0 +1,375 @@
+//! Configuration of a training run, read from TOML. Unknown keys are errors.
+
+use std::path::{Path, PathBuf};
+
+use laser_encoder::config::{Architecture, Config, Dense};
+use serde::{Deserialize, Serialize};
+
+use super::TrainError;
+use crate::data::SamplerOptions;
+use crate::objectives::contrastive::LARGEST_LOGIT;
+use crate::optim::{OptimizerOptions, Schedule};
+
+/// A training run. Relative paths are relative to the folder of the configuration file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Name of the model.
+    pub name: String,
+    /// Folder for models, checkpoints and logs; made if missing.
+    pub output: PathBuf,
+    /// The `tokenizer.json` that the corpus was packed with.
+    pub tokenizer: PathBuf,
+    /// The packed corpus.
+    pub corpus: PathBuf,
+    /// Seed of parameters, dropout and sampling (unless `sampling.seed` is given).
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Worker threads; 0 = one for every processor. Results depend on it in the last bits.
+    #[serde(default)]
+    pub threads: usize,
+    /// Rounding of the operands of matrix products.
+    #[serde(default)]
+    pub precision: Precision,
+    /// The encoder.
+    pub model: ModelOptions,
+    /// How batches are drawn.
+    #[serde(default)]
+    pub sampling: SamplerOptions,
+    /// What is optimised: at least one objective.
+    pub objective: Objectives,
+    /// Dropout.
+    #[serde(default)]
+    pub dropout: Dropout,
+    /// The optimiser.
+    #[serde(default)]
+    pub optimizer: OptimizerOptions,
+    /// Learning rate over the run.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// Length of the run, checkpoints, early stop.
+    #[serde(default)]
+    pub run: RunOptions,
+    /// Held-out sentences on which retrieval is measured during training.
+    #[serde(default)]
+    pub dev: Vec<DevSet>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// Rounding of the operands of matrix products; sums and parameters are f32 always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// bf16 where the processor multiplies it in hardware, else f32.
+    #[default]
+    Auto,
+    /// No rounding.
+    F32,
+    /// bf16 operands, whatever the processor.
+    Bf16,
+}
+
+/// The encoder: the fields of a model folder's `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelOptions {
+    /// Longest sentence of the finished model in tokens.
+    #[serde(default = "max_tokens")]
+    pub max_tokens: usize,
+    /// Whether embeddings have unit length.
+    #[serde(default = "yes")]
+    pub normalize: bool,
+    /// Architecture and sizes, as in `config.json`.
+    pub encoder: Architecture,
+    /// Dense layers, as in `config.json`.
+    #[serde(default)]
+    pub dense: Vec<Dense>,
+    /// A model folder (or a run's folder) whose tensors of the same name and shape are the start.
+    #[serde(default)]
+    pub init_from: Option<PathBuf>,
+}
+
+fn max_tokens() -> usize {
+    256
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The objectives; their losses are summed with their weights.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Objectives {
+    /// Dual encoder: in-batch softmax with additive margin.
+    pub dual: Option<DualOptions>,
+}
+
+/// The dual-encoder objective ([`crate::objectives::contrastive`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DualOptions {
+    /// Weight of the loss.
+    pub weight: f32,
+    /// Factor of the cosines before the softmax (the inverse temperature); the start if learned.
+    pub scale: f32,
+    /// Whether the scale is a parameter.
+    pub learn_scale: bool,
+    /// Subtracted from the cosine of a pair.
+    pub margin: f32,
+    /// Batches from which hard negatives are drawn together; 0 or 1 = none. Every pair gets the
+    /// nearest wrong target among them as an additional candidate.
+    pub mega_batch: usize,
+    /// Share of mega-batches that get hard negatives.
+    pub mega_share: f64,
+    /// Step from which hard negatives are used.
+    pub mega_from_step: u64,
+    /// A candidate whose cosine exceeds that of the true target by more than this is taken for
+    /// another translation and is not used.
+    pub mega_limit: f32,
+}
+
+impl Default for DualOptions {
+    fn default() -> Self {
+        Self {
+            weight: 1.0,
+            scale: 20.0,
+            learn_scale: false,
+            margin: 0.3,
+            mega_batch: 0,
+            mega_share: 1.0,
+            mega_from_step: 0,
+            mega_limit: 0.1,
+        }
+    }
+}
+
+/// Rates of what is left out at random.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dropout {
+    /// Share of tokens removed from a sentence; at least one stays.
+    pub tokens: f32,
+    /// Elements of token embeddings (BiLSTM) or of their mean.
+    pub embedding: f32,
+    /// Elements between layers.
+    pub hidden: f32,
+}
+
+/// Length of the run, checkpoints and early stop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunOptions {
+    /// Updates; 0 = until `max_minutes`.
+    pub steps: u64,
+    /// Time limit over all resumptions; 0 = none. The learning rate follows whichever of the two
+    /// limits is nearer.
+    pub max_minutes: f64,
+    /// Batches whose gradients are summed into one update.
+    pub accumulate: usize,
+    /// Sentences that go through the encoder at a time; 0 = the whole batch. Bounds memory: each
+    /// part is computed twice, without and with what its backward pass needs (Gao et al., RepL4NLP
+    /// 2021).
+    pub chunk_sentences: usize,
+    /// Updates between log lines.
+    pub log_steps: u64,
+    /// Updates between evaluations on the dev sets; 0 = only at the end.
+    pub dev_steps: u64,
+    /// Minutes between checkpoints.
+    pub checkpoint_minutes: f64,
+    /// Evaluations without a better dev accuracy after which the run stops; 0 = never.
+    pub patience: usize,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            steps: 0,
+            max_minutes: 0.0,
+            accumulate: 1,
+            chunk_sentences: 0,
+            log_steps: 50,
+            dev_steps: 0,
+            checkpoint_minutes: 10.0,
+            patience: 0,
+        }
+    }
+}
+
+/// A keyed file (`key <TAB> language <TAB> text`) on which retrieval is measured: for every
+/// sentence that has a pivot sentence under its key, the nearest pivot sentence by cosine should
+/// have the same key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DevSet {
+    /// The file.
+    pub path: PathBuf,
+    /// Language of the candidates.
+    #[serde(default = "english")]
+    pub pivot: String,
+    /// Keys that are read; 0 = all.
+    #[serde(default)]
+    pub keys: usize,
+    /// Weight in the figure that decides which model is the best.
+    #[serde(default = "unit")]
+    pub weight: f64,
+}
+
+fn english() -> String {
+    "en".into()
+}
+
+fn unit() -> f64 {
+    1.0
+}
+
+impl TrainConfig {
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`] for anything that is not as it should be, with the place.
+    pub fn load(path: &Path) -> Result<Self, TrainError> {
+        let text = std::fs::read_to_string(path).map_err(|e| TrainError::io(path, e))?;
+        let mut config: Self = toml::from_str(&text)
+            .map_err(|e| TrainError::Config(format!("{}: {e}", path.display())))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        config.resolve(folder);
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Makes all paths relative to `folder`.
+    fn resolve(&mut self, folder: &Path) {
+        let paths = [&mut self.output, &mut self.tokenizer, &mut self.corpus]
+            .into_iter()
+            .chain(self.model.init_from.as_mut())
+            .chain(self.dev.iter_mut().map(|d| &mut d.path));
+        for path in paths {
+            *path = folder.join(&path);
+        }
+    }
+
+    /// The architecture as it is written to a model folder.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`] if widths do not fit one another.
+    pub fn model_config(&self) -> Result<Config, TrainError> {
+        let dimensions = self
+            .model
+            .dense
+            .last()
+            .map_or(self.model.encoder.output_size(), |d| d.output);
+        let config = Config {
+            format: laser_encoder::config::FORMAT,
+            name: self.name.clone(),
+            dimensions,
+            max_tokens: self.model.max_tokens,
+            normalize: self.model.normalize,
+            text: Default::default(),
+            encoder: self.model.encoder.clone(),
+            dense: self.model.dense.clone(),
+            checks: Vec::new(),
+        };
+        config
+            .validate()
+            .map_err(|e| TrainError::Config(e.to_string()))?;
+        Ok(config)
+    }
+
+    /// Checks what types cannot express.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`].
+    pub fn check(&self) -> Result<(), TrainError> {
+        let fail = |message: String| Err(TrainError::Config(message));
+        self.model_config()?;
+        let Some(dual) = &self.objective.dual else {
+            return fail("name at least one objective, for instance [objective.dual]".into());
+        };
+        if !self.model.normalize {
+            return fail("the dual objective needs model.normalize = true".into());
+        }
+        if !(dual.scale > 0.0) || dual.scale * (1.0 + dual.margin.abs()) > LARGEST_LOGIT {
+            return fail(format!(
+                "scale must be positive, and scale times (1 + margin) at most {LARGEST_LOGIT}"
+            ));
+        }
+        if !(0.0..=1.0).contains(&dual.mega_share) {
+            return fail("mega_share must lie between 0 and 1".into());
+        }
+        for (name, rate) in [
+            ("tokens", self.dropout.tokens),
+            ("embedding", self.dropout.embedding),
+            ("hidden", self.dropout.hidden),
+        ] {
+            if !(0.0..1.0).contains(&rate) {
+                return fail(format!("dropout.{name} must be at least 0 and below 1"));
+            }
+        }
+        let o = &self.optimizer;
+        let positive = [o.learning_rate, o.embedding_rate_factor];
+        if positive.iter().any(|x| !(x.is_finite() && *x >= 0.0)) {
+            return fail("learning rates must be numbers of at least 0".into());
+        }
+        for (name, value) in [
+            ("beta1", o.beta1),
+            ("beta2", o.beta2),
+            ("average_decay", o.average_decay),
+        ] {
+            if !(0.0..1.0).contains(&value) {
+                return fail(format!("optimizer.{name} must be at least 0 and below 1"));
+            }
+        }
+        if self.run.accumulate == 0 || self.run.log_steps == 0 {
+            return fail("run.accumulate and run.log_steps must be at least 1".into());
+        }
+        if self.run.steps == 0 && !(self.run.max_minutes > 0.0) {
+            return fail("set run.steps or run.max_minutes".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"
+        name = "small"
+        output = "run"
+        tokenizer = "tokenizer.json"
+        corpus = "corpus.packed"
+        [model]
+        encoder = { architecture = "mean", embedding_size = 8, pooling = "weighted" }
+        dense = [{ in = 8, out = 6, activation = "tanh" }]
+        [objective.dual]
+        [run]
+        steps = 5
+    "#;
+
+    #[test]
+    fn unknown_keys_and_bad_values_are_refused() {
+        let parse = |text: &str| toml::from_str::<TrainConfig>(text);
+        let config = parse(SMALL).unwrap();
+        config.check().unwrap();
+        assert_eq!(config.model_config().unwrap().dimensions, 6);
+        let error = parse(&SMALL.replace("steps = 5", "step = 5"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("unknown field `step`"), "{error}");
+        for (from, to) in [
+            ("steps = 5", "steps = 0"),
+            ("in = 8", "in = 7"),
+            ("[objective.dual]", "[objective.dual]\nscale = 90"),
+            ("[objective.dual]", "[objective]"),
+        ] {
+            assert!(
+                parse(&SMALL.replace(from, to)).unwrap().check().is_err(),
+                "{to}"
+            );
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Retrieval on held-out sentences during training.
+
+use std::collections::BTreeMap;
+
+use super::TrainError;
+use super::config::DevSet;
+use crate::data::Ragged;
+use crate::data::readers::{Keyed, Problems, Reader};
+use crate::models::Model;
+use crate::ops::matrix::Arithmetic;
+use crate::ops::threads::Threads;
+use crate::tokenizer::Loaded;
+
+/// A tokenised dev set.
+#[derive(Debug)]
+pub struct Dev {
+    /// File name up to its first dot.
+    pub name: String,
+    /// Weight in the figure that chooses the best model.
+    pub weight: f64,
+    sentences: Ragged,
+    /// Sentences of the pivot language.
+    candidates: usize,
+    /// Key of each sentence; the candidates come first.
+    keys: Vec<u32>,
+    /// Range of each other language's sentences.
+    languages: BTreeMap<String, std::ops::Range<usize>>,
+}
+
+/// Accuracy on one dev set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accuracy {
+    /// Mean over languages, from 0 to 1.
+    pub mean: f64,
+    /// By language.
+    pub languages: BTreeMap<String, f64>,
+}
+
+impl Dev {
+    /// Reads and tokenises a dev set.
+    ///
+    /// # Errors
+    /// [`TrainError::Data`] if it cannot be read, [`TrainError::Config`] if no sentence has a
+    /// pivot sentence.
+    pub fn load(set: &DevSet, tokenizer: &Loaded, max_tokens: usize) -> Result<Self, TrainError> {
+        let mut reader = Keyed::open(&set.path)?;
+        let mut problems = Problems::new(false);
+        let mut pivots: Vec<(u32, String)> = Vec::new();
+        let mut others: BTreeMap<String, Vec<(u32, String)>> = BTreeMap::new();
+        let mut key = 0;
+        while let Some(group) = reader.next_group(&mut problems)? {
+            if set.keys > 0 && key as usize >= set.keys {
+                break;
+            }
+            if !group.rows.iter().any(|r| r.language == set.pivot) {
+                continue;
+            }
+            for row in group.rows {
+                if row.language == set.pivot {
+                    pivots.push((key, row.text));
+                } else {
+                    others
+                        .entry(row.language)
+                        .or_default()
+                        .push((key, row.text));
+                }
+            }
+            key += 1;
+        }
+        let name = set.path.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.split('.').next().unwrap_or_default().to_string();
+        if others.is_empty() {
+            return Err(TrainError::Config(format!(
+                "dev set \"{name}\" has no sentence beside one in \"{}\"",
+                set.pivot
+            )));
+        }
+        let candidates = pivots.len();
+        let mut languages = BTreeMap::new();
+        let mut all = pivots;
+        for (language, rows) in others {
+            languages.insert(language, all.len()..all.len() + rows.len());
+            all.extend(rows);
+        }
+        let mut sentences = Ragged::new();
+        let mut keys = Vec::with_capacity(all.len());
+        for block in all.chunks(4096) {
+            let texts: Vec<&str> = block.iter().map(|(_, text)| text.as_str()).collect();
+            for ids in tokenizer.encode(&texts)? {
+                sentences.push(&ids[..ids.len().min(max_tokens)]);
+            }
+            keys.extend(block.iter().map(|(key, _)| *key));
+        }
+        Ok(Self {
+            name,
+            weight: set.weight,
+            sentences,
+            candidates,
+            keys,
+            languages,
+        })
+    }
+
+    /// Number of sentences.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Share of sentences whose nearest candidate by cosine has their key, by language.
+    pub fn evaluate(&self, model: &Model, threads: &Threads) -> Accuracy {
+        let batch = model.prepare(&self.sentences);
+        let x = model.encode(threads, &batch);
+        let width = model.dimensions();
+        let candidates = &x[..self.candidates * width];
+        let ranges: Vec<_> = self.languages.values().cloned().collect();
+        let right = threads.map(ranges, |_, range| {
+            const BLOCK: usize = 256;
+            let mut similarities = vec![0f32; BLOCK * self.candidates];
+            let mut right = 0usize;
+            for from in range.clone().step_by(BLOCK) {
+                let to = range.end.min(from + BLOCK);
+                let n = to - from;
+                let s = &mut similarities[..n * self.candidates];
+                let queries = &x[from * width..to * width];
+                Arithmetic::F32.nt((n, self.candidates, width), queries, candidates, s, false);
+                for (q, row) in (from..to).zip(s.chunks_exact(self.candidates)) {
+                    let best = row.iter().enumerate().fold((0, f32::MIN), |b, (i, v)| {
+                        if *v > b.1 { (i, *v) } else { b }
+                    });
+                    right += usize::from(self.keys[best.0] == self.keys[q]);
+                }
+            }
+            right as f64 / range.len() as f64
+        });
+        let languages: BTreeMap<String, f64> = self.languages.keys().cloned().zip(right).collect();
+        Accuracy {
+            mean: languages.values().sum::<f64>() / languages.len() as f64,
+            languages,
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! One update: draws batches, runs the objectives forward and backward, applies the optimiser.
+
+use std::collections::{HashSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::TrainError;
+use super::config::{DualOptions, TrainConfig};
+use crate::data::permutation::mix;
+use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
+use crate::models::{Model, Regularization};
+use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest};
+use crate::ops::pool::{self, Occurrences};
+use crate::ops::simd::{add, scale};
+use crate::ops::threads::Threads;
+use crate::optim::Optimizer;
+
+/// A batch that was drawn and waits for its turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pending {
+    /// Source and target sentence of every pair.
+    pub pairs: Vec<(SentenceId, SentenceId)>,
+    /// Additional candidates.
+    pub negatives: Vec<SentenceId>,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Mean loss of its batches.
+    pub loss: f64,
+    /// Gradient norm before clipping.
+    pub norm: f64,
+    /// Pairs.
+    pub pairs: u64,
+    /// Tokens of both sides.
+    pub tokens: u64,
+}
+
+/// The state of training.
+pub struct Stepper {
+    /// The model that is trained.
+    pub model: Model,
+    /// Its optimiser.
+    pub optimizer: Optimizer,
+    /// Draws batches.
+    pub sampler: Sampler,
+    /// Batches that were drawn already.
+    pub pending: VecDeque<Pending>,
+    /// Worker threads.
+    pub threads: Threads,
+    /// Position of the learned scale among the parameters.
+    pub scale: Option<usize>,
+}
+
+/// Parts of the seed, so that no two uses share a stream.
+mod stream {
+    pub const TOKENS: u64 = 1;
+    pub const MASKS: u64 = 2;
+    pub const MEGA: u64 = 3;
+}
+
+fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
+    mix(mix(config.seed.wrapping_mul(8) + stream) ^ mix(step << 16 | batch as u64))
+}
+
+/// What tells that two sentences mean the same: hashes of both texts and the group.
+fn identities(corpus: &PackedCorpus, pair: (SentenceId, SentenceId)) -> Vec<u64> {
+    let hash = |s| u64::from(corpus.text_hash(s));
+    vec![
+        hash(pair.0),
+        hash(pair.1),
+        1 << 40 | u64::from(corpus.group_of(pair.0)),
+    ]
+}
+
+/// Leaves each token out with probability `rate`; at least one of a sentence stays.
+fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
+    let mut kept = Ragged::new();
+    let mut position = 0u64;
+    for i in 0..batch.len() {
+        let row = batch.row(i);
+        let begin = kept.ids.len();
+        for id in row {
+            position += 1;
+            let uniform = (mix(seed ^ position) >> 40) as f32 / (1 << 24) as f32;
+            if uniform >= rate {
+                kept.ids.push(*id);
+            }
+        }
+        if kept.ids.len() == begin && !row.is_empty() {
+            kept.ids
+                .push(row[(mix(seed ^ position) % row.len() as u64) as usize]);
+        }
+        kept.starts.push(kept.ids.len());
+    }
+    kept
+}
+
+impl Stepper {
+    /// Takes the next batch, drawing one, or several at once for hard negatives.
+    fn next_batch(&mut self, config: &TrainConfig, corpus: &PackedCorpus, step: u64) -> Pending {
+        if let Some(batch) = self.pending.pop_front() {
+            return batch;
+        }
+        let mut draw = || {
+            let pairs = self.sampler.next_batch(corpus).pairs;
+            let pairs = pairs
+                .iter()
+                .map(|Pair { source, target }| (*source, *target))
+                .collect();
+            Pending {
+                pairs,
+                negatives: Vec::new(),
+            }
+        };
+        let wanted = config.objective.dual.as_ref().filter(|dual| {
+            let dice = seed_of(config, stream::MEGA, step, 0) >> 11;
+            let uniform = dice as f64 / (1u64 << 53) as f64;
+            dual.mega_batch > 1 && step >= dual.mega_from_step && uniform < dual.mega_share
+        });
+        let Some(dual) = wanted else { return draw() };
+        let mut batches: Vec<Pending> = (0..dual.mega_batch).map(|_| draw()).collect();
+        self.mine(config, corpus, dual, &mut batches);
+        self.pending.extend(batches);
+        self.pending.pop_front().expect("a mega-batch has batches")
+    }
+
+    /// Gives every batch the hardest wrong target of each of its pairs among the targets of all.
+    fn mine(
+        &self,
+        config: &TrainConfig,
+        corpus: &PackedCorpus,
+        dual: &DualOptions,
+        batches: &mut [Pending],
+    ) {
+        let pairs: Vec<_> = batches
+            .iter()
+            .flat_map(|b| b.pairs.iter().copied())
+            .collect();
+        let limit = config.sampling.max_tokens;
+        let encode = |sentences: Vec<SentenceId>| {
+            let ragged = corpus.gather(sentences, limit);
+            self.model
+                .encode(&self.threads, &self.model.prepare(&ragged))
+        };
+        let x = encode(pairs.iter().map(|p| p.0).collect());
+        let y = encode(pairs.iter().map(|p| p.1).collect());
+        let names: Vec<_> = pairs.iter().map(|p| identities(corpus, *p)).collect();
+        let masks = Masks::new(&names, &names);
+        let own: Vec<u32> = (0..pairs.len() as u32).collect();
+        let width = self.model.dimensions();
+        let found = hardest(
+            &self.threads,
+            (&x, &y),
+            width,
+            &own,
+            &masks,
+            dual.mega_limit,
+        );
+        let mut at = 0;
+        for batch in batches {
+            let mut known: HashSet<u32> =
+                batch.pairs.iter().map(|p| corpus.text_hash(p.1)).collect();
+            for (own, other) in found[at..at + batch.pairs.len()].iter().enumerate() {
+                let target = pairs[*other as usize].1;
+                if *other as usize != at + own && known.insert(corpus.text_hash(target)) {
+                    batch.negatives.push(target);
+                }
+            }
+            at += batch.pairs.len();
+        }
+    }
+
+    /// Makes update `step` with the given factor of the learning rate.
+    ///
+    /// # Errors
+    /// [`TrainError::Diverged`] if the loss or the gradient is not finite; the parameters are then
+    /// as before.
+    pub fn step(
+        &mut self,
+        config: &TrainConfig,
+        corpus: &PackedCorpus,
+        step: u64,
+        rate_factor: f64,
+    ) -> Result<Outcome, TrainError> {
+        let rate = config.optimizer.learning_rate * rate_factor;
+        let diverged = |what, value| TrainError::Diverged {
+            what,
+            value,
+            step,
+            rate,
+        };
+        let mut outcome = Outcome::default();
+        let mut dense = self.model.parameters().zeros();
+        let mut occurrences: Vec<Occurrences> = Vec::new();
+        for part in 0..config.run.accumulate {
+            let batch = self.next_batch(config, corpus, step);
+            let (loss, tokens) = self.gradients(
+                config,
+                corpus,
+                &batch,
+                (step, part),
+                &mut dense,
+                &mut occurrences,
+            );
+            if !loss.is_finite() {
+                return Err(diverged("loss", loss));
+            }
+            outcome.loss += loss / config.run.accumulate as f64;
+            outcome.pairs += batch.pairs.len() as u64;
+            outcome.tokens += tokens;
+        }
+        let width = self.model.embedding_size();
+        let table = self.model.parameters().value(0);
+        let sparse = pool::gather(&self.threads, &occurrences, table, width);
+        drop(occurrences);
+        let norm = self
+            .optimizer
+            .norm(&self.threads, self.model.parameters(), &dense, &sparse);
+        if !norm.is_finite() {
+            return Err(diverged("gradient norm", norm));
+        }
+        outcome.norm = norm;
+        let parameters = self.model.parameters_mut();
+        self.optimizer.step(
+            &self.threads,
+            parameters,
+            &dense,
+            &sparse,
+            norm,
+            rate_factor,
+        );
+        if let (Some(at), Some(dual)) = (self.scale, &config.objective.dual) {
+            let limit = (LARGEST_LOGIT / (1.0 + dual.margin.abs())).ln();
+            let value = &mut parameters.list_mut()[at].value[0];
+            *value = value.clamp(0.0, limit);
+        }
+        Ok(outcome)
+    }
+
+    /// Adds the gradients of one batch; returns its loss and number of tokens.
+    fn gradients(
+        &self,
+        config: &TrainConfig,
+        corpus: &PackedCorpus,
+        batch: &Pending,
+        (step, part): (u64, usize),
+        dense: &mut [Vec<f32>],
+        occurrences: &mut Vec<Occurrences>,
+    ) -> (f64, u64) {
+        let limit = config.sampling.max_tokens;
+        let sources = batch.pairs.iter().map(|p| p.0);
+        let targets = batch.pairs.iter().map(|p| p.1);
+        let all = sources
+            .chain(targets)
+            .chain(batch.negatives.iter().copied());
+        let mut sentences = corpus.gather(all, limit);
+        let tokens = sentences.starts[2 * batch.pairs.len()] as u64;
+        if config.dropout.tokens > 0.0 {
+            let seed = seed_of(config, stream::TOKENS, step, part);
+            sentences = drop_tokens(&sentences, config.dropout.tokens, seed);
+        }
+        let sentences = self.model.prepare(&sentences).into_owned();
+        let regularization = Some(Regularization {
+            embedding: config.dropout.embedding,
+            hidden: config.dropout.hidden,
+            seed: seed_of(config, stream::MASKS, step, part),
+        });
+        let count = sentences.len();
+        let chunk = match config.run.chunk_sentences {
+            0 => count,
+            n => n.min(count),
+        };
+        let chunks: Vec<_> = (0..count)
+            .step_by(chunk.max(1))
+            .map(|a| a..count.min(a + chunk))
+            .collect();
+        let mut z = Vec::with_capacity(count * self.model.dimensions());
+        let mut saved = None;
+        for range in chunks.iter().cloned() {
+            let (x, s) = self
+                .model
+                .forward(&self.threads, &sentences, range, regularization);
+            z.extend_from_slice(&x);
+            saved = (chunks.len() == 1).then_some(s);
+        }
+        let mut dz = vec![0f32; z.len()];
+        let mut loss = 0.0;
+        let share = 1.0 / config.run.accumulate as f32;
+        if let Some(dual) = &config.objective.dual {
+            loss +=
+                f64::from(dual.weight) * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
+        }
+        let mut add_shards = |shards: Vec<crate::models::ShardGradients>| {
+            for shard in shards {
+                for (total, part) in dense.iter_mut().zip(&shard.dense) {
+                    add(part, total);
+                }
+                occurrences.push(shard.embeddings);
+            }
+        };
+        match saved {
+            Some(saved) => {
+                add_shards(self.model.backward(
+                    &self.threads,
+                    &sentences,
+                    saved,
+                    &dz,
+                    regularization,
+                ));
+            }
+            None => {
+                for range in chunks {
+                    let (_, saved) =
+                        self.model
+                            .forward(&self.threads, &sentences, range, regularization);
+                    add_shards(self.model.backward(
+                        &self.threads,
+                        &sentences,
+                        saved,
+                        &dz,
+                        regularization,
+                    ));
+                }
+            }
+        }
+        (loss, tokens)
+    }
+
+    /// Dual-encoder loss; adds `share · weight` times its gradient.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site, each argument of another kind"
+    )]
+    fn dual(
+        &self,
+        corpus: &PackedCorpus,
+        dual: &DualOptions,
+        batch: &Pending,
+        z: &[f32],
+        dz: &mut [f32],
+        share: f32,
+        dense: &mut [Vec<f32>],
+    ) -> f64 {
+        let width = self.model.dimensions();
+        let rows: Vec<_> = batch.pairs.iter().map(|p| identities(corpus, *p)).collect();
+        let mut columns = rows.clone();
+        columns.extend(batch.negatives.iter().map(|n| identities(corpus, (*n, *n))));
+        let masks = Masks::new(&rows, &columns);
+        let factor = match self.scale {
+            Some(at) => self.model.parameters().value(at)[0].exp(),
+            None => dual.scale,
+        };
+        let (x, y) = z.split_at(batch.pairs.len() * width);
+        let result = contrastive(&self.threads, (x, y), width, &masks, (factor, dual.margin));
+        let weight = share * dual.weight;
+        let (dx, dy) = dz.split_at_mut(x.len());
+        for (to, mut from) in [(dx, result.dx), (dy, result.dy)] {
+            scale(weight, &mut from);
+            add(&from, to);
+        }
+        if let Some(at) = self.scale {
+            dense[at][0] += weight * factor * result.d_scale as f32;
+        }
+        result.loss
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_dropout_keeps_one_token_and_about_the_rest() {
+        let mut batch = Ragged::new();
+        for n in [1usize, 0, 2000] {
+            batch.push(&(0..n as u32).collect::<Vec<_>>());
+        }
+        let kept = drop_tokens(&batch, 0.4, 3);
+        assert_eq!(kept.row(0), [0]);
+        assert!(kept.row(1).is_empty());
+        let share = kept.row(2).len() as f64 / 2000.0;
+        assert!((share - 0.6).abs() < 0.05, "{share}");
+        assert!(kept.row(2).windows(2).all(|w| w[0] < w[1]));
+        assert_eq!(kept, drop_tokens(&batch, 0.4, 3));
+    }
+}
