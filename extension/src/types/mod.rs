@@ -1,1 +1,26 @@
-//! The types `embedding` and `halfembedding`.
+//! The types `embedding` (`f32`) and `halfembedding` (IEEE half precision).
+//!
+//! The datum has the layout of pgvector's `vector` and `halfvec`, so that `sql/pgvector_casts.sql`
+//! can declare them binary coercible. The SQL side is `sql/types.sql`; what needs no server (text
+//! and wire formats, kernels, checks) is the crate `laser-vector`.
+//!
+//! For the other modules: [`Embedding`] and [`HalfEmbedding`] read a datum without copying it
+//! where it is not toasted, [`new_embedding`] and [`new_half_embedding`] make one, and all can be
+//! arguments and results of `#[pg_extern]` functions ([`OwnedEmbedding`] for results).
+
+mod aggregates;
+mod casts;
+mod datum;
+mod errors;
+mod fmgr;
+mod io;
+mod operators;
+
+// Used by the modules beside this one.
+#[allow(unused_imports)]
+pub use datum::{
+    Embedding, HalfEmbedding, OwnedEmbedding, OwnedHalfEmbedding, Values, new_embedding,
+    new_half_embedding, new_values,
+};
+#[allow(unused_imports)]
+pub use errors::{raise, raise_hint, report};
