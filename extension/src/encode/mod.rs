@@ -1,4 +1,22 @@
-//! Placeholder.
+//! Texts to embeddings: settings, the worker that keeps the encoder process running, the client of
+//! that process, and the SQL functions on top.
+//!
+//! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
+//! [`describe_model`] tells a model's dimensions and fingerprint.
 
-/// Registers what this module needs from the server.
-pub fn init() {}
+mod client;
+mod files;
+mod functions;
+mod guc;
+mod status;
+mod text;
+mod worker;
+
+#[allow(unused_imports)]
+pub use client::{Embedded, Model, describe_model, embed_texts};
+
+/// Defines the settings and, with `shared_preload_libraries`, registers the worker.
+pub fn init() {
+    guc::define();
+    worker::register_at_start();
+}

@@ -1,0 +1,739 @@
+//! The encoder server: one event loop that reads requests of all sessions, gathers them into
+//! batches, encodes and answers.
+//!
+//! The loop encodes on its own thread (the encoder spreads large batches over its pool). While it
+//! does, requests pile up in the sockets and become the next batch: batches grow with the load by
+//! themselves, and a lone text is encoded the moment it is read, without a hand-over between
+//! threads. A batch is limited to about [`BATCH_SECONDS`], so that a single text never waits long
+//! behind another session's thousands. Loading of models and writing to slow readers have threads
+//! of their own.
+
+mod models;
+mod queue;
+mod stats;
+mod sys;
+mod writer;
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions};
+use laser_protocol::{
+    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, VERSION, decode_request,
+    encode_embeddings_reply, encode_reply,
+};
+
+use models::{Lookup, Models, Report};
+use queue::{Batch, Budget, Job, Queue, SessionId, text_cost};
+use stats::Stats;
+use sys::{Epoll, Event, Waker};
+use writer::{Output, Writer};
+
+pub use sys::{die_with_parent, exit_now, prepare_process};
+
+/// Seconds that a batch should take at most.
+const BATCH_SECONDS: f64 = 0.06;
+/// Texts of a batch that are taken in spite of that: smaller products waste the processor.
+const BATCH_LEAST: usize = 32;
+/// Cost of the first batch of a model, whose speed is not known yet.
+const FIRST_BUDGET: usize = 1024;
+/// Largest cost of a batch, whatever the speed.
+const MAX_BUDGET: usize = 1 << 18;
+/// Requests of one session that may wait; beyond it, the session's socket is not read.
+const MAX_REQUESTS: usize = 64;
+/// Replies of one session in bytes that may wait for it to read them.
+const MAX_UNREAD: usize = 64 << 20;
+/// How often paused sessions are looked at, in milliseconds.
+const PAUSE_MS: i32 = 20;
+
+const LISTENER: u64 = 0;
+const WAKER: u64 = 1;
+const FIRST_SESSION: u64 = 2;
+
+/// What the server is told at its start.
+pub struct Options {
+    /// Folders of models.
+    pub model_path: Vec<PathBuf>,
+    /// Name of the default model; empty: the only or first one.
+    pub default_model: String,
+    /// Device, precision and threads.
+    pub load: LoadOptions,
+    /// Bytes of models in memory; 0: no limit.
+    pub memory_limit: u64,
+    /// Texts that may wait.
+    pub queue_limit: usize,
+    /// How often the process was restarted, for the status.
+    pub restarts: u64,
+}
+
+/// Writes a line for the server log to standard error.
+pub fn log(message: &str) {
+    eprintln!("{}", message.replace('\n', " "));
+}
+
+/// Opens the socket. A file that nobody listens on is left over from a crash and is replaced.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => {
+            if UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(
+                    ErrorKind::AddrInUse,
+                    "another encoder listens on this socket",
+                ));
+            }
+            log("replacing a socket file that nobody listens on");
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
+}
+
+struct Session {
+    output: Arc<Output>,
+    input: FrameBuffer,
+    greeted: bool,
+    requests: usize,
+    paused: bool,
+}
+
+/// The server.
+pub struct Server {
+    listener: UnixListener,
+    epoll: Epoll,
+    waker: Arc<Waker>,
+    models: Models,
+    queue: Queue,
+    queue_limit: usize,
+    sessions: HashMap<SessionId, Session>,
+    next_session: SessionId,
+    describing: Vec<(SessionId, u64, String)>,
+    writer: Writer,
+    stats: Stats,
+    restarts: u64,
+    scratch: Vec<u8>,
+    reply: Vec<u8>,
+}
+
+impl Server {
+    /// A server on an open socket; starts loading the default model.
+    pub fn new(listener: UnixListener, options: Options) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let waker = Arc::new(Waker::new()?);
+        let epoll = Epoll::new()?;
+        epoll.add(&listener, LISTENER)?;
+        epoll.add(&*waker, WAKER)?;
+        let mut models = Models::new(
+            options.model_path,
+            options.default_model,
+            options.memory_limit,
+            options.load,
+            waker.clone(),
+        )?;
+        if let Some(name) = models.default_name() {
+            models.lookup(&name);
+        }
+        Ok(Self {
+            listener,
+            epoll,
+            waker,
+            models,
+            queue: Queue::default(),
+            queue_limit: options.queue_limit,
+            sessions: HashMap::new(),
+            next_session: FIRST_SESSION,
+            describing: Vec::new(),
+            writer: Writer::new()?,
+            stats: Stats::new(),
+            restarts: options.restarts,
+            scratch: vec![0; 1 << 16],
+            reply: Vec::new(),
+        })
+    }
+
+    /// Serves until an error of the event loop itself.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut events = Vec::new();
+        let mut more = false;
+        loop {
+            let timeout = if more {
+                0
+            } else if self.sessions.values().any(|s| s.paused) {
+                PAUSE_MS
+            } else {
+                -1
+            };
+            self.epoll.wait(timeout, &mut events)?;
+            for event in &events {
+                match event.token {
+                    LISTENER => self.accept(),
+                    WAKER => self.waker.clear(),
+                    _ => self.session_event(event),
+                }
+            }
+            self.loader_reports();
+            self.resume_paused();
+            more = self.encode_batch();
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // Out of descriptors, for example: the client waits in the backlog.
+                    log(&format!("could not accept a connection: {e}"));
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            };
+            let id = self.next_session;
+            self.next_session += 1;
+            if stream
+                .set_nonblocking(true)
+                .and_then(|()| self.epoll.add(&stream, id))
+                .is_err()
+            {
+                continue;
+            }
+            self.sessions.insert(
+                id,
+                Session {
+                    output: Output::new(stream),
+                    input: FrameBuffer::new(),
+                    greeted: false,
+                    requests: 0,
+                    paused: false,
+                },
+            );
+        }
+    }
+
+    fn session_event(&mut self, event: &Event) {
+        if event.hangup {
+            self.close(event.token);
+        } else if event.readable {
+            self.read(event.token);
+        }
+    }
+
+    fn close(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.remove(&id) {
+            let _ = self.epoll.remove(session.output.stream());
+            self.queue.forget(id);
+            self.describing.retain(|d| d.0 != id);
+        }
+    }
+
+    /// Reads what has arrived (one buffer's worth; level-triggered events bring the rest) and
+    /// handles complete requests.
+    fn read(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        loop {
+            match session.output.stream().read(&mut self.scratch) {
+                Ok(0) => return self.close(id),
+                Ok(n) => {
+                    session.input.push(&self.scratch[..n]);
+                    if n < self.scratch.len() || session.input.len() > 1 << 20 {
+                        break;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => return self.close(id),
+            }
+        }
+        self.handle_frames(id);
+    }
+
+    fn handle_frames(&mut self, id: SessionId) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&id) else {
+                return;
+            };
+            let pause = session.requests >= MAX_REQUESTS || session.output.pending() > MAX_UNREAD;
+            if pause != session.paused {
+                session.paused = pause;
+                let _ = self.epoll.set_reading(session.output.stream(), id, !pause);
+            }
+            if pause {
+                return;
+            }
+            let request = match session.input.next_frame() {
+                Ok(None) => return session.input.shrink(1 << 20),
+                Ok(Some(frame)) => decode_request(frame),
+                Err(e) => Err(e),
+            };
+            match request {
+                Ok(request) => self.handle(id, request),
+                Err(e) => {
+                    self.send_failure(
+                        id,
+                        0,
+                        Failure {
+                            code: ErrorCode::Protocol,
+                            message: format!("the encoder cannot read a request: {e}"),
+                            hint: String::new(),
+                        },
+                    );
+                    return self.close(id);
+                }
+            }
+        }
+    }
+
+    fn resume_paused(&mut self) {
+        let paused: Vec<SessionId> = self
+            .sessions
+            .iter()
+            .filter(|(_, s)| s.paused)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in paused {
+            self.handle_frames(id);
+        }
+    }
+
+    fn handle(&mut self, id: SessionId, request: Request) {
+        let greeted = self.sessions.get(&id).is_some_and(|s| s.greeted);
+        match request {
+            Request::Hello { version } if version == VERSION => {
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.greeted = true;
+                }
+                self.send(
+                    id,
+                    &Reply::Hello {
+                        version: VERSION,
+                        pid: std::process::id(),
+                    },
+                );
+            }
+            Request::Hello { version } => {
+                self.send_failure(
+                    id,
+                    0,
+                    Failure {
+                        code: ErrorCode::Protocol,
+                        message: format!(
+                            "the encoder speaks protocol version {VERSION}, not {version}"
+                        ),
+                        hint: "laser was upgraded; restart the server, or reconnect.".into(),
+                    },
+                );
+                self.close(id);
+            }
+            _ if !greeted => {
+                self.send_failure(
+                    id,
+                    0,
+                    Failure {
+                        code: ErrorCode::Protocol,
+                        message: "the first message is not a greeting".into(),
+                        hint: String::new(),
+                    },
+                );
+                self.close(id);
+            }
+            Request::Ping { id: request } => self.send(id, &Reply::Pong { id: request }),
+            Request::Status { id: request } => {
+                let status = Box::new(self.status());
+                self.send(
+                    id,
+                    &Reply::Status {
+                        id: request,
+                        status,
+                    },
+                );
+            }
+            Request::Models { id: request } => self.models.list((id, request)),
+            Request::Describe { id: request, model } => self.describe(id, request, &model),
+            Request::Embed {
+                id: request,
+                model,
+                texts,
+            } => self.embed(id, request, &model, texts),
+        }
+    }
+
+    fn status(&mut self) -> laser_protocol::Status {
+        let (loaded, memory, device) = self.models.loaded();
+        laser_protocol::Status {
+            pid: std::process::id(),
+            device,
+            default_model: self.models.default_name().unwrap_or_default(),
+            loaded,
+            memory,
+            sessions: self.sessions.len() as u32,
+            queued: self.queue.waiting() as u64,
+            queue_limit: self.queue_limit as u64,
+            batches: self.stats.batches,
+            sentences: self.stats.sentences,
+            tokens: self.stats.tokens,
+            sentences_per_second: self.stats.sentences_per_second(),
+            restarts: self.restarts,
+            uptime_ms: self.stats.uptime().as_millis() as u64,
+            last_error: self.stats.last_error.clone(),
+        }
+    }
+
+    fn describe(&mut self, id: SessionId, request: u64, model: &str) {
+        let name = match self.models.resolve(model) {
+            Ok(name) => name,
+            Err(failure) => return self.send_failure(id, request, failure),
+        };
+        match self.models.lookup(&name) {
+            Lookup::Ready => {
+                let models = self.models.info(&name).into_iter().collect();
+                self.send(
+                    id,
+                    &Reply::Models {
+                        id: request,
+                        models,
+                    },
+                );
+            }
+            Lookup::Loading => self.describing.push((id, request, name)),
+            Lookup::Failed(failure) => self.send_failure(id, request, failure),
+        }
+    }
+
+    fn embed(&mut self, id: SessionId, request: u64, model: &str, texts: Vec<String>) {
+        let name = match self.models.resolve(model) {
+            Ok(name) => name,
+            Err(failure) => return self.send_failure(id, request, failure),
+        };
+        if let Lookup::Failed(failure) = self.models.lookup(&name) {
+            return self.send_failure(id, request, failure);
+        }
+        let waiting = self.queue.waiting();
+        // A request larger than the whole queue is taken when nothing else waits.
+        if waiting > 0 && waiting + texts.len() > self.queue_limit {
+            let failure = Failure {
+                code: ErrorCode::Busy,
+                message: format!("the encoder's queue is full ({waiting} texts wait)"),
+                hint: "Try again later, or raise laser.encoder_queue.".into(),
+            };
+            return self.send_failure(id, request, failure);
+        }
+        if texts.is_empty() {
+            let failure = Failure {
+                code: ErrorCode::Protocol,
+                message: "a request without texts".into(),
+                hint: String::new(),
+            };
+            return self.send_failure(id, request, failure);
+        }
+        debug_assert!(texts.iter().all(|t| t.len() <= MAX_TEXT_BYTES));
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.requests += 1;
+        }
+        self.queue.push(Job::new(id, request, name, texts));
+    }
+
+    fn loader_reports(&mut self) {
+        for report in self.models.reports() {
+            match report {
+                Report::Listed {
+                    asker: (id, request),
+                    models,
+                } => {
+                    self.send(
+                        id,
+                        &Reply::Models {
+                            id: request,
+                            models,
+                        },
+                    );
+                }
+                Report::Loaded { name, failure } => {
+                    let (ours, rest) = self
+                        .describing
+                        .drain(..)
+                        .partition(|(_, _, model)| *model == name);
+                    self.describing = rest;
+                    let asked: Vec<(SessionId, u64, String)> = ours;
+                    for (id, request, _) in asked {
+                        match &failure {
+                            Some(failure) => self.send_failure(id, request, failure.clone()),
+                            None => {
+                                let models = self.models.info(&name).into_iter().collect();
+                                self.send(
+                                    id,
+                                    &Reply::Models {
+                                        id: request,
+                                        models,
+                                    },
+                                );
+                            }
+                        }
+                    }
+                    if let Some(failure) = failure {
+                        self.stats.last_error.clone_from(&failure.message);
+                        for job in self.queue.remove_model(&name) {
+                            self.fail_job(&job, failure.clone());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Encodes one batch, if a model with waiting texts is loaded. Returns whether texts are left
+    /// that can be encoded at once.
+    fn encode_batch(&mut self) -> bool {
+        for name in self.queue.next_models() {
+            match self.models.lookup(&name) {
+                Lookup::Loading => continue,
+                Lookup::Failed(failure) => {
+                    for job in self.queue.remove_model(&name) {
+                        self.fail_job(&job, failure.clone());
+                    }
+                    continue;
+                }
+                Lookup::Ready => {}
+            }
+            let Some(model) = self.models.get(&name) else {
+                continue;
+            };
+            let budget = Budget {
+                cost: batch_cost(model.seconds_per_cost),
+                least: BATCH_LEAST,
+            };
+            let encoder = model.encoder.clone();
+            let fingerprint = model.fingerprint;
+            if let Some(batch) = self.queue.take(&name, budget) {
+                self.encode(&encoder, fingerprint, &batch);
+                return self.queue.waiting() > 0;
+            }
+        }
+        false
+    }
+
+    fn encode(&mut self, encoder: &Encoder, fingerprint: [u8; 32], batch: &Batch) {
+        // Rows of one request must come from one model: if its folder was replaced between two
+        // batches, the request starts over.
+        let mut restarted = Vec::new();
+        for &(id, _) in &batch.items {
+            if let Some(job) = self.queue.job_mut(id)
+                && !job.rows.is_empty()
+                && job.fingerprint != fingerprint
+                && !restarted.contains(&id)
+            {
+                restarted.push(id);
+            }
+        }
+        for &id in &restarted {
+            self.queue.restart(id);
+        }
+        let items: Vec<(queue::JobId, u32)> = batch
+            .items
+            .iter()
+            .copied()
+            .filter(|(id, _)| !restarted.contains(id))
+            .collect();
+        if items.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let (result, cost) = self.encode_items(encoder, &items);
+        let seconds = start.elapsed().as_secs_f64();
+        match result {
+            Ok((embeddings, tokens)) => {
+                self.stats.count(items.len(), tokens);
+                if let Some(model) = self.models.get(&batch.model) {
+                    // Small batches cost more for each unit; only those near the budget tell the
+                    // speed of large ones, but anything is better than nothing.
+                    let measured = seconds / cost as f64;
+                    model.seconds_per_cost = match model.seconds_per_cost {
+                        0.0 => measured,
+                        old => 0.7 * old + 0.3 * measured.min(4.0 * old),
+                    };
+                }
+                self.deliver(&items, &embeddings, fingerprint);
+            }
+            Err(failure) => self.encode_one_by_one(encoder, fingerprint, &items, failure),
+        }
+    }
+
+    /// One text of the batch made the encoder fail: each job is tried for itself, so that the
+    /// others get their answers.
+    fn encode_one_by_one(
+        &mut self,
+        encoder: &Encoder,
+        fingerprint: [u8; 32],
+        items: &[(queue::JobId, u32)],
+        failure: Failure,
+    ) {
+        let mut jobs: Vec<queue::JobId> = items.iter().map(|&(id, _)| id).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        if let [only] = jobs[..] {
+            self.stats.last_error.clone_from(&failure.message);
+            log(&failure.message);
+            if let Some(job) = self.queue.remove(only) {
+                self.fail_job(&job, failure);
+            }
+            return;
+        }
+        for id in jobs {
+            let own: Vec<(queue::JobId, u32)> = items
+                .iter()
+                .copied()
+                .filter(|&(job, _)| job == id)
+                .collect();
+            match self.encode_items(encoder, &own).0 {
+                Ok((embeddings, tokens)) => {
+                    self.stats.count(own.len(), tokens);
+                    self.deliver(&own, &embeddings, fingerprint);
+                }
+                Err(failure) => {
+                    self.encode_one_by_one(encoder, fingerprint, &own, failure);
+                }
+            }
+        }
+    }
+
+    /// Encodes the texts of `items`; returns the embeddings with the number of tokens, and the
+    /// cost of the texts as the queue counts it.
+    fn encode_items(
+        &mut self,
+        encoder: &Encoder,
+        items: &[(queue::JobId, u32)],
+    ) -> (Result<(Embeddings, u64), Failure>, usize) {
+        // Texts are moved out for the time of the call and put back, in case they are needed again.
+        let mut texts = Vec::with_capacity(items.len());
+        for &(id, index) in items {
+            texts.push(match self.queue.job_mut(id) {
+                Some(job) => std::mem::take(&mut job.texts[index as usize]),
+                None => String::new(),
+            });
+        }
+        let cost = texts.iter().map(|t| text_cost(t)).sum::<usize>().max(1);
+        let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let result = catch_unwind(AssertUnwindSafe(|| encode_texts(encoder, &borrowed)))
+            .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())))
+            .map_err(|e| Failure {
+                code: ErrorCode::Internal,
+                message: e.to_string(),
+                hint: "See the server log.".into(),
+            });
+        let rows = result.as_ref().map_or(0, |(e, _)| e.truncated.len());
+        for (&(id, index), text) in items.iter().zip(texts) {
+            if let Some(job) = self.queue.job_mut(id) {
+                job.texts[index as usize] = text;
+            }
+        }
+        debug_assert!(result.is_err() || rows == items.len());
+        (result, cost)
+    }
+
+    fn deliver(
+        &mut self,
+        items: &[(queue::JobId, u32)],
+        embeddings: &Embeddings,
+        fingerprint: [u8; 32],
+    ) {
+        for (i, &(id, index)) in items.iter().enumerate() {
+            let Some(job) = self.queue.job_mut(id) else {
+                continue;
+            };
+            let row = embeddings.row(i);
+            if row.iter().any(|v| !v.is_finite()) {
+                let message = format!(
+                    "model \"{}\" gave an embedding that is not finite",
+                    job.model
+                );
+                self.stats.last_error.clone_from(&message);
+                let failure = Failure {
+                    code: ErrorCode::BrokenModel,
+                    message,
+                    hint: "The model's weights are damaged; install it again.".into(),
+                };
+                if let Some(job) = self.queue.remove(id) {
+                    self.fail_job(&job, failure);
+                }
+                continue;
+            }
+            job.fingerprint = fingerprint;
+            if job.store(index, row, embeddings.truncated[i]) {
+                if let Some(job) = self.queue.remove(id) {
+                    self.finish_job(&job);
+                }
+            }
+        }
+    }
+
+    fn finish_job(&mut self, job: &Job) {
+        let Some(session) = self.sessions.get_mut(&job.session) else {
+            return;
+        };
+        session.requests -= 1;
+        encode_embeddings_reply(
+            job.request,
+            &job.fingerprint,
+            job.dimensions as u32,
+            &job.rows,
+            &job.truncated,
+            &mut self.reply,
+        );
+        self.writer.send(&session.output, &mut self.reply);
+    }
+
+    fn fail_job(&mut self, job: &Job, failure: Failure) {
+        if let Some(session) = self.sessions.get_mut(&job.session) {
+            session.requests -= 1;
+        }
+        self.send_failure(job.session, job.request, failure);
+    }
+
+    fn send_failure(&mut self, session: SessionId, request: u64, failure: Failure) {
+        self.send(
+            session,
+            &Reply::Error {
+                id: request,
+                failure,
+            },
+        );
+    }
+
+    fn send(&mut self, session: SessionId, reply: &Reply) {
+        let Some(session) = self.sessions.get(&session) else {
+            return;
+        };
+        encode_reply(reply, &mut self.reply);
+        self.writer.send(&session.output, &mut self.reply);
+    }
+}
+
+/// Tokenizes and encodes; returns the number of tokens as well.
+fn encode_texts(encoder: &Encoder, texts: &[&str]) -> Result<(Embeddings, u64), EncoderError> {
+    let tokenized = encoder.tokenize(texts)?;
+    let tokens = tokenized.iter().map(|t| t.ids.len() as u64).sum();
+    let (ids, truncated): (Vec<_>, Vec<_>) =
+        tokenized.into_iter().map(|t| (t.ids, t.truncated)).unzip();
+    Ok((
+        Embeddings {
+            truncated,
+            ..encoder.encode_ids(&ids)?
+        },
+        tokens,
+    ))
+}
+
+/// Cost of a batch that takes about [`BATCH_SECONDS`].
+fn batch_cost(seconds_per_cost: f64) -> usize {
+    if seconds_per_cost <= 0.0 {
+        return FIRST_BUDGET;
+    }
+    ((BATCH_SECONDS / seconds_per_cost) as usize).clamp(1, MAX_BUDGET)
+}

@@ -1,0 +1,156 @@
+//! `laser_embed`. The declarations are in `sql/encode.sql`.
+#![allow(unsafe_code)]
+
+use pgrx::pg_sys::{self, Datum};
+use pgrx::varlena;
+
+use super::client::embed_texts;
+use crate::types::new_embedding;
+
+/// A `text` argument; a detoasted copy is left to the memory context of the call.
+///
+/// # Safety
+/// The argument exists, is not null and is declared as `text`.
+unsafe fn text_argument<'a>(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> &'a [u8] {
+    // SAFETY: by contract.
+    unsafe { text(argument(fcinfo, index)) }
+}
+
+/// # Safety
+/// The argument exists.
+unsafe fn argument(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> Datum {
+    // SAFETY: the slice is bounded by the number of arguments that the caller passed.
+    unsafe { (*fcinfo).args.as_slice((*fcinfo).nargs as usize)[index].value }
+}
+
+/// # Safety
+/// The datum is a non-null `text` that outlives the result.
+unsafe fn text<'a>(datum: Datum) -> &'a [u8] {
+    // SAFETY: a varlena datum, detoasted before its bytes are read.
+    unsafe {
+        let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+        std::slice::from_raw_parts(
+            varlena::vardata_any(flat).cast::<u8>(),
+            varlena::varsize_any_exhdr(flat),
+        )
+    }
+}
+
+/// The model's name, where the function has an argument for it.
+///
+/// # Safety
+/// As [`text_argument`], for argument 1, if there is one.
+unsafe fn model<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Option<std::borrow::Cow<'a, str>> {
+    // SAFETY: by contract.
+    unsafe { ((*fcinfo).nargs > 1).then(|| String::from_utf8_lossy(text_argument(fcinfo, 1))) }
+}
+
+/// `laser_embed(text [, text]) -> embedding`
+///
+/// # Safety
+/// Called by the fmgr as declared.
+unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: strict function with the declared arguments.
+    let (text, model) = unsafe { (text_argument(fcinfo, 0), model(fcinfo)) };
+    let embedded = embed_texts(model.as_deref(), &[text]);
+    new_embedding(&embedded.data)
+}
+
+/// `laser_embed(text[] [, text]) -> embedding[]`: an array of the same shape, null where the text
+/// is null.
+///
+/// # Safety
+/// Called by the fmgr as declared.
+unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: strict function with the declared arguments: the array is a non-null `text[]`, whose
+    // elements have the properties of `text` (variable length, aligned to int).
+    let (array, elements, nulls, model) = unsafe {
+        let array = pg_sys::pg_detoast_datum(argument(fcinfo, 0).cast_mut_ptr())
+            .cast::<pg_sys::ArrayType>();
+        let mut elements = std::ptr::null_mut();
+        let mut nulls = std::ptr::null_mut();
+        let mut count = 0;
+        pg_sys::deconstruct_array(
+            array,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            pg_sys::TYPALIGN_INT as std::ffi::c_char,
+            &mut elements,
+            &mut nulls,
+            &mut count,
+        );
+        if count == 0 {
+            (array, &mut [][..], &mut [][..], model(fcinfo))
+        } else {
+            (
+                array,
+                std::slice::from_raw_parts_mut(elements, count as usize),
+                std::slice::from_raw_parts_mut(nulls, count as usize),
+                model(fcinfo),
+            )
+        }
+    };
+    // SAFETY: elements that are not null are texts inside the array.
+    let texts: Vec<&[u8]> = elements
+        .iter()
+        .zip(nulls.iter())
+        .filter(|(_, null)| !**null)
+        .map(|(element, _)| unsafe { text(*element) })
+        .collect();
+    let embedded = embed_texts(model.as_deref(), &texts);
+    let mut row = 0;
+    for (element, null) in elements.iter_mut().zip(nulls.iter()) {
+        if !*null {
+            *element = new_embedding(embedded.row(row));
+            row += 1;
+        }
+    }
+    // SAFETY: the result has the shape of the argument, whose dimensions and bounds follow its
+    // header (ARR_DIMS, ARR_LBOUND in array.h); `elements` and `nulls` have one entry for each
+    // element. The element type is that of the declared result, variable length, aligned to int.
+    unsafe {
+        let result_type =
+            pg_sys::get_element_type(pg_sys::get_func_rettype((*(*fcinfo).flinfo).fn_oid));
+        if elements.is_empty() {
+            return Datum::from(pg_sys::construct_empty_array(result_type));
+        }
+        let ndim = (*array).ndim;
+        let dims = array.add(1).cast::<i32>();
+        let result = pg_sys::construct_md_array(
+            elements.as_mut_ptr(),
+            nulls.as_mut_ptr(),
+            ndim,
+            dims,
+            dims.add(ndim as usize),
+            result_type,
+            -1,
+            false,
+            pg_sys::TYPALIGN_INT as std::ffi::c_char,
+        );
+        Datum::from(result)
+    }
+}
+
+static FUNCTION_INFO: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+
+/// Exports a function as `PG_FUNCTION_INFO_V1` does in C.
+macro_rules! sql_function {
+    ($name:literal, $body:expr) => {
+        const _: () = {
+            #[unsafe(export_name = concat!("pg_finfo_", $name))]
+            extern "C" fn info() -> &'static pg_sys::Pg_finfo_record {
+                &FUNCTION_INFO
+            }
+            #[unsafe(export_name = $name)]
+            unsafe extern "C-unwind" fn call(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+                // SAFETY: the fmgr calls this as declared; the guard turns panics into errors
+                // before they reach C.
+                unsafe { pg_sys::panic::pgrx_extern_c_guard(move || $body(fcinfo)) }
+            }
+        };
+    };
+}
+
+sql_function!("laser_embed", embed_one);
+sql_function!("laser_embed_array", embed_array);
