@@ -13,6 +13,7 @@ pub mod manifest;
 pub mod pack;
 pub mod packed;
 pub mod permutation;
+pub mod pipeline;
 pub mod readers;
 pub mod report;
 pub mod sampler;

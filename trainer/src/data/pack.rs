@@ -6,7 +6,10 @@ use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::packed::{Header, MAGIC};
-use super::{DataError, Result, hash64, text_hash};
+use super::pipeline::Pipeline;
+use super::report::Report;
+use super::{DataError, Group, Result, hash64, text_hash};
+use crate::tokenizer::Loaded;
 
 /// A section that grows in a temporary file beside the corpus.
 struct Section {
@@ -16,7 +19,7 @@ struct Section {
 
 impl Section {
     fn new(folder: &Path) -> std::io::Result<Self> {
-        Ok(Self { file: BufWriter::new(tempfile_in(folder)?), bytes: 0 })
+        Ok(Self { file: BufWriter::new(unnamed_file(folder)?), bytes: 0 })
     }
 
     fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
@@ -26,7 +29,7 @@ impl Section {
 }
 
 /// An unnamed file: it is gone when it is closed, however the program ends.
-fn tempfile_in(folder: &Path) -> std::io::Result<File> {
+pub(super) fn unnamed_file(folder: &Path) -> std::io::Result<File> {
     let name = folder.join(format!(".pack-{}-{:x}", std::process::id(), unique()));
     let file =
         File::options().read(true).write(true).create_new(true).open(&name)?;
@@ -267,4 +270,145 @@ fn write_file(
 fn pad(out: &mut dyn Write, written: u64) -> std::io::Result<()> {
     let missing = written.next_multiple_of(8) - written;
     out.write_all(&[0; 8][..missing as usize])
+}
+
+/// Groups that are tokenised together.
+const BATCH_ROWS: usize = 16_384;
+
+/// Reads a corpus, tokenises it and writes it packed. Repeats are removed if `pipeline` has found
+/// them. `progress` is told the number of sentences so far.
+///
+/// # Errors
+/// Of the readers, the tokenizer and the writer.
+pub fn pack(
+    pipeline: &Pipeline,
+    tokenizer: &Loaded,
+    writer: &mut PackWriter,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Report> {
+    let mut waiting: Vec<(String, Group)> = Vec::new();
+    let mut rows = 0;
+    let mut done = 0;
+    let mut flush = |waiting: &mut Vec<(String, Group)>| -> Result<()> {
+        let texts: Vec<&str> =
+            waiting.iter().flat_map(|(_, g)| g.rows.iter().map(|r| r.text.as_str())).collect();
+        let mut ids = tokenizer.encode(&texts)?.into_iter();
+        for (source, group) in waiting.iter() {
+            let ids: Vec<Vec<u32>> = ids.by_ref().take(group.rows.len()).collect();
+            let sentences: Vec<PackedSentence<'_>> = group
+                .rows
+                .iter()
+                .zip(&ids)
+                .map(|(r, ids)| PackedSentence { language: &r.language, text: &r.text, ids })
+                .collect();
+            writer.push(source, &group.key, &sentences)?;
+            done += sentences.len() as u64;
+        }
+        waiting.clear();
+        progress(done);
+        Ok(())
+    };
+    let report = pipeline.run(&mut |source, group| {
+        rows += group.rows.len();
+        waiting.push((source.to_owned(), group));
+        if rows >= BATCH_ROWS {
+            rows = 0;
+            flush(&mut waiting)?;
+        }
+        Ok(())
+    })?;
+    flush(&mut waiting)?;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packed::PackedCorpus;
+    use super::*;
+    use proptest::prelude::*;
+
+    type Rows = Vec<(u8, Vec<u32>)>;
+
+    fn write(path: &Path, groups: &[Rows], vocab: u32, compress: Option<i32>) -> Header {
+        let mut writer = PackWriter::create(path, "t".into(), vocab, 6).expect("create");
+        for (i, rows) in groups.iter().enumerate() {
+            let names: Vec<String> = rows.iter().map(|r| format!("l{}", r.0)).collect();
+            let sentences: Vec<_> = rows
+                .iter()
+                .zip(&names)
+                .map(|((_, ids), language)| PackedSentence { language, text: language, ids })
+                .collect();
+            let source = if i % 2 == 0 { "even" } else { "odd" };
+            writer.push(source, &i.to_string(), &sentences).expect("push");
+        }
+        writer.finish(compress).expect("finish")
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn what_is_packed_comes_back(
+            groups in proptest::collection::vec(
+                proptest::collection::vec((0u8..4, proptest::collection::vec(0u32..300, 0..9)), 1..5),
+                0..20,
+            ),
+            wide: bool,
+            compressed: bool,
+        ) {
+            let folder = tempfile::tempdir().expect("folder");
+            let path = folder.path().join("c.pack");
+            let vocab = if wide { 70_000 } else { 300 };
+            let header = write(&path, &groups, vocab, compressed.then_some(3));
+            prop_assert_eq!(header.token_width, if wide { 4 } else { 2 });
+            let corpus = PackedCorpus::open(&path).expect("open");
+            prop_assert_eq!(corpus.header(), &header);
+            prop_assert_eq!(corpus.groups() as usize, groups.len());
+            let mut sentence = 0;
+            for (g, rows) in groups.iter().enumerate() {
+                prop_assert_eq!(corpus.group(g as u32), sentence..sentence + rows.len() as u32);
+                for (language, ids) in rows {
+                    let name = &corpus.header().languages[usize::from(corpus.language(sentence))];
+                    prop_assert_eq!(name, &format!("l{language}"));
+                    let mut out = Vec::new();
+                    corpus.tokens_into(sentence, 100, &mut out);
+                    prop_assert_eq!(&out[..], &ids[..ids.len().min(6)]);
+                    prop_assert_eq!(corpus.group_of(sentence), g as u32);
+                    sentence += 1;
+                }
+            }
+        }
+
+        #[test]
+        fn damage_is_an_error_not_a_panic(at in 0usize..2000, value: u8, cut in 0usize..2000) {
+            let folder = tempfile::tempdir().expect("folder");
+            let path = folder.path().join("c.pack");
+            write(&path, &[vec![(0, vec![1, 2]), (1, vec![3])], vec![(1, vec![]), (2, vec![4])]], 9, None);
+            let mut bytes = std::fs::read(&path).expect("read");
+            if at < bytes.len() {
+                bytes[at] = value;
+            }
+            bytes.truncate(bytes.len().min(cut.max(1)));
+            std::fs::write(&path, &bytes).expect("write");
+            if let Ok(corpus) = PackedCorpus::open(&path) {
+                for s in 0..corpus.sentences() {
+                    let mut out = Vec::new();
+                    corpus.tokens_into(s, 3, &mut out);
+                    corpus.language(s);
+                    corpus.group_of(s);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ids_outside_the_vocabulary_are_refused() {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut writer =
+            PackWriter::create(&folder.path().join("c"), "t".into(), 5, 6).expect("create");
+        let sentence = PackedSentence { language: "a", text: "x", ids: &[5] };
+        assert!(writer.push("s", "k", &[sentence]).is_err());
+        drop(writer);
+        let left = std::fs::read_dir(folder.path()).expect("folder").count();
+        assert_eq!(left, 0, "temporary files are unnamed");
+    }
 }

@@ -1,1 +1,4 @@
-//! To come.
+//! Tables and learning curves.
+
+pub mod curves;
+pub mod table;

@@ -1,1 +1,73 @@
-//! To come.
+//! Joint subword vocabularies over all languages.
+//!
+//! Byte-pair encoding (Sennrich et al., ACL 2016) or a unigram language model (Kudo, ACL 2018),
+//! trained by the `tokenizers` crate on a sample in which the share of a language is its number of
+//! sentences to the power of an exponent below one. Every byte is in the vocabulary, so that no
+//! text is unknown.
+//!
+//! Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` and `</s>`, ids 4 to 259 the bytes `<0x00>` to `<0xFF>`.
+//! Nothing is added to a text by the tokenizer itself; encoders that need `</s>` append it.
+
+mod coverage;
+mod sample;
+mod train;
+
+pub use coverage::{Coverage, coverage};
+pub use sample::{Sample, sample};
+pub use train::{Kind, TokenizerOptions, train};
+
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+use crate::data::{DataError, Result};
+
+/// Tokens before the learnt ones, in the order of their ids.
+pub const SPECIAL: [&str; 4] = ["<pad>", "<unk>", "<s>", "</s>"];
+
+/// Name of the token of a byte.
+#[must_use]
+pub fn byte_token(byte: u8) -> String {
+    format!("<0x{byte:02X}>")
+}
+
+/// A tokenizer with the fingerprint of its file.
+pub struct Loaded {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// blake3 of the file, in hexadecimal.
+    pub fingerprint: String,
+    /// Number of ids.
+    pub vocab_size: u32,
+}
+
+/// Loads a `tokenizer.json`. Truncation and padding that it may ask for are switched off: both are
+/// done where sequences are batched.
+///
+/// # Errors
+/// [`DataError::Io`] or [`DataError::Tokenizer`].
+pub fn load(path: &Path) -> Result<Loaded> {
+    let bytes = std::fs::read(path).map_err(|e| DataError::io(path, e))?;
+    let fail = |e: tokenizers::Error| DataError::Tokenizer(format!("{}: {e}", path.display()));
+    let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(fail)?;
+    tokenizer.with_truncation(None).map_err(fail)?;
+    tokenizer.with_padding(None);
+    let vocab = tokenizer.get_vocab(true);
+    let vocab_size = vocab.values().max().map_or(0, |m| m + 1);
+    let fingerprint = blake3::hash(&bytes).to_hex().to_string();
+    Ok(Loaded { tokenizer, fingerprint, vocab_size })
+}
+
+impl Loaded {
+    /// Token ids of each text, with what the tokenizer's post-processor adds.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`].
+    pub fn encode(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
+        let encodings = self
+            .tokenizer
+            .encode_batch_fast(texts.to_vec(), true)
+            .map_err(|e| DataError::Tokenizer(e.to_string()))?;
+        Ok(encodings.iter().map(|e| e.get_ids().to_vec()).collect())
+    }
+}

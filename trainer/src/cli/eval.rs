@@ -1,0 +1,315 @@
+//! `laser eval`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use laser_encoder::{Encoder, LoadOptions};
+use laser_mining::{Margin, Retrieval};
+
+use super::args::{aligned, columns, spinner};
+use crate::data::config::{CorpusSpec, DataConfig};
+use crate::data::readers::Problems;
+use crate::eval::bucc::{self, BuccOptions, Side};
+use crate::eval::embed::{embed_all, load};
+use crate::eval::tables::{Form, TableOptions, render};
+use crate::eval::{EvalSet, Metric, SetResult, evaluate};
+use crate::report::table::{Align, Table};
+
+/// Measures of `laser eval`.
+#[derive(Debug, Subcommand)]
+pub enum EvalCommand {
+    /// Translation retrieval: error or accuracy per language and direction, means per set.
+    Similarity(SimilarityArgs),
+    /// Bitext mining: precision, recall and F1 at the best or a given threshold.
+    Bucc(BuccArgs),
+}
+
+/// The model that is measured.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// Model folder.
+    #[arg(long, short, value_name = "FOLDER")]
+    pub model: PathBuf,
+    /// Where it runs: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: String,
+    /// Arithmetic: f32, bf16, i8 or auto.
+    #[arg(long, value_name = "PRECISION", default_value = "auto")]
+    pub precision: String,
+}
+
+impl ModelArgs {
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// If the folder is not a model or an argument is unknown.
+    pub fn load(&self, threads: Option<usize>) -> Result<Encoder> {
+        let options = LoadOptions {
+            device: self.device.parse()?,
+            precision: self.precision.parse()?,
+            threads: threads.unwrap_or(0),
+        };
+        Ok(load(&self.model, &options)?)
+    }
+}
+
+/// Sets of aligned sentences; plain, gzip or Zstandard.
+#[derive(Clone, Debug, Args)]
+pub struct SetArgs {
+    /// Keyed files (`key<TAB>language<TAB>text`), or folders of them; each file is a set.
+    #[arg(value_name = "FILE")]
+    pub keyed: Vec<PathBuf>,
+    /// A set of files aligned line by line, for example `de=a.de,en=a.en`.
+    #[arg(long, value_name = "LANG=FILE,LANG=FILE")]
+    pub lines: Vec<String>,
+    /// A set of tab-separated columns, for example `de,en=pairs.tsv`.
+    #[arg(long, value_name = "LANG,LANG=FILE")]
+    pub tsv: Vec<String>,
+    /// A set in Translation Memory eXchange.
+    #[arg(long, value_name = "FILE")]
+    pub tmx: Vec<PathBuf>,
+    /// Language that all others are compared with; a set without it is measured over all pairs.
+    #[arg(long, value_name = "LANG", default_value = "en")]
+    pub pivot: String,
+    /// Only the first keys of each set.
+    #[arg(long, value_name = "N")]
+    pub keys: Option<u32>,
+    /// Stop at the first malformed line instead of skipping it.
+    #[arg(long)]
+    pub strict: bool,
+}
+
+impl SetArgs {
+    /// Reads the sets.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or an argument is malformed.
+    pub fn read(&self) -> Result<Vec<EvalSet>> {
+        let mut corpus = Vec::new();
+        for path in &self.keyed {
+            corpus.push(CorpusSpec::Keyed { path: path.clone(), source: None });
+        }
+        for text in &self.lines {
+            corpus.push(CorpusSpec::Lines { files: aligned(text)?, source: None });
+        }
+        for text in &self.tsv {
+            let (columns, path) = columns(text)?;
+            corpus.push(CorpusSpec::Tsv { path, columns, source: None });
+        }
+        for path in &self.tmx {
+            corpus.push(CorpusSpec::Tmx { path: path.clone(), source: None });
+        }
+        if corpus.is_empty() {
+            bail!("no set is named: give keyed files, --lines, --tsv or --tmx");
+        }
+        let (inputs, _) = DataConfig { corpus, ..DataConfig::default() }.resolve()?;
+        let mut problems = Problems::new(self.strict);
+        let sets = inputs
+            .iter()
+            .map(|input| {
+                EvalSet::read(input, self.keys, &mut problems)
+                    .with_context(|| format!("set {}", input.source))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        report(&problems);
+        Ok(sets)
+    }
+}
+
+fn report(problems: &Problems) {
+    if problems.count() > 0 {
+        eprintln!("{} malformed lines skipped, the first:", problems.count());
+        for example in problems.examples() {
+            eprintln!("  {example}");
+        }
+    }
+}
+
+/// Arguments of `laser eval similarity`.
+#[derive(Debug, Args)]
+pub struct SimilarityArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// How candidates are ranked; `margin` is xsim.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_values_t = [Metric::Cosine, Metric::Margin]
+    )]
+    metric: Vec<Metric>,
+    /// Form of the tables.
+    #[arg(long, value_enum, default_value_t = Form::Text)]
+    format: Form,
+    /// Show accuracies instead of error rates.
+    #[arg(long)]
+    accuracy: bool,
+    /// Show only the means of each set.
+    #[arg(long)]
+    summary: bool,
+    /// Languages with fewer queries do not count in means.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    min_queries: usize,
+    /// Write here instead of to standard output.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Embeds and measures sets.
+///
+/// # Errors
+/// If the encoder fails or a set cannot be measured.
+pub fn measure(
+    encoder: &Encoder,
+    sets: &[EvalSet],
+    pivot: &str,
+    metrics: &[Metric],
+) -> Result<Vec<SetResult>> {
+    let bar = spinner("sentences embedded");
+    let mut done = 0;
+    let mut results = Vec::with_capacity(sets.len());
+    for set in sets {
+        let embeddings = embed_all(encoder, set.texts(), &mut |n| bar.set_position(done + n))?;
+        done += set.texts().len() as u64;
+        results.push(evaluate(set, encoder.dimensions(), &embeddings, pivot, metrics)?);
+    }
+    bar.finish_and_clear();
+    Ok(results)
+}
+
+/// Prints to standard output or to a file.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_out(output: Option<&PathBuf>, text: &str) -> Result<()> {
+    use std::io::Write as _;
+    match output {
+        Some(path) => std::fs::write(path, text)
+            .with_context(|| format!("could not write \"{}\"", path.display())),
+        None => Ok(std::io::stdout().lock().write_all(text.as_bytes())?),
+    }
+}
+
+/// Runs `laser eval similarity`.
+pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
+    let encoder = args.model.load(threads)?;
+    let sets = args.sets.read()?;
+    let results = measure(&encoder, &sets, &args.sets.pivot, &args.metric)?;
+    let options = TableOptions {
+        metrics: args.metric.clone(),
+        min_queries: args.min_queries,
+        errors: !args.accuracy,
+        summary: args.summary,
+    };
+    write_out(args.output.as_ref(), &render(&results, args.format, &options))
+}
+
+/// Arguments of `laser eval bucc`.
+#[derive(Debug, Args)]
+pub struct BuccArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Source text, `id<TAB>sentence`.
+    #[arg(long, value_name = "FILE")]
+    source: PathBuf,
+    /// Target text, `id<TAB>sentence`.
+    #[arg(long, value_name = "FILE")]
+    target: PathBuf,
+    /// Gold pairs, `source id<TAB>target id`.
+    #[arg(long, value_name = "FILE")]
+    gold: PathBuf,
+    /// Extract pairs with at least this score (found on training data, say) instead of searching
+    /// the threshold with the best F1.
+    #[arg(long, value_name = "SCORE")]
+    threshold: Option<f64>,
+    /// Score of a pair: absolute (cosine), distance or ratio.
+    #[arg(long, default_value = "ratio", value_parser = ["absolute", "distance", "ratio"])]
+    margin: String,
+    /// Pairs that are kept: forward, backward, max or intersect.
+    #[arg(long, default_value = "max", value_parser = ["forward", "backward", "max", "intersect"])]
+    retrieval: String,
+    /// Neighbours that the margin looks at.
+    #[arg(long, short = 'k', value_name = "K", default_value_t = 4)]
+    neighbours: usize,
+    /// Form of the result.
+    #[arg(long, value_enum, default_value_t = Form::Text)]
+    format: Form,
+    /// Write the extracted pairs here: score, source id, target id.
+    #[arg(long, value_name = "FILE")]
+    pairs: Option<PathBuf>,
+    /// Stop at the first malformed line instead of skipping it.
+    #[arg(long)]
+    strict: bool,
+}
+
+/// Runs `laser eval bucc`.
+pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
+    let encoder = args.model.load(threads)?;
+    let mut problems = Problems::new(args.strict);
+    let source = Side::read(&args.source, &mut problems)?;
+    let target = Side::read(&args.target, &mut problems)?;
+    let gold = bucc::read_gold(&args.gold, &mut problems)?;
+    report(&problems);
+    let margin = match args.margin.as_str() {
+        "absolute" => Margin::Absolute,
+        "distance" => Margin::Distance,
+        _ => Margin::Ratio,
+    };
+    let options = BuccOptions {
+        margin,
+        retrieval: args.retrieval.parse::<Retrieval>().map_err(anyhow::Error::msg)?,
+        neighbours: args.neighbours,
+        threshold: args.threshold,
+        threads: threads.unwrap_or_else(rayon::current_num_threads),
+    };
+    let bar = spinner("sentences embedded");
+    let x = embed_all(&encoder, &source.texts, &mut |n| bar.set_position(n))?;
+    let done = source.texts.len() as u64;
+    let y = embed_all(&encoder, &target.texts, &mut |n| bar.set_position(done + n))?;
+    bar.finish_and_clear();
+    let result =
+        bucc::evaluate(&source, &target, (&x, &y), encoder.dimensions(), &gold, &options)?;
+    if let Some(path) = &args.pairs {
+        let lines: String = result
+            .pairs
+            .iter()
+            .filter(|p| p.0 >= result.threshold)
+            .map(|(score, a, b)| format!("{score:.6}\t{a}\t{b}\n"))
+            .collect();
+        write_out(Some(path), &lines)?;
+    }
+    let text = match args.format {
+        Form::Json => serde_json::to_string_pretty(&result)? + "\n",
+        Form::Tsv => format!(
+            "precision\trecall\tf1\tthreshold\textracted\tcorrect\tgold\n\
+             {:.6}\t{:.6}\t{:.6}\t{:.6}\t{}\t{}\t{}\n",
+            result.precision,
+            result.recall,
+            result.f1,
+            result.threshold,
+            result.extracted,
+            result.correct,
+            result.gold
+        ),
+        Form::Text | Form::Markdown => {
+            let mut table = Table::new();
+            for name in ["precision", "recall", "F1", "threshold", "extracted", "correct", "gold"] {
+                table.column(name, Align::Right);
+            }
+            table.row(vec![
+                format!("{:.2}", 100.0 * result.precision),
+                format!("{:.2}", 100.0 * result.recall),
+                format!("{:.2}", 100.0 * result.f1),
+                format!("{:.4}", result.threshold),
+                result.extracted.to_string(),
+                result.correct.to_string(),
+                result.gold.to_string(),
+            ]);
+            if args.format == Form::Text { table.text() } else { table.markdown() }
+        }
+    };
+    write_out(None, &text)
+}

@@ -1,0 +1,68 @@
+//! `laser pack`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::args::{DataArgs, spinner};
+use crate::data::pack::{PackWriter, pack};
+use crate::data::pipeline::Pipeline;
+use crate::tokenizer;
+
+/// Arguments of `laser pack`.
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// The tokenizer.json of the model.
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// The packed corpus to write.
+    #[arg(long, short, value_name = "FILE")]
+    output: PathBuf,
+    /// Sentences are cut at this many tokens.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: u32,
+    /// Compress the file at this Zstandard level; it is then read into memory when used.
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "12")]
+    compress: Option<i32>,
+    /// Where to write what was kept and dropped, per source, as TSV.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// Runs `laser pack`.
+pub fn run(args: &PackArgs) -> Result<()> {
+    let config = args.data.config()?;
+    let tokenizer = tokenizer::load(&args.tokenizer)?;
+    let mut pipeline = Pipeline::new(&config, args.data.strict)?;
+    let folder = args.output.parent().filter(|p| !p.as_os_str().is_empty());
+    let bar = spinner("looking for repeats");
+    pipeline.find_repeats(folder.unwrap_or(Path::new(".")))?;
+    bar.set_message("sentences packed");
+    let mut writer = PackWriter::create(
+        &args.output,
+        tokenizer.fingerprint.clone(),
+        tokenizer.vocab_size,
+        args.max_tokens,
+    )?;
+    let report = pack(&pipeline, &tokenizer, &mut writer, &mut |n| bar.set_position(n))?;
+    bar.set_message("writing");
+    let header = writer.finish(args.compress)?;
+    bar.finish_and_clear();
+    if let Some(path) = &args.report {
+        std::fs::write(path, report.tsv())
+            .with_context(|| format!("could not write \"{}\"", path.display()))?;
+    }
+    print!("{}", report.text());
+    let bytes = std::fs::metadata(&args.output)?.len();
+    println!(
+        "{} tokens ({:.1} a sentence), {:.1} MB in {}",
+        header.tokens,
+        header.tokens as f64 / header.sentences.max(1) as f64,
+        bytes as f64 / 1e6,
+        args.output.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! `laser train`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::train::{Options, TrainConfig};
+
+/// Arguments of `laser train`.
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// The training configuration (TOML).
+    config: PathBuf,
+    /// Go on from the checkpoint in the output folder, if there is one.
+    #[arg(long)]
+    resume: bool,
+    /// Only say how it ended.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Runs `laser train`. Ctrl-C saves a checkpoint and stops; a second one ends the program.
+pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
+    let mut config = TrainConfig::load(&args.config)?;
+    if let Some(threads) = threads {
+        config.threads = threads;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // The first is registered first, so that it sees whether an earlier signal set the flag.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let options = Options { resume: args.resume, quiet: args.quiet, stop: Some(stop) };
+    let summary = crate::train::run(&config, &options)?;
+    print!("{} steps, loss {:.4}", summary.step, summary.loss);
+    if let Some((figure, step)) = summary.best {
+        print!(", best dev accuracy {:.2} % at step {step}", figure * 100.0);
+    }
+    println!(
+        "{}; models in {}",
+        if summary.interrupted { " (interrupted; --resume goes on)" } else { "" },
+        config.output.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Readers of parallel text. Every format is turned into a stream of [`Group`]s, in memory that
+//! does not grow with the file.
+
+mod keyed;
+mod lines;
+mod tmx;
+mod tsv;
+
+pub use keyed::Keyed;
+pub use lines::AlignedLines;
+pub use tmx::Tmx;
+pub use tsv::Tsv;
+
+use std::path::Path;
+
+use super::{DataError, Group, Result};
+
+/// Most rows under one key; more are malformed. Bounds the memory of a group.
+pub const MOST_ROWS: usize = 1 << 14;
+
+/// A stream of groups.
+pub trait Reader {
+    /// The next group, `None` at the end. What cannot be read is told to `problems` and skipped.
+    ///
+    /// # Errors
+    /// [`DataError::Io`]; [`DataError::Malformed`] if `problems` is strict.
+    fn next_group(&mut self, problems: &mut Problems) -> Result<Option<Group>>;
+}
+
+/// Malformed lines: fatal if strict, else counted, with the first few kept for the report.
+#[derive(Debug, Default)]
+pub struct Problems {
+    strict: bool,
+    count: u64,
+    examples: Vec<String>,
+}
+
+/// Malformed lines that are kept word for word.
+const EXAMPLES: usize = 20;
+
+impl Problems {
+    /// Collects problems, or fails at the first if `strict`.
+    #[must_use]
+    pub fn new(strict: bool) -> Self {
+        Self { strict, ..Self::default() }
+    }
+
+    /// Records a malformed line.
+    ///
+    /// # Errors
+    /// [`DataError::Malformed`] if strict.
+    pub fn report(&mut self, path: &Path, line: u64, message: impl Into<String>) -> Result<()> {
+        let path = path.display().to_string();
+        let error = DataError::Malformed { path, line, message: message.into() };
+        if self.strict {
+            return Err(error);
+        }
+        self.count += 1;
+        if self.examples.len() < EXAMPLES {
+            self.examples.push(error.to_string());
+        }
+        Ok(())
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The first of them, as `file:line: what is wrong`.
+    #[must_use]
+    pub fn examples(&self) -> &[String] {
+        &self.examples
+    }
+}
+
+/// Whether `code` can be a language code: 1 to 24 ASCII letters, digits, `-` and `_`.
+#[must_use]
+pub fn is_language(code: &str) -> bool {
+    (1..=24).contains(&code.len())
+        && code.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}

@@ -1,0 +1,209 @@
+//! Tables of retrieval results as text, TSV, JSON and Markdown.
+
+use std::fmt::Write as _;
+
+use super::similarity::{Direction, Metric, SetResult};
+use crate::report::table::{Align, Table};
+
+/// Form of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    /// Aligned columns for people.
+    #[default]
+    Text,
+    /// One line per language pair, direction and metric.
+    Tsv,
+    /// All counts.
+    Json,
+    /// Tables for a model card.
+    Markdown,
+}
+
+/// What a table shows.
+#[derive(Clone, Debug)]
+pub struct TableOptions {
+    /// Metrics, in the order of columns.
+    pub metrics: Vec<Metric>,
+    /// Languages with fewer queries do not count in means.
+    pub min_queries: usize,
+    /// Show error rates instead of accuracies.
+    pub errors: bool,
+    /// Show only the means of each set.
+    pub summary: bool,
+}
+
+fn percent(value: f64, errors: bool) -> String {
+    if value.is_nan() {
+        return "-".into();
+    }
+    format!("{:.1}", 100.0 * if errors { 1.0 - value } else { value })
+}
+
+fn short(metric: Metric) -> &'static str {
+    match metric {
+        Metric::Cosine => "cosine",
+        Metric::L2 => "L2",
+        Metric::InnerProduct => "inner",
+        Metric::Margin => "xsim",
+        Metric::MarginDistance => "margin-d",
+    }
+}
+
+/// Formats results.
+#[must_use]
+pub fn render(results: &[SetResult], form: Form, options: &TableOptions) -> String {
+    match form {
+        Form::Text => people(results, options, Table::text),
+        Form::Markdown => people(results, options, Table::markdown),
+        Form::Tsv => tsv(results),
+        Form::Json => json(results, options),
+    }
+}
+
+fn people(
+    results: &[SetResult],
+    options: &TableOptions,
+    print: fn(&Table) -> String,
+) -> String {
+    let mut out = String::new();
+    let what = if options.errors { "error" } else { "accuracy" };
+    if !options.summary {
+        for result in results {
+            let pivot = result.pivot.as_deref();
+            let _ = writeln!(out, "{}: {what} in %\n", result.name);
+            out.push_str(&print(&languages(result, pivot, options)));
+            out.push('\n');
+        }
+    }
+    if options.summary || results.len() > 1 {
+        let _ = writeln!(out, "Macro average over languages, {what} in %\n");
+        out.push_str(&print(&summary(results, options)));
+    }
+    out
+}
+
+fn languages(result: &SetResult, pivot: Option<&str>, options: &TableOptions) -> Table {
+    let mut table = Table::new();
+    table.column(if pivot.is_some() { "language" } else { "pair" }, Align::Left);
+    table.column("queries", Align::Right);
+    for metric in &options.metrics {
+        let (there, back) = match pivot {
+            Some(pivot) => (format!("xx→{pivot}"), format!("{pivot}→xx")),
+            None => ("→".to_owned(), "←".to_owned()),
+        };
+        table.column(&format!("{there} {}", short(*metric)), Align::Right);
+        table.column(&format!("{back} {}", short(*metric)), Align::Right);
+    }
+    for pair in &result.pairs {
+        let name = match pivot {
+            Some(_) => pair.source.clone(),
+            None => format!("{}-{}", pair.source, pair.target),
+        };
+        let mut row = vec![name, pair.forward.queries.to_string()];
+        for metric in &options.metrics {
+            row.push(percent(pair.forward.accuracy(*metric), options.errors));
+            row.push(percent(pair.backward.accuracy(*metric), options.errors));
+        }
+        table.row(row);
+    }
+    let mut row = vec!["macro average".to_owned(), queries(result).to_string()];
+    for metric in &options.metrics {
+        let (there, back) = result.macro_accuracy(*metric, options.min_queries);
+        row.push(percent(there, options.errors));
+        row.push(percent(back, options.errors));
+    }
+    table.row(row);
+    table
+}
+
+fn queries(result: &SetResult) -> usize {
+    result.pairs.iter().map(|p| p.forward.queries).sum()
+}
+
+fn summary(results: &[SetResult], options: &TableOptions) -> Table {
+    let mut table = Table::new();
+    table.column("set", Align::Left);
+    table.column("pairs", Align::Right);
+    table.column("queries", Align::Right);
+    for metric in &options.metrics {
+        table.column(&format!("to pivot {}", short(*metric)), Align::Right);
+        table.column(&format!("from pivot {}", short(*metric)), Align::Right);
+    }
+    let mut sums = vec![(0.0, 0usize); options.metrics.len() * 2];
+    for result in results {
+        let counted =
+            result.pairs.iter().filter(|p| p.forward.queries >= options.min_queries.max(1)).count();
+        let mut name = result.name.clone();
+        if result.pivot.is_none() {
+            name.push_str(" (all pairs)");
+        }
+        let mut row = vec![name, counted.to_string(), queries(result).to_string()];
+        for (i, metric) in options.metrics.iter().enumerate() {
+            let (there, back) = result.macro_accuracy(*metric, options.min_queries);
+            for (value, sum) in [there, back].into_iter().zip(&mut sums[2 * i..]) {
+                row.push(percent(value, options.errors));
+                if !value.is_nan() {
+                    sum.0 += value;
+                    sum.1 += 1;
+                }
+            }
+        }
+        table.row(row);
+    }
+    if results.len() > 1 {
+        let mut row = vec!["mean over sets".to_owned(), String::new(), String::new()];
+        row.extend(sums.iter().map(|(sum, n)| percent(sum / *n as f64, options.errors)));
+        table.row(row);
+    }
+    table
+}
+
+fn tsv(results: &[SetResult]) -> String {
+    let mut out = String::from("set\tsource\ttarget\tmetric\tqueries\tcandidates\tcorrect\taccuracy\n");
+    for result in results {
+        for pair in &result.pairs {
+            let mut direction = |from: &str, to: &str, d: &Direction| {
+                for (metric, correct) in &d.correct {
+                    let _ = writeln!(
+                        out,
+                        "{}\t{from}\t{to}\t{}\t{}\t{}\t{correct}\t{:.6}",
+                        result.name,
+                        metric.name(),
+                        d.queries,
+                        d.candidates,
+                        d.accuracy(*metric)
+                    );
+                }
+            };
+            direction(&pair.source, &pair.target, &pair.forward);
+            direction(&pair.target, &pair.source, &pair.backward);
+        }
+    }
+    out
+}
+
+fn json(results: &[SetResult], options: &TableOptions) -> String {
+    let sets: Vec<serde_json::Value> = results
+        .iter()
+        .map(|result| {
+            let means: serde_json::Map<String, serde_json::Value> = options
+                .metrics
+                .iter()
+                .map(|m| {
+                    let (there, back) = result.macro_accuracy(*m, options.min_queries);
+                    let value = serde_json::json!({ "forward": there, "backward": back });
+                    (m.name().to_owned(), value)
+                })
+                .collect();
+            serde_json::json!({
+                "set": result.name,
+                "pivot": result.pivot,
+                "macro_accuracy": means,
+                "pairs": result.pairs,
+            })
+        })
+        .collect();
+    let mut text = serde_json::to_string_pretty(&sets).unwrap_or_default();
+    text.push('\n');
+    text
+}
