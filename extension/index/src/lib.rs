@@ -1,1 +1,32 @@
-//! Placeholder.
+//! Storage and search of the laser index, without PostgreSQL.
+//!
+//! WAL-logged pages are the truth, usearch graphs are caches of them. New entries go to a *pending
+//! list* of pages, which scans read exactly; merging turns it into *segments*, immutable graphs
+//! whose bytes are kept in pages and searched in a mapped file. Entries die by a bit in a segment's
+//! bitmap, or in their pending entry.
+//!
+//! * [`page`] – layouts of pages, [`meta`] – the metapage
+//! * [`store`] – where pages live; [`memory`] – in memory, for tests
+//! * [`codec`], [`kernels`] – quantisation and distances
+//! * [`pending`] – the pending list; [`segment`], [`graph`], [`view`], [`cache`] – segments
+//! * [`builder`], [`maintain`] – building, merging, deleting, checking
+//! * [`scan`] – searching
+
+pub mod builder;
+pub mod cache;
+pub mod codec;
+pub mod crc;
+pub mod error;
+pub mod graph;
+pub mod kernels;
+pub mod maintain;
+pub mod memory;
+pub mod meta;
+pub mod page;
+pub mod pending;
+pub mod scan;
+pub mod segment;
+pub mod store;
+pub mod view;
+
+pub use error::{IndexError, Result};
