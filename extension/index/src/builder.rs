@@ -1,0 +1,436 @@
+//! Builds segments: several threads add vectors to one graph, within a memory budget.
+#![allow(unsafe_code)]
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use memmap2::Mmap;
+
+use crate::cache::Scratch;
+use crate::codec::{Codec, Metric};
+use crate::error::{IndexError, Result};
+use crate::graph::{Graph, Layout, bytes_per_vector};
+use crate::meta::{Parameters, nonce};
+use crate::segment::{SegmentHeader, bitmap_len, is_dead};
+use crate::view::SegmentView;
+
+/// How to build.
+#[derive(Debug, Clone)]
+pub struct BuildOptions {
+    /// Parameters of the index.
+    pub parameters: Parameters,
+    /// Threads that add to the graph.
+    pub threads: usize,
+    /// Bytes of memory to stay within.
+    pub memory: usize,
+    /// How many vectors are expected; a better guess saves a pause.
+    pub expected: usize,
+    /// Folder for files.
+    pub folder: PathBuf,
+}
+
+/// Vectors handed to a thread at once.
+const BATCH: usize = 64;
+/// Memory for what is neither graph nor vectors: tables of the threads, stacks, batches on their
+/// way, before there is a single vector.
+const FIXED_MEMORY: usize = 1 << 20;
+
+enum Vectors {
+    Plain(Vec<f32>),
+    Stored(Vec<u8>),
+}
+
+struct Batch {
+    first: u64,
+    tids: Vec<u64>,
+    vectors: Vectors,
+}
+
+struct Shared {
+    codec: Codec,
+    /// Adding shares the graph, making room needs it alone.
+    graph: RwLock<Graph>,
+    /// Address and fine part of every entry, by key.
+    spill: Scratch,
+    stop: AtomicBool,
+    added: AtomicUsize,
+    error: Mutex<Option<IndexError>>,
+}
+
+impl Shared {
+    fn fail(&self, error: IndexError) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut slot = self.error.lock().unwrap_or_else(|e| e.into_inner());
+        slot.get_or_insert(error);
+    }
+
+    fn work(&self, batches: &Receiver<Batch>) {
+        let mut scratch = Vec::new();
+        let mut spilled = Vec::new();
+        let mut buffer = vec![0; self.codec.len()];
+        for batch in batches {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Err(error) = self.add(&batch, &mut buffer, &mut spilled, &mut scratch) {
+                return self.fail(error);
+            }
+        }
+    }
+
+    fn add(&self, batch: &Batch, buffer: &mut [u8], spilled: &mut Vec<u8>, scratch: &mut Vec<f32>) -> Result<()> {
+        let codec = &self.codec;
+        let graph = self.graph.read().unwrap_or_else(|e| e.into_inner());
+        spilled.clear();
+        for (i, tid) in batch.tids.iter().enumerate() {
+            let stored: &[u8] = match &batch.vectors {
+                Vectors::Plain(x) => {
+                    codec.encode(&x[i * codec.dims..][..codec.dims], buffer)?;
+                    buffer
+                }
+                Vectors::Stored(bytes) => &bytes[i * codec.len()..][..codec.len()],
+            };
+            let (graph_part, fine) = stored.split_at(codec.graph_len());
+            graph.add(batch.first + i as u64, graph_part, scratch)?;
+            spilled.extend_from_slice(&tid.to_le_bytes());
+            spilled.extend_from_slice(fine);
+        }
+        self.added.fetch_add(batch.tids.len(), Ordering::Relaxed);
+        self.spill
+            .file()
+            .write_all_at(spilled, batch.first * spill_len(codec) as u64)
+            .map_err(|e| IndexError::io("write", self.spill.path(), e))
+    }
+}
+
+fn spill_len(codec: &Codec) -> usize {
+    8 + codec.fine_len()
+}
+
+/// A segment in the making. Dropped before it is finished, it stops its threads and leaves nothing
+/// behind.
+pub struct SegmentBuilder {
+    shared: Arc<Shared>,
+    options: BuildOptions,
+    sender: Option<Sender<Batch>>,
+    workers: Vec<JoinHandle<()>>,
+    batch: Batch,
+    pushed: usize,
+    reserved: usize,
+    limit: usize,
+    dead: Vec<u8>,
+}
+
+impl std::fmt::Debug for SegmentBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SegmentBuilder").field("pushed", &self.pushed).field("limit", &self.limit).finish()
+    }
+}
+
+/// A finished segment: a file under a temporary name, to be written into pages.
+#[derive(Debug)]
+pub struct BuiltSegment {
+    /// The header of the file.
+    pub header: SegmentHeader,
+    /// Its bytes.
+    pub bytes: Mmap,
+    /// Bitmap of dead entries.
+    pub dead: Vec<u8>,
+    file: Scratch,
+}
+
+impl BuiltSegment {
+    /// Gives the file the name under which the cache will look for it.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn keep(self, path: &Path) -> Result<()> {
+        drop(self.bytes);
+        self.file.keep(path)
+    }
+}
+
+/// Vectors that fit into a memory budget, at least a few.
+pub fn capacity(parameters: &Parameters, memory: usize) -> usize {
+    let each = bytes_per_vector(&parameters.codec, parameters.m);
+    let codec = &parameters.codec;
+    let moving = 8 * BATCH * (4 * codec.dims + codec.len());
+    (memory.saturating_sub(FIXED_MEMORY + moving) / each).max(BATCH)
+}
+
+impl SegmentBuilder {
+    /// Starts a segment. With `base`, its entries are in it from the beginning, dead ones included.
+    ///
+    /// # Errors
+    /// No memory, no file.
+    pub fn new(options: BuildOptions, base: Option<&SegmentView>) -> Result<Self> {
+        let p = &options.parameters;
+        let codec = p.codec;
+        let threads = options.threads.max(1);
+        let spill = Scratch::new(&options.folder)?;
+        let limit = capacity(p, options.memory).min(u32::MAX as usize - 1);
+        let mut dead = Vec::new();
+        let (graph, already) = match base {
+            None => (Graph::new(codec, p.m, p.ef_construction)?, 0),
+            Some(view) => {
+                let bytes = view.header().graph.of(view.bytes());
+                let graph = Graph::load(codec, p.m, p.ef_construction, bytes)?;
+                let mut spilled = Vec::with_capacity(view.len() * spill_len(&codec));
+                for slot in 0..view.len() {
+                    spilled.extend_from_slice(&view.tid(slot).to_le_bytes());
+                    spilled.extend_from_slice(view.stored(slot).1);
+                }
+                spill.file().write_all_at(&spilled, 0).map_err(|e| IndexError::io("write", spill.path(), e))?;
+                dead.clone_from(&view.dead());
+                (graph, view.len())
+            }
+        };
+        let reserved = (already + options.expected.max(16 * BATCH)).min(limit.max(already + BATCH));
+        graph.reserve(reserved, threads)?;
+        let shared = Arc::new(Shared {
+            codec,
+            graph: RwLock::new(graph),
+            spill,
+            stop: AtomicBool::new(false),
+            added: AtomicUsize::new(already),
+            error: Mutex::new(None),
+        });
+        let (sender, receiver) = bounded::<Batch>(2 * threads);
+        let workers = spawn(threads, &shared, &receiver)?;
+        Ok(Self {
+            shared,
+            options,
+            sender: Some(sender),
+            workers,
+            batch: Batch { first: 0, tids: Vec::new(), vectors: Vectors::Plain(Vec::new()) },
+            pushed: already,
+            reserved,
+            limit: limit.max(already + BATCH),
+            dead,
+        })
+    }
+
+    /// Entries so far.
+    pub fn len(&self) -> usize {
+        self.pushed
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.pushed == 0
+    }
+
+    /// Entries that the threads have added.
+    pub fn added(&self) -> usize {
+        self.shared.added.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the graph has allocated.
+    pub fn memory(&self) -> usize {
+        self.shared.graph.read().unwrap_or_else(|e| e.into_inner()).memory()
+    }
+
+    /// Whether the budget is used up: finish this segment and start another one.
+    pub fn is_full(&self) -> bool {
+        self.pushed >= self.limit
+    }
+
+    /// Adds a vector. Returns false for one that has no direction under the cosine metric. `pause`
+    /// is called while waiting for the threads, and may unwind.
+    ///
+    /// # Errors
+    /// A vector that cannot be indexed, or what went wrong in a thread.
+    pub fn push(&mut self, tid: u64, x: &[f32], pause: &dyn Fn()) -> Result<bool> {
+        let codec = self.shared.codec;
+        if x.len() != codec.dims {
+            return Err(IndexError::Dimensions { expected: codec.dims, found: x.len() });
+        }
+        let mut any = false;
+        for x in x {
+            if !x.is_finite() {
+                return Err(IndexError::NotFinite);
+            }
+            any |= *x != 0.0;
+        }
+        if !any && codec.metric == Metric::Cosine {
+            return Ok(false);
+        }
+        if let Vectors::Stored(_) = self.batch.vectors {
+            self.flush(pause)?;
+            self.batch.vectors = Vectors::Plain(Vec::new());
+        }
+        if let Vectors::Plain(all) = &mut self.batch.vectors {
+            all.extend_from_slice(x);
+        }
+        self.pushed_one(tid, pause)?;
+        Ok(true)
+    }
+
+    /// Adds a vector in its stored form.
+    ///
+    /// # Errors
+    /// What went wrong in a thread.
+    pub fn push_stored(&mut self, tid: u64, graph: &[u8], fine: &[u8], pause: &dyn Fn()) -> Result<()> {
+        if let Vectors::Plain(_) = self.batch.vectors {
+            self.flush(pause)?;
+            self.batch.vectors = Vectors::Stored(Vec::new());
+        }
+        if let Vectors::Stored(all) = &mut self.batch.vectors {
+            all.extend_from_slice(graph);
+            all.extend_from_slice(fine);
+        }
+        self.pushed_one(tid, pause)
+    }
+
+    fn pushed_one(&mut self, tid: u64, pause: &dyn Fn()) -> Result<()> {
+        if self.batch.tids.is_empty() {
+            self.batch.first = self.pushed as u64;
+        }
+        self.batch.tids.push(tid);
+        self.pushed += 1;
+        if self.batch.tids.len() == BATCH { self.flush(pause) } else { Ok(()) }
+    }
+
+    /// Hands the batch to the threads.
+    fn flush(&mut self, pause: &dyn Fn()) -> Result<()> {
+        if self.batch.tids.is_empty() {
+            return Ok(());
+        }
+        if self.pushed > self.reserved {
+            self.wait(self.pushed - self.batch.tids.len(), pause)?;
+            self.reserved = (self.reserved * 2).max(self.pushed).min(self.limit.max(self.pushed));
+            let graph = self.shared.graph.write().unwrap_or_else(|e| e.into_inner());
+            graph.reserve(self.reserved, self.options.threads.max(1))?;
+        }
+        let vectors = match self.batch.vectors {
+            Vectors::Plain(_) => Vectors::Plain(Vec::with_capacity(BATCH * self.shared.codec.dims)),
+            Vectors::Stored(_) => Vectors::Stored(Vec::with_capacity(BATCH * self.shared.codec.len())),
+        };
+        let empty = Batch { first: 0, tids: Vec::with_capacity(BATCH), vectors };
+        let mut batch = std::mem::replace(&mut self.batch, empty);
+        loop {
+            self.check()?;
+            let sender = self.sender.as_ref().expect("open until finished");
+            match sender.send_timeout(batch, Duration::from_millis(50)) {
+                Ok(()) => return Ok(()),
+                Err(error) => batch = error.into_inner(),
+            }
+            pause();
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.shared.stop.load(Ordering::Relaxed) {
+            let error = self.shared.error.lock().unwrap_or_else(|e| e.into_inner()).take();
+            return Err(error.unwrap_or_else(|| IndexError::Graph("a thread stopped early".into())));
+        }
+        if self.workers.iter().any(JoinHandle::is_finished) && self.sender.is_some() {
+            return Err(IndexError::Graph("a thread stopped early".into()));
+        }
+        Ok(())
+    }
+
+    /// Waits until the threads have added that many entries.
+    fn wait(&self, entries: usize, pause: &dyn Fn()) -> Result<()> {
+        while self.added() < entries {
+            self.check()?;
+            pause();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.check()
+    }
+
+    /// Waits for the threads and makes the file.
+    ///
+    /// # Errors
+    /// What went wrong in a thread, or with the file.
+    pub fn finish(mut self, pause: &dyn Fn()) -> Result<BuiltSegment> {
+        self.flush(pause)?;
+        self.wait(self.pushed, pause)?;
+        self.stop();
+        let codec = self.shared.codec;
+        let graph = self.shared.graph.read().unwrap_or_else(|e| e.into_inner());
+        let count = graph.len();
+        if count != self.pushed {
+            return Err(IndexError::Graph(format!("{count} of {} vectors were added", self.pushed)));
+        }
+        let serialized = graph.serialized_len();
+        let mut header = SegmentHeader::new(&codec, nonce(), count, serialized);
+        let file = Scratch::new(&self.options.folder)?;
+        let mut bytes = file.map(header.file_len())?;
+        graph.save(header.graph.of_mut(&mut bytes))?;
+        pause();
+
+        // Threads add in any order, so that slots and keys differ. Slots become the keys: then
+        // nothing needs to translate between them, and entries that are near in the graph's arrays
+        // are near in the other sections.
+        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
+        let spill = self.shared.spill.file();
+        // SAFETY: only this process knows the file, and its threads have stopped.
+        let spill = unsafe { Mmap::map(spill) }
+            .map_err(|e| IndexError::io("map", self.shared.spill.path(), e))?;
+        let each = spill_len(&codec);
+        let mut dead = vec![0u8; bitmap_len(count)];
+        for (slot, (at, key)) in keys.into_iter().enumerate() {
+            let key = key as usize;
+            let from = spill
+                .get(key * each..(key + 1) * each)
+                .ok_or_else(|| IndexError::Graph(format!("vector {key} was never pushed")))?;
+            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&(slot as u64).to_le_bytes());
+            let (tid, fine) = from.split_at(8);
+            header.tids.of_mut(&mut bytes)[8 * slot..8 * slot + 8].copy_from_slice(tid);
+            let len = codec.fine_len();
+            header.fine.of_mut(&mut bytes)[slot * len..(slot + 1) * len].copy_from_slice(fine);
+            if is_dead(&self.dead, key) {
+                dead[slot / 8] |= 1 << (slot % 8);
+            }
+        }
+        drop(graph);
+        header.seal(&mut bytes);
+        pause();
+        let bytes = bytes.make_read_only().map_err(|e| IndexError::io("map", file.path(), e))?;
+        Ok(BuiltSegment { header, bytes, dead, file })
+    }
+
+    fn stop(&mut self) {
+        self.sender = None;
+        for worker in self.workers.drain(..) {
+            // A panic has left its mark in `added`: what it should have added is missing.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Drop for SegmentBuilder {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.stop();
+    }
+}
+
+/// Starts threads that receive no signals: the server's handlers must run on its own thread.
+fn spawn(threads: usize, shared: &Arc<Shared>, batches: &Receiver<Batch>) -> Result<Vec<JoinHandle<()>>> {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are written before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let workers = (0..threads)
+        .map(|_| {
+            let (shared, batches) = (shared.clone(), batches.clone());
+            std::thread::Builder::new().name("laser build".into()).spawn(move || shared.work(&batches))
+        })
+        .collect::<std::io::Result<Vec<_>>>();
+    // SAFETY: `before` was filled above.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+    }
+    workers.map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
+}

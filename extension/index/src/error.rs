@@ -1,0 +1,100 @@
+//! What can go wrong in the storage of an index.
+
+use std::io;
+
+/// An error of the index storage. The messages follow PostgreSQL's style: lower case, no period.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// A page, segment or file does not hold what its references say.
+    #[error("block {block} of the index is damaged: {what}")]
+    Corrupt {
+        /// Block number within the index.
+        block: u32,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// A segment's content fails its checks.
+    #[error("segment {nonce:016x} of the index is damaged: {what}")]
+    Segment {
+        /// Identity of the segment.
+        nonce: u64,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// A page was given to somebody else between reading its reference and reading the page. The
+    /// reader starts again from the metapage; seen twice in a row for one version of the metapage
+    /// it means damage.
+    #[error("block {block} of the index no longer belongs to {owner:016x}")]
+    Moved {
+        /// Block number within the index.
+        block: u32,
+        /// The owner that the reader expected.
+        owner: u64,
+    },
+    /// The metapage is not one of this access method.
+    #[error("the relation is not a laser index")]
+    NotAnIndex,
+    /// The index was written by another version of the format.
+    #[error("the index has format version {found}, this laser reads version {supported}")]
+    Version {
+        /// Version on the metapage.
+        found: u32,
+        /// Version of this code.
+        supported: u32,
+    },
+    /// A vector has the wrong number of dimensions.
+    #[error("expected {expected} dimensions, not {found}")]
+    Dimensions {
+        /// Dimensions of the index.
+        expected: usize,
+        /// Dimensions of the vector.
+        found: usize,
+    },
+    /// A vector holds NaN or an infinity.
+    #[error("a vector with NaN or infinity cannot be indexed")]
+    NotFinite,
+    /// An entry would not fit on a page.
+    #[error("cannot index {dims} dimensions with quantization {quantization}: the limit is {limit}")]
+    TooWide {
+        /// Dimensions asked for.
+        dims: usize,
+        /// Largest number of dimensions for this quantization.
+        limit: usize,
+        /// Name of the quantization.
+        quantization: &'static str,
+    },
+    /// The directory on the metapage is full.
+    #[error("the index has {0} segments already, which is the limit")]
+    TooManySegments(usize),
+    /// usearch refused.
+    #[error("graph: {0}")]
+    Graph(String),
+    /// A file operation failed.
+    #[error("could not {action} \"{path}\": {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl IndexError {
+    pub(crate) fn corrupt(block: u32, what: impl Into<String>) -> Self {
+        Self::Corrupt { block, what: what.into() }
+    }
+
+    pub(crate) fn segment(nonce: u64, what: impl Into<String>) -> Self {
+        Self::Segment { nonce, what: what.into() }
+    }
+
+    /// Wraps an error of the file system.
+    pub fn io(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.display().to_string(), source }
+    }
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, IndexError>;

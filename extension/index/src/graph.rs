@@ -1,0 +1,384 @@
+//! The proximity graph: usearch, fed with the graph parts of stored vectors.
+//!
+//! Integer codes are compared by a distance of ours, because every vector has a scale of its own
+//! (see [`crate::codec`]). Unit vectors are compared by their inner product, which costs a third of
+//! usearch's cosine.
+#![allow(unsafe_code)]
+
+use usearch::{Index, IndexOptions, MetricKind, ScalarKind, VectorType, b1x8, f16};
+
+use crate::codec::{Codec, Metric, Quantization, Query};
+use crate::error::{IndexError, Result};
+
+/// A graph in memory, or over the bytes of a segment's file.
+pub struct Graph {
+    index: Index,
+    codec: Codec,
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph").field("codec", &self.codec).field("len", &self.len()).finish()
+    }
+}
+
+fn graph_error(error: impl std::fmt::Display) -> IndexError {
+    IndexError::Graph(error.to_string())
+}
+
+/// Dimensions and scalars as usearch sees them.
+fn shape(codec: &Codec) -> (usize, ScalarKind) {
+    match codec.quantization {
+        Quantization::F32 => (codec.dims, ScalarKind::F32),
+        Quantization::F16 => (codec.dims, ScalarKind::F16),
+        Quantization::Bf16 => (codec.dims, ScalarKind::BF16),
+        Quantization::I8 => (codec.graph_len(), ScalarKind::I8),
+        Quantization::B1 => (codec.graph_len() * 8, ScalarKind::B1),
+    }
+}
+
+impl Graph {
+    fn empty(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
+        let (dimensions, quantization) = shape(&codec);
+        let metric = match (codec.quantization, codec.metric) {
+            (Quantization::B1, _) => MetricKind::Hamming,
+            (_, Metric::L2) => MetricKind::L2sq,
+            _ => MetricKind::IP,
+        };
+        let options = IndexOptions {
+            dimensions,
+            metric,
+            quantization,
+            connectivity: m,
+            expansion_add: ef_construction,
+            expansion_search: 1,
+            multi: false,
+        };
+        let index = Index::new(&options).map_err(graph_error)?;
+        let mut graph = Self { index, codec };
+        graph.use_own_distance()?;
+        Ok(graph)
+    }
+
+    /// Loading a graph resets its distance to usearch's own.
+    fn use_own_distance(&mut self) -> Result<()> {
+        if self.codec.quantization != Quantization::I8 {
+            return Ok(());
+        }
+        let codec = self.codec;
+        let len = codec.graph_len();
+        let distance = move |a: *const i8, b: *const i8| {
+            // SAFETY: usearch passes vectors of the index, which have `len` bytes.
+            let (a, b) = unsafe {
+                (std::slice::from_raw_parts(a.cast(), len), std::slice::from_raw_parts(b.cast(), len))
+            };
+            codec.scalar_distance(a, b)
+        };
+        self.index.change_metric::<i8>(Box::new(distance));
+        Ok(())
+    }
+
+    /// An empty graph to add to.
+    ///
+    /// # Errors
+    /// When usearch refuses the parameters.
+    pub fn new(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
+        Self::empty(codec, m, ef_construction)
+    }
+
+    /// A copy of a serialized graph to add to.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn load(codec: Codec, m: usize, ef_construction: usize, bytes: &[u8]) -> Result<Self> {
+        let mut graph = Self::empty(codec, m, ef_construction)?;
+        graph.index.load_from_buffer(bytes).map_err(graph_error)?;
+        graph.check_shape()?;
+        graph.index.change_expansion_add(ef_construction);
+        graph.use_own_distance()?;
+        Ok(graph)
+    }
+
+    /// A graph over serialized bytes, for searches by one thread.
+    ///
+    /// # Safety
+    /// `bytes` outlive the graph and do not change.
+    ///
+    /// # Errors
+    /// Damage.
+    pub unsafe fn view(codec: Codec, bytes: &[u8]) -> Result<Self> {
+        let mut graph = Self::empty(codec, 2, 1)?;
+        // SAFETY: the caller keeps the bytes.
+        unsafe { graph.index.view_from_buffer(bytes) }.map_err(graph_error)?;
+        graph.check_shape()?;
+        graph.use_own_distance()?;
+        Ok(graph)
+    }
+
+    fn check_shape(&self) -> Result<()> {
+        let (dimensions, kind) = shape(&self.codec);
+        if self.index.dimensions() != dimensions || self.index.scalar_kind() != kind {
+            return Err(IndexError::Graph("the graph holds vectors of another kind".into()));
+        }
+        Ok(())
+    }
+
+    /// Makes room for `capacity` vectors in all, added by at most `threads` threads at once. Nobody
+    /// else uses the graph meanwhile.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn reserve(&self, capacity: usize, threads: usize) -> Result<()> {
+        self.index.reserve_capacity_and_threads(capacity, threads).map_err(graph_error)
+    }
+
+    /// Vectors in the graph.
+    pub fn len(&self) -> usize {
+        self.index.size()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of vectors and edges, without the part of usearch's arenas that is mapped but not
+    /// touched yet, and without its tables.
+    pub fn memory(&self) -> usize {
+        let stats = self.index.memory_stats();
+        let graph = stats.graph_allocated.saturating_sub(stats.graph_reserved);
+        graph + stats.vectors_allocated.saturating_sub(stats.vectors_reserved)
+    }
+
+    /// Adds the graph part of a vector. Several threads may do so at once.
+    ///
+    /// # Errors
+    /// No room, or a key that is there already.
+    pub fn add(&self, key: u64, graph: &[u8], scratch: &mut Vec<f32>) -> Result<()> {
+        match self.codec.quantization {
+            Quantization::F32 | Quantization::Bf16 => {
+                self.codec.components(graph, scratch);
+                self.index.add(key, scratch)
+            }
+            Quantization::F16 => self.index.add(key, &halves(graph)),
+            Quantization::I8 => self.index.add::<i8>(key, bytemuck::cast_slice(graph)),
+            Quantization::B1 => self.index.add(key, b1x8::from_u8s(graph)),
+        }
+        .map_err(graph_error)
+    }
+
+    /// Keys of the `count` vectors nearest to a query by the graph's own distance, as found by a
+    /// walk with `count` candidates.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn search(&self, query: &Query, count: usize) -> Result<Vec<u64>> {
+        fn ask<T: VectorType>(index: &Index, q: &[T], n: usize) -> Result<Vec<u64>> {
+            index.change_expansion_search(n);
+            Ok(index.search(q, n).map_err(graph_error)?.keys)
+        }
+        match self.codec.quantization {
+            Quantization::F32 | Quantization::Bf16 => ask(&self.index, &query.vector, count),
+            Quantization::F16 => ask(&self.index, &halves(&query.graph), count),
+            Quantization::I8 => ask::<i8>(&self.index, bytemuck::cast_slice(&query.graph), count),
+            Quantization::B1 => ask(&self.index, b1x8::from_u8s(&query.graph), count),
+        }
+    }
+
+    /// Bytes of the serialized graph.
+    pub fn serialized_len(&self) -> usize {
+        self.index.serialized_length()
+    }
+
+    /// Serializes the graph into exactly that many bytes.
+    ///
+    /// # Errors
+    /// When usearch fails.
+    pub fn save(&self, out: &mut [u8]) -> Result<()> {
+        self.index.save_to_buffer(out).map_err(graph_error)
+    }
+}
+
+fn halves(bytes: &[u8]) -> Vec<f16> {
+    let raw: Vec<i16> = bytes.chunks_exact(2).map(|b| i16::from_le_bytes([b[0], b[1]])).collect();
+    f16::from_i16s(&raw).to_vec()
+}
+
+/// Bytes that a graph needs for one vector: the vector, its place in the tables of usearch, and its
+/// edges (`2m` on the lowest level, `m` on each of `1 / (m - 1)` further levels on average).
+pub fn bytes_per_vector(codec: &Codec, m: usize) -> usize {
+    let edges = 4 + 8 * m + (4 + 4 * m).div_ceil(m.max(2) - 1);
+    codec.graph_len().next_multiple_of(8) + NODE_HEAD + edges + 16 + 40
+}
+
+/// Key and level in front of a serialized node's edges.
+const NODE_HEAD: usize = 10;
+/// usearch's own header between the vectors and the graph.
+const DENSE_HEAD: usize = 64;
+/// Counts in front of the levels.
+const GRAPH_HEAD: usize = 40;
+
+/// Where things are in a serialized graph (usearch 2.26, `index_dense.hpp` and `index.hpp`,
+/// `save_to_stream`): rows and columns, the vectors, two headers, the level of every node, the
+/// nodes.
+#[derive(Debug)]
+pub struct Layout<'a> {
+    bytes: &'a [u8],
+    rows: usize,
+    columns: usize,
+    edges: usize,
+    base_edges: usize,
+    entry: u64,
+    levels: usize,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl<'a> Layout<'a> {
+    /// Finds its way in the bytes of a graph.
+    ///
+    /// # Errors
+    /// When they are no graph of this codec.
+    pub fn parse(codec: &Codec, bytes: &'a [u8]) -> Result<Self> {
+        Self::find(codec, bytes).ok_or_else(|| IndexError::Graph("the serialized graph is damaged".into()))
+    }
+
+    fn find(codec: &Codec, bytes: &'a [u8]) -> Option<Self> {
+        let rows = u32_at(bytes, 0)? as usize;
+        let columns = u32_at(bytes, 4)? as usize;
+        let dense = 8 + rows.checked_mul(columns)?;
+        let head = dense.checked_add(DENSE_HEAD)?;
+        let size = u64_at(bytes, head)?;
+        let limit = 1 << 16;
+        let edges = u64_at(bytes, head + 8).filter(|&n| n < limit)? as usize;
+        let base_edges = u64_at(bytes, head + 16).filter(|&n| n < limit)? as usize;
+        let entry = u64_at(bytes, head + 32)?;
+        let levels = head + GRAPH_HEAD;
+        if columns != codec.graph_len()
+            || size != rows as u64
+            || bytes.get(dense..dense + 7)? != b"usearch"
+            || bytes.len() < levels + 2 * rows
+        {
+            return None;
+        }
+        Some(Self { bytes, rows, columns, edges, base_edges, entry, levels })
+    }
+
+    /// Vectors in the graph.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Where vector `slot` begins.
+    pub fn vector_at(&self, slot: usize) -> usize {
+        8 + slot * self.columns
+    }
+
+    /// Shows every node in the order of slots: where it begins, and its level.
+    fn nodes(&self, mut look: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
+        let damaged = || IndexError::Graph("the serialized graph is damaged".into());
+        let mut at = self.levels + 2 * self.rows;
+        for slot in 0..self.rows {
+            let level = &self.bytes[self.levels + 2 * slot..][..2];
+            let level = i16::from_le_bytes([level[0], level[1]]);
+            let level = usize::try_from(level).map_err(|_| damaged())?;
+            let len = NODE_HEAD + 4 + 4 * self.base_edges + level * (4 + 4 * self.edges);
+            if at + len > self.bytes.len() {
+                return Err(damaged());
+            }
+            look(slot, at, level)?;
+            at += len;
+        }
+        if at != self.bytes.len() {
+            return Err(damaged());
+        }
+        Ok(())
+    }
+
+    /// Where the key of each node is, in the order of slots, and that key.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn keys(&self) -> Result<Vec<(usize, u64)>> {
+        let mut keys = Vec::with_capacity(self.rows);
+        self.nodes(|_, at, _| {
+            keys.push((at, u64_at(self.bytes, at).expect("within the node")));
+            Ok(())
+        })?;
+        Ok(keys)
+    }
+
+    /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
+    /// begins somewhere. Returns how many nodes the lowest level reaches from there.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn verify(&self) -> Result<usize> {
+        let mut starts = Vec::with_capacity(self.rows);
+        self.nodes(|slot, at, level| {
+            if u64_at(self.bytes, at) != Some(slot as u64) {
+                return Err(IndexError::Graph(format!("node {slot} has the key of another one")));
+            }
+            starts.push((at, level));
+            Ok(())
+        })?;
+        if self.rows == 0 {
+            return Ok(0);
+        }
+        if self.entry >= self.rows as u64 {
+            return Err(IndexError::Graph("the walk begins outside of the graph".into()));
+        }
+        let neighbours = |slot: usize, level: usize| -> Result<Vec<usize>> {
+            let (at, _) = starts[slot];
+            let (from, most) = match level {
+                0 => (at + NODE_HEAD, self.base_edges),
+                _ => {
+                    let upper = at + NODE_HEAD + 4 + 4 * self.base_edges;
+                    (upper + (level - 1) * (4 + 4 * self.edges), self.edges)
+                }
+            };
+            let count = u32_at(self.bytes, from).expect("within the node") as usize;
+            if count > most {
+                return Err(IndexError::Graph(format!("node {slot} has {count} edges on level {level}")));
+            }
+            (0..count)
+                .map(|i| {
+                    let to = u32_at(self.bytes, from + 4 + 4 * i).expect("within the node") as usize;
+                    match starts.get(to) {
+                        Some(&(_, to_level)) if to_level >= level => Ok(to),
+                        _ => Err(IndexError::Graph(format!(
+                            "an edge of node {slot} on level {level} leads to node {to}, which is not there"
+                        ))),
+                    }
+                })
+                .collect()
+        };
+        for (slot, &(_, level)) in starts.iter().enumerate() {
+            for level in 1..=level {
+                neighbours(slot, level)?;
+            }
+        }
+        let mut seen = vec![false; self.rows];
+        let mut front = vec![self.entry as usize];
+        seen[self.entry as usize] = true;
+        let mut reached = 0;
+        while let Some(slot) = front.pop() {
+            reached += 1;
+            for to in neighbours(slot, 0)? {
+                if !std::mem::replace(&mut seen[to], true) {
+                    front.push(to);
+                }
+            }
+        }
+        for slot in (0..self.rows).filter(|&slot| !seen[slot]) {
+            neighbours(slot, 0)?;
+        }
+        Ok(reached)
+    }
+}

@@ -1,0 +1,509 @@
+//! Changes of the directory: new segments, dead entries, merges, and pages given back.
+//!
+//! One session at a time does any of this; the caller holds a lock that says so. Inserts and scans
+//! go on meanwhile. A crash at any point leaves either the old directory or the new one, and pages
+//! that nobody refers to.
+
+use std::collections::HashSet;
+
+use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
+use crate::error::{IndexError, Result};
+use crate::graph::Layout;
+use crate::meta::{META_BLOCK, Meta, Pending, SegmentEntry};
+use crate::page::{self, DEAD, PageKind};
+use crate::pending;
+use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
+use crate::store::{PageStore, SET_PAGES, WriteSet};
+use crate::view::{SegmentBytes, SegmentView};
+
+/// Share of dead entries above which a segment is built anew, without them.
+const TOO_MANY_DEAD: f64 = 0.2;
+
+/// What [`delete`] has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Deleted {
+    /// Entries marked dead.
+    pub removed: u64,
+    /// Live entries that remain.
+    pub live: u64,
+}
+
+/// Replaces segments, and the pending pages before `consumed`, by new segments.
+///
+/// # Errors
+/// A full directory; then nothing is changed.
+pub fn replace(
+    store: &impl PageStore,
+    old: &[u64],
+    new: &[SegmentEntry],
+    consumed: Option<(u64, u32)>,
+) -> Result<Meta> {
+    Meta::update(store, |meta| {
+        meta.segments.retain(|s| !old.contains(&s.nonce));
+        meta.segments.extend_from_slice(new);
+        if let Some((seq, block)) = consumed {
+            meta.pending.head_seq = seq;
+            meta.pending.head = block;
+        }
+        meta.generation += 1;
+        Ok(())
+    })
+}
+
+/// Asks `dead` about every live entry and marks those for which it says yes. When this returns, no
+/// scan that starts afterwards sees them.
+///
+/// # Errors
+/// Damage.
+pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Result<Deleted> {
+    let meta = Meta::read(store)?;
+    let codec = meta.parameters.codec;
+    let mut done = Deleted::default();
+    let mut counts = Vec::new();
+    let mut any = false;
+    for entry in &meta.segments {
+        let map = SegmentMap::read(store, entry)?;
+        let head = map.header(store, &codec)?;
+        let bits = map.bitmap(store)?;
+        let mut tids = vec![0; 8 * entry.count as usize];
+        map.read_bytes(store, head.tids.offset, &mut tids)?;
+        let mut slots = Vec::new();
+        let mut already = 0;
+        for (slot, tid) in tids.chunks_exact(8).enumerate() {
+            if slot % 4096 == 0 {
+                store.pause();
+            }
+            let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
+            if is_dead(&bits, slot) {
+                already += 1;
+            } else if dead(tid) {
+                slots.push(slot as u32);
+            }
+        }
+        map.mark(store, &slots)?;
+        let all = already + slots.len() as u32;
+        // Bits may be ahead of the directory when an earlier run was interrupted.
+        any |= !slots.is_empty() || all != entry.dead;
+        done.removed += slots.len() as u64;
+        done.live += u64::from(entry.count - all);
+        counts.push((entry.nonce, all));
+    }
+    let (marked, live) = pending::mark(store, &codec, &meta.pending, dead)?;
+    done.removed += marked;
+    done.live += live;
+    if any {
+        Meta::update(store, |meta| {
+            for (nonce, dead) in counts {
+                if let Some(entry) = meta.segments.iter_mut().find(|s| s.nonce == nonce) {
+                    entry.dead = dead;
+                }
+            }
+            meta.dead_version += 1;
+            Ok(())
+        })?;
+    }
+    Ok(done)
+}
+
+/// What to merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// After an insert that has filled the pending list: the list, and segments of its own size, so
+    /// that no insert waits for much more than the list itself takes.
+    Insert,
+    /// VACUUM: the list unless it is short, small segments, and those with many dead entries.
+    Vacuum,
+    /// Everything that fits into memory together.
+    All,
+}
+
+/// A short list costs scans little; VACUUM leaves it alone.
+const SHORT_LIST: usize = 64;
+
+/// How to merge.
+#[derive(Debug)]
+pub struct Merge<'a> {
+    /// What to merge.
+    pub plan: Plan,
+    /// Threads, memory and the folder for files.
+    pub options: &'a BuildOptions,
+}
+
+/// Merges of the directory as it is now: groups of segments, each to become one segment. The
+/// first group takes the pending list as well, if `list` entries of it are to be merged.
+fn groups(meta: &Meta, plan: Plan, list: usize, options: &BuildOptions) -> Vec<Vec<SegmentEntry>> {
+    let room = capacity(&meta.parameters, options.memory);
+    let mut by_size = meta.segments.clone();
+    by_size.sort_by_key(SegmentEntry::live);
+    let crowded = by_size.len() > 64;
+    let mut group = Vec::new();
+    let mut sum = list;
+    let mut rest = Vec::new();
+    for entry in by_size {
+        let live = entry.live() as usize;
+        let alike = match plan {
+            Plan::Insert if !crowded => live <= 2 * sum && sum + live <= 8 * list,
+            Plan::Insert | Plan::Vacuum => live <= 2 * sum || (group.is_empty() && list == 0),
+            Plan::All => true,
+        };
+        if alike && rest.is_empty() && (sum + live <= room || (group.is_empty() && list == 0)) {
+            sum += live;
+            group.push(entry);
+        } else {
+            rest.push(entry);
+        }
+    }
+    let rotten = |s: &SegmentEntry| f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count);
+    let purge = |s: &SegmentEntry| match plan {
+        Plan::Insert => false,
+        Plan::Vacuum => rotten(s),
+        Plan::All => s.dead > 0,
+    };
+    let mut groups = Vec::new();
+    if list > 0 || group.len() > 1 || group.iter().any(purge) {
+        groups.push(group);
+    }
+    groups.extend(rest.into_iter().filter(purge).map(|s| vec![s]));
+    groups
+}
+
+/// Opens a segment to read its entries.
+fn open(store: &impl PageStore, meta: &Meta, entry: &SegmentEntry, options: &BuildOptions) -> Result<SegmentView> {
+    let map = SegmentMap::read(store, entry)?;
+    map.header(store, &meta.parameters.codec)?;
+    // Under a temporary name of its own, which is enough for one merge.
+    let scratch = crate::cache::Scratch::new(&options.folder)?;
+    let mut bytes = scratch.map(entry.bytes)?;
+    map.read_bytes(store, 0, &mut bytes)?;
+    drop(bytes);
+    let bytes = SegmentBytes::map(scratch.file(), scratch.path())?;
+    let view = SegmentView::open(meta.parameters.codec, entry, bytes)?;
+    view.refresh(store, entry, meta.dead_version)?;
+    Ok(view)
+}
+
+/// Merges according to a plan. `finished` is given every new segment once it is in the directory.
+/// Returns how many segments were made.
+///
+/// # Errors
+/// Damage, no memory, no room.
+pub fn merge<S: PageStore>(
+    store: &S,
+    how: &Merge<'_>,
+    mut finished: impl FnMut(&SegmentEntry, BuiltSegment),
+) -> Result<usize> {
+    let codec = Meta::read(store)?.parameters.codec;
+    let options = how.options;
+    let pause = || store.pause();
+    let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
+    let sealed = if short { None } else { pending::seal(store, &codec)? };
+    let meta = Meta::read(store)?;
+    let mut list = 0;
+    if let Some(sealed) = &sealed {
+        pending::read(store, &codec, sealed, false, |tid, _| list += usize::from(tid & DEAD == 0))?;
+    }
+    let mut groups = groups(&meta, how.plan, list, options);
+    if sealed.is_some() && list == 0 {
+        // Nothing but dead entries: drop the pages.
+        groups.insert(0, Vec::new());
+    }
+    let mut sealed = sealed;
+    let mut made = 0;
+    for mut group in groups {
+        let taken = sealed.take();
+        let live = group.iter().map(|s| s.live() as usize).sum::<usize>();
+        let expected = live + if taken.is_some() { list } else { 0 };
+        // The largest segment is continued rather than built anew, unless it is mostly dead.
+        group.sort_by_key(|s| std::cmp::Reverse(s.live()));
+        let rotten = |s: &SegmentEntry| {
+            f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count) || (how.plan == Plan::All && s.dead > 0)
+        };
+        let base = match group.first() {
+            Some(first) if !rotten(first) && (group.len() > 1 || taken.is_some()) => {
+                Some(open(store, &meta, first, options)?)
+            }
+            _ => None,
+        };
+        let mut new = Vec::new();
+        let with_capacity = BuildOptions { expected: expected + 1, ..options.clone() };
+        let mut builder = SegmentBuilder::new(with_capacity.clone(), base.as_ref())?;
+        let others = group.iter().skip(usize::from(base.is_some()));
+        drop(base);
+        for entry in others {
+            let view = open(store, &meta, entry, options)?;
+            for slot in 0..view.len() {
+                if !is_dead(&view.dead(), slot) {
+                    let (graph, fine) = view.stored(slot);
+                    builder.push_stored(view.tid(slot), graph, fine, &pause)?;
+                    if builder.is_full() {
+                        let full = std::mem::replace(
+                            &mut builder,
+                            SegmentBuilder::new(with_capacity.clone(), None)?,
+                        );
+                        new.push(write(store, full, &pause)?);
+                    }
+                }
+            }
+        }
+        let mut consumed = None;
+        if let Some(list) = taken {
+            consumed = Some(push_list(store, &list, &with_capacity, &mut builder, &mut new, &pause)?);
+        }
+        if !builder.is_empty() {
+            new.push(write(store, builder, &pause)?);
+        }
+        let entries: Vec<SegmentEntry> = new.iter().map(|(entry, _)| *entry).collect();
+        let old: Vec<u64> = group.iter().map(|s| s.nonce).collect();
+        let maps = group.iter().map(|s| SegmentMap::read(store, s)).collect::<Result<Vec<_>>>()?;
+        replace(store, &old, &entries, consumed)?;
+        made += new.len();
+        for (entry, built) in new {
+            finished(&entry, built);
+        }
+        for map in maps {
+            free(store, map.pages())?;
+        }
+        if let Some(list) = taken {
+            free_list(store, &list)?;
+        }
+    }
+    Ok(made)
+}
+
+type Written = (SegmentEntry, BuiltSegment);
+
+/// Adds the live entries of a sealed list to a segment.
+fn push_list(
+    store: &impl PageStore,
+    list: &Pending,
+    options: &BuildOptions,
+    builder: &mut SegmentBuilder,
+    new: &mut Vec<Written>,
+    pause: &dyn Fn(),
+) -> Result<(u64, u32)> {
+    let codec = options.parameters.codec;
+    let mut at = *list;
+    loop {
+        // One page at a time: handing vectors to the threads may wait, reading must not.
+        let mut entries = Vec::new();
+        let one = Pending { tail_seq: at.head_seq, ..at };
+        let (seq, block) = pending::read(store, &codec, &one, false, |tid, stored| {
+            if tid & DEAD == 0 {
+                entries.push((tid, stored.to_vec()));
+            }
+        })?;
+        for (tid, stored) in entries {
+            let (graph, fine) = stored.split_at(codec.graph_len());
+            builder.push_stored(tid, graph, fine, pause)?;
+            if builder.is_full() {
+                let next = SegmentBuilder::new(options.clone(), None)?;
+                new.push(write(store, std::mem::replace(builder, next), pause)?);
+            }
+        }
+        at = Pending { head_seq: seq, head: block, ..at };
+        if seq > list.tail_seq {
+            return Ok((seq, block));
+        }
+    }
+}
+
+/// Finishes a segment and writes its pages.
+fn write(store: &impl PageStore, builder: SegmentBuilder, pause: &dyn Fn()) -> Result<Written> {
+    let built = builder.finish(pause)?;
+    let entry = write_pages(store, &built.header, &built.bytes, &built.dead, |_| {})?;
+    Ok((entry, built))
+}
+
+/// Live and dead entries of the pending list.
+fn list_len(store: &impl PageStore) -> Result<usize> {
+    let meta = Meta::read(store)?;
+    let mut count = 0;
+    pending::read(store, &meta.parameters.codec, &meta.pending, true, |_, _| count += 1)?;
+    Ok(count)
+}
+
+/// Gives the pages of a list that is not part of the index any more to the free space map.
+fn free_list(store: &impl PageStore, list: &Pending) -> Result<()> {
+    use crate::page::{HEADER, PENDING_HEADER, PendingHeader};
+    let (mut block, mut seq, mut blocks) = (list.head, list.head_seq, Vec::new());
+    while block != 0 && seq <= list.tail_seq {
+        blocks.push(block);
+        let next = store.read(block, |body| {
+            page::expect(block, body, PageKind::Pending, seq, 0)?;
+            let head: PendingHeader =
+                bytemuck::pod_read_unaligned(&body[HEADER..HEADER + PENDING_HEADER]);
+            Ok(head.next)
+        })?;
+        block = next;
+        seq += 1;
+    }
+    free(store, blocks)
+}
+
+/// Marks pages free and tells the free space map. Nobody refers to them.
+fn free(store: &impl PageStore, blocks: impl IntoIterator<Item = u32>) -> Result<()> {
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        store.pause();
+        let mut set = store.begin();
+        let part: Vec<u32> = blocks.by_ref().take(SET_PAGES).collect();
+        for &block in &part {
+            set.lock(block)?;
+            page::init(set.page(block), PageKind::Free, 0, 0, 0);
+        }
+        set.commit();
+        for block in part {
+            store.release(block);
+        }
+    }
+    Ok(())
+}
+
+/// Pages by what they are for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Pages of the index.
+    pub pages: u32,
+    /// Free ones among them.
+    pub free: u32,
+    /// Those that a crash had left without an owner and that are free now.
+    pub reclaimed: u32,
+}
+
+/// Looks for pages that belong to nobody, left by crashes and cancelled merges, and for free pages
+/// that the free space map has forgotten.
+///
+/// # Errors
+/// Damage.
+pub fn sweep(store: &impl PageStore) -> Result<Swept> {
+    let meta = Meta::read(store)?;
+    let mut used = HashSet::from([META_BLOCK]);
+    for entry in &meta.segments {
+        used.extend(SegmentMap::read(store, entry)?.pages());
+    }
+    let mut swept = Swept { pages: store.blocks(), ..Swept::default() };
+    let mut orphans = Vec::new();
+    for block in (0..swept.pages).filter(|block| !used.contains(block)) {
+        if block % 64 == 0 {
+            store.pause();
+        }
+        let found = store.read(block, |body| Ok((page::kind(block, body), page::header(body).owner)))?;
+        match found {
+            (Ok(Some(PageKind::Free)), _) => {
+                swept.free += 1;
+                store.release(block);
+            }
+            // A page that an insert has just taken shows its number from the moment that it is
+            // linked, and numbers before the head of the list are never used again.
+            (Ok(Some(PageKind::Pending)), seq) if seq >= meta.pending.head_seq => {}
+            // A new page of an insert at work: it is locked until it has its number. Looking at it
+            // under a lock of ours would have waited; so a zero page here is nobody's, or not yet
+            // locked, and then its inserter will see that it is not new any more.
+            _ => orphans.push(block),
+        }
+    }
+    swept.reclaimed = orphans.len() as u32;
+    swept.free += swept.reclaimed;
+    free(store, orphans)?;
+    Ok(swept)
+}
+
+/// Everything that is wrong with an index, in words, and what it consists of.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What is wrong.
+    pub problems: Vec<String>,
+    /// Segments, live entries in them, dead ones, live pending entries, dead ones.
+    pub counts: [u64; 5],
+    /// Entries that no walk from a graph's entry reaches on its lowest level.
+    pub unreachable: u64,
+}
+
+/// Verifies pages, checksums, counts, graphs and addresses. Reports and goes on where it can.
+///
+/// # Errors
+/// A metapage that cannot be read, or a merge in the middle of the check.
+pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>) -> Result<Report> {
+    let meta = Meta::read(store)?;
+    let codec = meta.parameters.codec;
+    let mut report = Report::default();
+    let mut owners = std::collections::HashMap::new();
+    let mut seen = HashSet::new();
+    let mut live_tid = |tid: u64, place: &str, problems: &mut Vec<String>| {
+        if !seen.insert(tid) {
+            problems.push(format!("row ({},{}) is in the index twice, in {place} too", tid >> 16, tid & 0xffff));
+        }
+        if let Some(what) = row(tid) {
+            problems.push(format!("row ({},{}) in {place}: {what}", tid >> 16, tid & 0xffff));
+        }
+    };
+    for entry in &meta.segments {
+        let name = format!("segment {:016x}", entry.nonce);
+        report.counts[0] += 1;
+        let mut verify = || -> Result<()> {
+            let map = SegmentMap::read(store, entry)?;
+            for block in map.pages() {
+                if let Some(other) = owners.insert(block, entry.nonce) {
+                    let what = format!("belongs to {name} and to segment {other:016x}");
+                    return Err(IndexError::corrupt(block, what));
+                }
+            }
+            let mut bytes = vec![0; entry.bytes as usize];
+            map.read_bytes(store, 0, &mut bytes)?;
+            let head = SegmentHeader::parse(&codec, entry, &bytes)?;
+            head.verify(&bytes)?;
+            let bits = map.bitmap(store)?;
+            let reached = Layout::parse(&codec, head.graph.of(&bytes))?.verify()?;
+            report.unreachable += u64::from(entry.count) - reached as u64;
+            let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
+            if dead < entry.dead || bits.len() != bitmap_len(entry.count as usize) || dead > entry.count {
+                let what = format!("{dead} dead entries, the directory says {}", entry.dead);
+                report.problems.push(format!("{name}: {what}"));
+            }
+            for (slot, tid) in head.tids.of(&bytes).chunks_exact(8).enumerate() {
+                if is_dead(&bits, slot) {
+                    report.counts[2] += 1;
+                } else {
+                    report.counts[1] += 1;
+                    let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
+                    live_tid(tid, &name, &mut report.problems);
+                }
+            }
+            Ok(())
+        };
+        match verify() {
+            Ok(()) => {}
+            Err(error @ IndexError::Graph(_)) => report.problems.push(format!("{name}: {error}")),
+            Err(error) => report.problems.push(error.to_string()),
+        }
+    }
+    let mut tids = Vec::new();
+    let list = pending::read(store, &codec, &meta.pending, true, |tid, stored| {
+        let (graph, fine) = stored.split_at(codec.graph_len());
+        tids.push((tid, codec.decode(graph, fine).iter().all(|x| x.is_finite())));
+    });
+    for (tid, finite) in tids {
+        if tid & DEAD != 0 {
+            report.counts[4] += 1;
+            continue;
+        }
+        report.counts[3] += 1;
+        if !finite {
+            let (block, offset) = (tid >> 16, tid & 0xffff);
+            report.problems.push(format!("row ({block},{offset}): the pending vector is not finite"));
+        }
+        live_tid(tid, "the pending list", &mut report.problems);
+    }
+    if let Err(error) = list {
+        report.problems.push(error.to_string());
+    }
+    for block in 0..store.blocks() {
+        if block % 64 == 0 {
+            store.pause();
+        }
+        if let Err(error) = store.read(block, |body| page::kind(block, body)) {
+            report.problems.push(error.to_string());
+        }
+    }
+    Ok(report)
+}

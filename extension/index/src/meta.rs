@@ -1,0 +1,350 @@
+//! The metapage: parameters of the index, directory of its segments, ends of the pending list.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codec::{Codec, Metric, Quantization};
+use crate::error::{IndexError, Result};
+use crate::page::{self, FORMAT_VERSION, HEADER, PAYLOAD, PageKind};
+use crate::store::{PageStore, WriteSet};
+
+/// Block of the metapage.
+pub const META_BLOCK: u32 = 0;
+
+/// What does not change while an index exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameters {
+    /// How vectors are stored and compared.
+    pub codec: Codec,
+    /// Kind of the indexed column, for the layer above.
+    pub element: u8,
+    /// Neighbours of a node in the graph; twice as many on the lowest level.
+    pub m: usize,
+    /// Candidates kept while a node is added.
+    pub ef_construction: usize,
+    /// Fingerprint of the model that embeds text; zeros when the column holds vectors.
+    pub fingerprint: [u8; 32],
+    /// Name of that model, at most 63 bytes.
+    pub model: String,
+}
+
+/// The metapage, read.
+#[derive(Debug, Clone)]
+pub struct Meta {
+    /// What does not change.
+    pub parameters: Parameters,
+    /// Counts changes of the directory.
+    pub generation: u64,
+    /// Changes whenever entries of segments have died.
+    pub dead_version: u64,
+    /// The pending list.
+    pub pending: Pending,
+    /// The directory.
+    pub segments: Vec<SegmentEntry>,
+}
+
+/// Ends of the pending list. Its pages have consecutive sequence numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Pending {
+    /// Sequence number of the first page. Pages with smaller numbers belong to nobody.
+    pub head_seq: u64,
+    /// Sequence number of the last page.
+    pub tail_seq: u64,
+    /// First page, or 0 when there has never been one.
+    pub head: u32,
+    /// Last page.
+    pub tail: u32,
+}
+
+impl Pending {
+    /// Pages of the list.
+    pub fn pages(&self) -> u64 {
+        if self.head == 0 { 0 } else { self.tail_seq - self.head_seq + 1 }
+    }
+}
+
+/// A segment in the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct SegmentEntry {
+    /// Random identity, also on every page of the segment.
+    pub nonce: u64,
+    /// Length of the segment's file.
+    pub bytes: u64,
+    /// First map page.
+    pub map: u32,
+    /// Pages that hold the file.
+    pub data_pages: u32,
+    /// Pages that hold the bitmap.
+    pub bitmap_pages: u32,
+    /// Entries.
+    pub count: u32,
+    /// Dead ones among them, as of the last VACUUM.
+    pub dead: u32,
+    reserved: u32,
+}
+
+impl SegmentEntry {
+    /// An entry for a segment whose pages are written.
+    pub fn new(nonce: u64, bytes: u64, map: u32, data: u32, bitmap: u32, count: u32, dead: u32) -> Self {
+        let (data_pages, bitmap_pages) = (data, bitmap);
+        Self { nonce, bytes, map, data_pages, bitmap_pages, count, dead, reserved: 0 }
+    }
+
+    /// Live entries.
+    pub fn live(&self) -> u32 {
+        self.count - self.dead.min(self.count)
+    }
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Head {
+    format: u32,
+    dims: u32,
+    metric: u8,
+    element: u8,
+    quantization: u8,
+    model_len: u8,
+    m: u16,
+    ef_construction: u16,
+    generation: u64,
+    dead_version: u64,
+    pending: Pending,
+    segments: u32,
+    reserved: [u32; 7],
+    fingerprint: [u8; 32],
+    model: [u8; 64],
+}
+
+const HEAD: usize = size_of::<Head>();
+const ENTRY: usize = size_of::<SegmentEntry>();
+const _: () = assert!(HEAD == 184 && ENTRY == 40);
+
+/// Segments that fit into the directory.
+pub const MAX_SEGMENTS: usize = (PAYLOAD - HEAD) / ENTRY;
+
+impl Meta {
+    /// The metapage of an empty index.
+    pub fn new(parameters: Parameters) -> Self {
+        Self {
+            parameters,
+            generation: 1,
+            dead_version: 0,
+            pending: Pending::zeroed(),
+            segments: Vec::new(),
+        }
+    }
+
+    /// Reads the body of block 0.
+    ///
+    /// # Errors
+    /// Another format, or damage.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let bad = |what: &str| IndexError::corrupt(META_BLOCK, what);
+        match page::kind(META_BLOCK, body) {
+            Ok(Some(PageKind::Meta)) => {}
+            Err(error @ IndexError::Version { .. }) => return Err(error),
+            _ => return Err(IndexError::NotAnIndex),
+        }
+        let len = page::header(body).len as usize;
+        let payload = &body[HEADER..HEADER + len];
+        if len < HEAD {
+            return Err(bad("metapage is too short"));
+        }
+        let head: Head = bytemuck::pod_read_unaligned(&payload[..HEAD]);
+        if head.format != FORMAT_VERSION {
+            return Err(IndexError::Version { found: head.format, supported: FORMAT_VERSION });
+        }
+        let metric = Metric::from_u8(head.metric).ok_or_else(|| bad("unknown metric"))?;
+        let quantization =
+            Quantization::from_u8(head.quantization).ok_or_else(|| bad("unknown quantization"))?;
+        let codec = Codec::new(head.dims as usize, metric, quantization)
+            .map_err(|_| bad("impossible number of dimensions"))?;
+        let name = head.model.get(..usize::from(head.model_len)).ok_or_else(|| bad("model name"))?;
+        let model = std::str::from_utf8(name).map_err(|_| bad("model name"))?.to_owned();
+        let count = head.segments as usize;
+        if count > MAX_SEGMENTS || len != HEAD + count * ENTRY {
+            return Err(bad("directory does not fit its count"));
+        }
+        let segments = payload[HEAD..].chunks_exact(ENTRY).map(bytemuck::pod_read_unaligned).collect();
+        if head.pending.head != 0 && head.pending.head_seq > head.pending.tail_seq {
+            return Err(bad("pending list ends before it begins"));
+        }
+        Ok(Self {
+            parameters: Parameters {
+                codec,
+                element: head.element,
+                m: usize::from(head.m),
+                ef_construction: usize::from(head.ef_construction),
+                fingerprint: head.fingerprint,
+                model,
+            },
+            generation: head.generation,
+            dead_version: head.dead_version,
+            pending: head.pending,
+            segments,
+        })
+    }
+
+    /// Writes the body of block 0.
+    ///
+    /// # Errors
+    /// When the directory is full.
+    pub fn write(&self, body: &mut [u8]) -> Result<()> {
+        if self.segments.len() > MAX_SEGMENTS {
+            return Err(IndexError::TooManySegments(MAX_SEGMENTS));
+        }
+        let p = &self.parameters;
+        let mut model = [0; 64];
+        model[..p.model.len()].copy_from_slice(p.model.as_bytes());
+        let head = Head {
+            format: FORMAT_VERSION,
+            dims: p.codec.dims as u32,
+            metric: p.codec.metric as u8,
+            element: p.element,
+            quantization: p.codec.quantization as u8,
+            model_len: p.model.len() as u8,
+            m: p.m as u16,
+            ef_construction: p.ef_construction as u16,
+            generation: self.generation,
+            dead_version: self.dead_version,
+            pending: self.pending,
+            segments: self.segments.len() as u32,
+            reserved: [0; 7],
+            fingerprint: p.fingerprint,
+            model,
+        };
+        let entries: &[u8] = bytemuck::cast_slice(&self.segments);
+        let len = HEAD + entries.len();
+        body[HEADER..HEADER + HEAD].copy_from_slice(bytemuck::bytes_of(&head));
+        body[HEADER + HEAD..HEADER + len].copy_from_slice(entries);
+        page::init(body, PageKind::Meta, 0, 0, len);
+        Ok(())
+    }
+
+    /// Reads the metapage.
+    ///
+    /// # Errors
+    /// See [`Meta::parse`].
+    pub fn read(store: &impl PageStore) -> Result<Self> {
+        if store.blocks() == 0 {
+            return Err(IndexError::NotAnIndex);
+        }
+        store.read(META_BLOCK, Self::parse)
+    }
+
+    /// Writes the metapage of a new index, which has no pages yet.
+    ///
+    /// # Errors
+    /// When the store cannot grow.
+    pub fn create(store: &impl PageStore, parameters: Parameters) -> Result<()> {
+        let mut set = store.begin();
+        let block = set.allocate()?;
+        if block != META_BLOCK {
+            return Err(IndexError::corrupt(block, "a new index is not empty"));
+        }
+        Self::new(parameters).write(set.page(block))?;
+        set.commit();
+        Ok(())
+    }
+
+    /// Changes the metapage alone.
+    ///
+    /// # Errors
+    /// What `change` returns; then nothing is changed.
+    pub fn update(store: &impl PageStore, change: impl FnOnce(&mut Meta) -> Result<()>) -> Result<Self> {
+        let mut set = store.begin();
+        set.lock(META_BLOCK)?;
+        let mut meta = Self::parse(set.page(META_BLOCK))?;
+        change(&mut meta)?;
+        meta.write(set.page(META_BLOCK))?;
+        set.commit();
+        Ok(meta)
+    }
+}
+
+/// A random identity for a segment.
+pub fn nonce() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::SystemTime;
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = [0u8; 8];
+    let read = std::fs::File::open("/dev/urandom")
+        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
+    let mut value = u64::from_le_bytes(bytes);
+    if read.is_err() {
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        value = RandomState::new().hash_one((std::process::id(), time, call));
+    }
+    value.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::page::BODY;
+    use proptest::prelude::*;
+
+    pub fn parameters() -> Parameters {
+        Parameters {
+            codec: Codec::new(8, Metric::Cosine, Quantization::I8).unwrap(),
+            element: 2,
+            m: 16,
+            ef_construction: 64,
+            fingerprint: [7; 32],
+            model: "a model".into(),
+        }
+    }
+
+    #[test]
+    fn survives_a_round_trip() {
+        let store = MemoryStore::new();
+        assert!(matches!(Meta::read(&store), Err(IndexError::NotAnIndex)));
+        Meta::create(&store, parameters()).unwrap();
+        Meta::update(&store, |m| {
+            m.segments.push(SegmentEntry::new(5, 6, 7, 8, 9, 10, 3));
+            m.generation += 1;
+            Ok(())
+        })
+        .unwrap();
+        let meta = Meta::read(&store).unwrap();
+        assert_eq!(meta.parameters, parameters());
+        assert_eq!(meta.generation, 2);
+        assert_eq!(meta.segments, [SegmentEntry::new(5, 6, 7, 8, 9, 10, 3)]);
+    }
+
+    #[test]
+    fn refuses_other_versions_and_too_many_segments() {
+        let store = MemoryStore::new();
+        Meta::create(&store, parameters()).unwrap();
+        let full = Meta::update(&store, |m| {
+            m.segments = vec![SegmentEntry::zeroed(); MAX_SEGMENTS + 1];
+            Ok(())
+        });
+        assert!(matches!(full, Err(IndexError::TooManySegments(_))));
+        store.damage(0, |body| body[4] = 2);
+        assert!(matches!(Meta::read(&store), Err(IndexError::Version { found: 2, .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn damage_gives_an_error_or_a_metapage_but_no_panic(
+            changes in proptest::collection::vec((0usize..600, any::<u8>()), 1..20)
+        ) {
+            let mut body = vec![0; BODY];
+            let mut meta = Meta::new(parameters());
+            meta.segments = vec![SegmentEntry::zeroed(); 5];
+            meta.write(&mut body).unwrap();
+            for (at, value) in changes {
+                body[at] = value;
+            }
+            if let Ok(meta) = Meta::parse(&body) {
+                prop_assert!(meta.segments.len() <= MAX_SEGMENTS);
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Segments: immutable graphs with the addresses of their rows.
+//!
+//! A segment is a file, and its bytes are also in the pages of the index. The pages are the truth;
+//! a file can be made from them at any time, see [`crate::cache`].
+//!
+//! ```text
+//!  0      SegmentHeader: identity, counts, where the sections are and their checksums
+//!  256    graph      usearch's serialization; key of a vector = its slot
+//!  …      fine       fine parts, in the order of slots
+//!  …      tids       addresses of rows, in the order of slots
+//! ```
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::codec::Codec;
+use crate::crc::crc32c;
+use crate::error::{IndexError, Result};
+use crate::meta::SegmentEntry;
+use crate::page::{
+    self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind,
+};
+use crate::store::{PageStore, SET_PAGES, WriteSet};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"LaserSeg");
+const VERSION: u32 = 1;
+
+/// A part of a segment's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Section {
+    /// Where it begins.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// CRC-32C of them.
+    pub crc: u32,
+    reserved: u32,
+}
+
+impl Section {
+    /// The bytes of this part.
+    pub fn of<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        &file[self.offset as usize..][..self.len as usize]
+    }
+
+    /// The bytes of this part, to be written.
+    pub fn of_mut<'a>(&self, file: &'a mut [u8]) -> &'a mut [u8] {
+        &mut file[self.offset as usize..][..self.len as usize]
+    }
+}
+
+/// First bytes of a segment's file.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct SegmentHeader {
+    magic: u64,
+    version: u32,
+    crc: u32,
+    /// Identity of the segment.
+    pub nonce: u64,
+    /// Entries.
+    pub count: u64,
+    dims: u32,
+    metric: u8,
+    quantization: u8,
+    reserved: u16,
+    /// Serialized graph.
+    pub graph: Section,
+    /// Fine parts.
+    pub fine: Section,
+    /// Addresses of rows.
+    pub tids: Section,
+}
+
+const FILE_HEADER: usize = 256;
+const _: () = assert!(size_of::<SegmentHeader>() == 112 && size_of::<SegmentHeader>() <= FILE_HEADER);
+
+impl SegmentHeader {
+    /// Lays out a file for `count` entries and a graph of `graph` bytes.
+    pub fn new(codec: &Codec, nonce: u64, count: usize, graph: usize) -> Self {
+        let section = |from: u64, len: usize| Section {
+            offset: from.next_multiple_of(64),
+            len: len as u64,
+            crc: 0,
+            reserved: 0,
+        };
+        let graph = section(FILE_HEADER as u64, graph);
+        let fine = section(graph.offset + graph.len, codec.fine_len() * count);
+        let tids = section(fine.offset + fine.len, 8 * count);
+        Self {
+            magic: MAGIC,
+            version: VERSION,
+            crc: 0,
+            nonce,
+            count: count as u64,
+            dims: codec.dims as u32,
+            metric: codec.metric as u8,
+            quantization: codec.quantization as u8,
+            reserved: 0,
+            graph,
+            fine,
+            tids,
+        }
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_len(&self) -> u64 {
+        self.tids.offset + self.tids.len
+    }
+
+    /// Computes the checksums and writes the header into the file.
+    pub fn seal(&mut self, file: &mut [u8]) {
+        for section in [&mut self.graph, &mut self.fine, &mut self.tids] {
+            section.crc = crc32c(section.of(file));
+        }
+        self.crc = 0;
+        self.crc = crc32c(bytemuck::bytes_of(self));
+        file[..FILE_HEADER].fill(0);
+        file[..size_of::<Self>()].copy_from_slice(bytemuck::bytes_of(self));
+    }
+
+    /// Reads the header of a file whose directory entry is known.
+    ///
+    /// # Errors
+    /// When they do not belong together, or on damage.
+    pub fn parse(codec: &Codec, entry: &SegmentEntry, start: &[u8]) -> Result<Self> {
+        let bad = |what: &str| IndexError::segment(entry.nonce, what);
+        let Some(bytes) = start.get(..size_of::<Self>()) else {
+            return Err(bad("file is too short"));
+        };
+        let mut head: Self = bytemuck::pod_read_unaligned(bytes);
+        if head.magic != MAGIC {
+            return Err(bad("no magic number"));
+        }
+        if head.version != VERSION {
+            return Err(IndexError::Version { found: head.version, supported: VERSION });
+        }
+        let crc = std::mem::take(&mut head.crc);
+        if crc != crc32c(bytemuck::bytes_of(&head)) {
+            return Err(bad("checksum of the header"));
+        }
+        head.crc = crc;
+        let layout = Self::new(codec, entry.nonce, entry.count as usize, head.graph.len as usize);
+        let place = |s: &Section| (s.offset, s.len);
+        let same = head.nonce == layout.nonce
+            && head.count == layout.count
+            && (head.dims, head.metric, head.quantization)
+                == (layout.dims, layout.metric, layout.quantization)
+            && head.graph.len < 1 << 48
+            && place(&head.graph) == place(&layout.graph)
+            && place(&head.fine) == place(&layout.fine)
+            && place(&head.tids) == place(&layout.tids)
+            && head.file_len() == entry.bytes;
+        if !same {
+            return Err(bad("header and directory disagree"));
+        }
+        Ok(head)
+    }
+
+    /// Compares the checksums of a whole file.
+    ///
+    /// # Errors
+    /// When one differs.
+    pub fn verify(&self, file: &[u8]) -> Result<()> {
+        if file.len() as u64 != self.file_len() {
+            return Err(IndexError::segment(self.nonce, "length of the file"));
+        }
+        let sections = [("graph", self.graph), ("fine part", self.fine), ("addresses", self.tids)];
+        for (name, section) in sections {
+            if crc32c(section.of(file)) != section.crc {
+                return Err(IndexError::segment(self.nonce, format!("checksum of the {name}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file and a bitmap into pages that belong to nobody else, and returns the entry for the
+/// directory. Until that entry is on the metapage the pages are garbage, which a later sweep finds.
+///
+/// # Errors
+/// When the index cannot grow.
+pub fn write_pages(
+    store: &impl PageStore,
+    head: &SegmentHeader,
+    file: &[u8],
+    dead: &[u8],
+    mut progress: impl FnMut(usize),
+) -> Result<SegmentEntry> {
+    let nonce = head.nonce;
+    let mut blocks = Vec::with_capacity(file.len().div_ceil(PAYLOAD) + 1);
+    let data = file.chunks(PAYLOAD).enumerate().map(|(i, c)| (PageKind::Data, i, c));
+    let data_pages = data.len();
+    let bits = dead.chunks(PAYLOAD).enumerate().map(|(i, c)| (PageKind::Bitmap, i, c));
+    let bitmap_pages = bits.len();
+    let mut pages = data.chain(bits).peekable();
+    while pages.peek().is_some() {
+        store.pause();
+        let mut set = store.begin();
+        for (kind, ordinal, bytes) in pages.by_ref().take(SET_PAGES) {
+            let block = set.allocate()?;
+            let body = set.page(block);
+            body[HEADER..HEADER + bytes.len()].copy_from_slice(bytes);
+            page::init(body, kind, nonce, ordinal as u32, bytes.len());
+            blocks.push(block);
+        }
+        set.commit();
+        progress(blocks.len());
+    }
+    // The chain of map pages is written from its end.
+    let mut next = 0;
+    for (ordinal, part) in blocks.chunks(MAP_BLOCKS).enumerate().rev() {
+        let mut set = store.begin();
+        let block = set.allocate()?;
+        let body = set.page(block);
+        let header = MapHeader { next, count: part.len() as u32 };
+        body[HEADER..HEADER + MAP_HEADER].copy_from_slice(bytemuck::bytes_of(&header));
+        let bytes: &[u8] = bytemuck::cast_slice(part);
+        body[HEADER + MAP_HEADER..][..bytes.len()].copy_from_slice(bytes);
+        page::init(body, PageKind::Map, nonce, ordinal as u32, MAP_HEADER + bytes.len());
+        set.commit();
+        next = block;
+    }
+    let count_dead: u32 = dead.iter().map(|b| b.count_ones()).sum();
+    Ok(SegmentEntry::new(
+        nonce,
+        file.len() as u64,
+        next,
+        data_pages as u32,
+        bitmap_pages as u32,
+        head.count as u32,
+        count_dead,
+    ))
+}
+
+/// Bytes of a bitmap for `count` entries.
+pub fn bitmap_len(count: usize) -> usize {
+    count.div_ceil(8)
+}
+
+/// Whether bit `slot` is set.
+pub fn is_dead(dead: &[u8], slot: usize) -> bool {
+    dead.get(slot / 8).is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
+}
+
+/// Where a segment's pages are.
+#[derive(Debug, Clone)]
+pub struct SegmentMap {
+    entry: SegmentEntry,
+    blocks: Vec<u32>,
+    /// The map pages themselves.
+    pub own: Vec<u32>,
+}
+
+impl SegmentMap {
+    /// Reads the map pages.
+    ///
+    /// # Errors
+    /// [`IndexError::Moved`] when the segment is gone, or damage.
+    pub fn read(store: &impl PageStore, entry: &SegmentEntry) -> Result<Self> {
+        let wanted = entry.data_pages as usize + entry.bitmap_pages as usize;
+        let (mut blocks, mut own) = (Vec::with_capacity(wanted), Vec::new());
+        let mut block = entry.map;
+        while block != 0 {
+            let ordinal = own.len() as u32;
+            own.push(block);
+            block = store.read(block, |body| {
+                let payload = page::expect(block, body, PageKind::Map, entry.nonce, ordinal)?;
+                let head: MapHeader = payload
+                    .get(..MAP_HEADER)
+                    .map(bytemuck::pod_read_unaligned)
+                    .ok_or_else(|| IndexError::corrupt(block, "map page is too short"))?;
+                let list = &payload[MAP_HEADER..];
+                if list.len() != 4 * head.count as usize {
+                    return Err(IndexError::corrupt(block, "map page does not fit its count"));
+                }
+                blocks.extend(list.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+                Ok(head.next)
+            })?;
+        }
+        let bits = (entry.count as usize).div_ceil(BITMAP_ENTRIES);
+        let fits = blocks.len() == wanted
+            && entry.bytes.div_ceil(PAYLOAD as u64) == u64::from(entry.data_pages)
+            && bits == entry.bitmap_pages as usize;
+        if !fits {
+            return Err(IndexError::segment(entry.nonce, "map and directory disagree"));
+        }
+        Ok(Self { entry: *entry, blocks, own })
+    }
+
+    /// All pages of the segment.
+    pub fn pages(&self) -> impl Iterator<Item = u32> {
+        self.own.iter().chain(&self.blocks).copied()
+    }
+
+    /// Reads bytes of the segment's file, beginning at `offset`, until `out` is full.
+    ///
+    /// # Errors
+    /// [`IndexError::Moved`] when the segment is gone, or damage.
+    pub fn read_bytes(&self, store: &impl PageStore, offset: u64, out: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset as usize + done;
+            let (ordinal, from) = (at / PAYLOAD, at % PAYLOAD);
+            if ordinal % 64 == 0 {
+                store.pause();
+            }
+            let len = (PAYLOAD - from).min(out.len() - done);
+            let target = &mut out[done..done + len];
+            self.page(store, PageKind::Data, ordinal, |payload, block| {
+                let bytes = payload
+                    .get(from..from + len)
+                    .ok_or_else(|| IndexError::corrupt(block, "data page is too short"))?;
+                target.copy_from_slice(bytes);
+                Ok(())
+            })?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn page<R>(
+        &self,
+        store: &impl PageStore,
+        kind: PageKind,
+        ordinal: usize,
+        look: impl FnOnce(&[u8], u32) -> Result<R>,
+    ) -> Result<R> {
+        let first = if kind == PageKind::Data { 0 } else { self.entry.data_pages as usize };
+        let block = *self
+            .blocks
+            .get(first + ordinal)
+            .ok_or_else(|| IndexError::segment(self.entry.nonce, "a page that is not on the map"))?;
+        store.read(block, |body| {
+            look(page::expect(block, body, kind, self.entry.nonce, ordinal as u32)?, block)
+        })
+    }
+
+    /// Reads the header of the segment's file.
+    ///
+    /// # Errors
+    /// See [`SegmentHeader::parse`] and [`SegmentMap::read_bytes`].
+    pub fn header(&self, store: &impl PageStore, codec: &Codec) -> Result<SegmentHeader> {
+        let mut start = [0; size_of::<SegmentHeader>()];
+        if self.entry.bytes < start.len() as u64 {
+            return Err(IndexError::segment(self.entry.nonce, "file is too short"));
+        }
+        self.read_bytes(store, 0, &mut start)?;
+        SegmentHeader::parse(codec, &self.entry, &start)
+    }
+
+    /// Reads the bitmap.
+    ///
+    /// # Errors
+    /// [`IndexError::Moved`] when the segment is gone, or damage.
+    pub fn bitmap(&self, store: &impl PageStore) -> Result<Vec<u8>> {
+        let mut bits = Vec::with_capacity(bitmap_len(self.entry.count as usize));
+        for ordinal in 0..self.entry.bitmap_pages as usize {
+            self.page(store, PageKind::Bitmap, ordinal, |payload, _| {
+                bits.extend_from_slice(payload);
+                Ok(())
+            })?;
+        }
+        if bits.len() != bitmap_len(self.entry.count as usize) {
+            return Err(IndexError::segment(self.entry.nonce, "length of the bitmap"));
+        }
+        Ok(bits)
+    }
+
+    /// Sets bits of the bitmap; `slots` ascend. The caller keeps merges away.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn mark(&self, store: &impl PageStore, slots: &[u32]) -> Result<()> {
+        for part in slots.chunk_by(|a, b| *a as usize / BITMAP_ENTRIES == *b as usize / BITMAP_ENTRIES) {
+            store.pause();
+            let ordinal = part[0] as usize / BITMAP_ENTRIES;
+            let block = self.blocks[self.entry.data_pages as usize + ordinal];
+            let mut set = store.begin();
+            set.lock(block)?;
+            let body = set.page(block);
+            page::expect(block, body, PageKind::Bitmap, self.entry.nonce, ordinal as u32)?;
+            for slot in part {
+                let bit = *slot as usize % BITMAP_ENTRIES;
+                body[HEADER + bit / 8] |= 1 << (bit % 8);
+            }
+            set.commit();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! A segment opened for searching: the file's bytes, mapped, and a graph over them.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, Ref, RefCell};
+use std::fs::File;
+use std::path::Path;
+
+use memmap2::{Mmap, MmapMut};
+
+use crate::codec::{Codec, Query};
+use crate::error::{IndexError, Result};
+use crate::graph::{Graph, Layout};
+use crate::meta::SegmentEntry;
+use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
+use crate::store::PageStore;
+
+/// Bytes of a segment's file that stay where they are.
+#[derive(Debug)]
+pub enum SegmentBytes {
+    /// A file that nobody writes to any more.
+    File(Mmap),
+    /// Memory of this process, when there is no room for a file.
+    Memory(MmapMut),
+}
+
+impl SegmentBytes {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn map(file: &File, path: &Path) -> Result<Self> {
+        // SAFETY: files in the cache folder are written under another name, renamed when they are
+        // complete and never changed; the folder belongs to the server's account alone.
+        let map = unsafe { Mmap::map(file) }.map_err(|e| IndexError::io("map", path, e))?;
+        Ok(Self::File(map))
+    }
+}
+
+impl std::ops::Deref for SegmentBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::File(map) => map,
+            Self::Memory(map) => map,
+        }
+    }
+}
+
+/// A segment that can be searched.
+#[derive(Debug)]
+pub struct SegmentView {
+    // Refers to `bytes`, so it goes first.
+    graph: Graph,
+    bytes: SegmentBytes,
+    head: SegmentHeader,
+    codec: Codec,
+    vectors: usize,
+    map: RefCell<Option<SegmentMap>>,
+    dead: RefCell<Vec<u8>>,
+    dead_version: Cell<Option<u64>>,
+}
+
+/// A candidate of a search: exact distance and slot.
+pub type Candidate = (f32, u32);
+
+impl SegmentView {
+    /// Opens a file after comparing its checksums and its directory entry.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn open(codec: Codec, entry: &SegmentEntry, bytes: SegmentBytes) -> Result<Self> {
+        let head = SegmentHeader::parse(&codec, entry, &bytes)?;
+        head.verify(&bytes)?;
+        let serialized = head.graph.of(&bytes);
+        let layout = Layout::parse(&codec, serialized)?;
+        if layout.rows() as u64 != head.count {
+            return Err(IndexError::segment(entry.nonce, "graph and directory disagree"));
+        }
+        let vectors = head.graph.offset as usize + layout.vector_at(0);
+        // SAFETY: `bytes` lives in the same struct, is dropped after the graph, and its address
+        // does not change when the struct moves.
+        let graph = unsafe { Graph::view(codec, serialized) }?;
+        Ok(Self {
+            graph,
+            head,
+            codec,
+            vectors,
+            map: RefCell::new(None),
+            dead: RefCell::new(vec![0; bitmap_len(entry.count as usize)]),
+            dead_version: Cell::new(None),
+            bytes,
+        })
+    }
+
+    /// The header of the file.
+    pub fn header(&self) -> &SegmentHeader {
+        &self.head
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Entries, dead ones included.
+    pub fn len(&self) -> usize {
+        self.head.count as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Graph part and fine part of an entry.
+    pub fn stored(&self, slot: usize) -> (&[u8], &[u8]) {
+        let (graph_len, fine_len) = (self.codec.graph_len(), self.codec.fine_len());
+        let graph = &self.bytes[self.vectors + slot * graph_len..][..graph_len];
+        let fine = &self.head.fine.of(&self.bytes)[slot * fine_len..][..fine_len];
+        (graph, fine)
+    }
+
+    /// Address of an entry's row.
+    pub fn tid(&self, slot: usize) -> u64 {
+        let bytes = &self.head.tids.of(&self.bytes)[8 * slot..8 * slot + 8];
+        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    }
+
+    /// Reads the bitmap again if entries have died since this was last done.
+    ///
+    /// # Errors
+    /// [`IndexError::Moved`] when the segment is gone, or damage.
+    pub fn refresh(&self, store: &impl PageStore, entry: &SegmentEntry, dead_version: u64) -> Result<()> {
+        if self.dead_version.get() == Some(dead_version) {
+            return Ok(());
+        }
+        let mut map = self.map.borrow_mut();
+        if map.is_none() {
+            *map = Some(SegmentMap::read(store, entry)?);
+        }
+        let dead = map.as_ref().expect("just read").bitmap(store)?;
+        *self.dead.borrow_mut() = dead;
+        self.dead_version.set(Some(dead_version));
+        Ok(())
+    }
+
+    /// The bitmap of dead entries.
+    pub fn dead(&self) -> Ref<'_, Vec<u8>> {
+        self.dead.borrow()
+    }
+
+    /// Live entries near a query, with exact distances, in no order: those among the `wanted`
+    /// nearest by the graph's distance that a walk finds.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn search(&self, query: &Query, wanted: usize, scratch: &mut Vec<f32>) -> Result<Vec<Candidate>> {
+        let keys = self.graph.search(query, wanted * self.codec.overfetch())?;
+        let dead = self.dead();
+        let mut found = Vec::with_capacity(keys.len());
+        for slot in keys.into_iter().map(|key| key as usize) {
+            if slot < self.len() && !is_dead(&dead, slot) {
+                let (graph, fine) = self.stored(slot);
+                found.push((self.codec.distance(query, graph, fine, scratch), slot as u32));
+            }
+        }
+        Ok(found)
+    }
+
+    /// All live entries with exact distances, shown to `look`; `pause` is called now and then.
+    pub fn scan(&self, query: &Query, scratch: &mut Vec<f32>, pause: &dyn Fn(), mut look: impl FnMut(Candidate)) {
+        for slot in 0..self.len() {
+            if slot % 4096 == 0 {
+                pause();
+            }
+            if !is_dead(&self.dead.borrow(), slot) {
+                let (graph, fine) = self.stored(slot);
+                look((self.codec.distance(query, graph, fine, scratch), slot as u32));
+            }
+        }
+    }
+}
