@@ -18,4 +18,6 @@ pub extern "C-unwind" fn _PG_init() {
     encode::init();
     index::init();
     mining::init();
+    // After all modules have defined theirs: unknown settings of the prefix are mistakes from now on.
+    encode::reserve_settings();
 }

@@ -198,6 +198,17 @@ pub fn define() {
     );
 }
 
+/// Refuses settings below `laser.` that nobody has defined.
+pub fn reserve_prefix() {
+    // SAFETY: called while the library is loaded, with a constant C string.
+    unsafe {
+        #[cfg(feature = "pg14")]
+        pg_sys::EmitWarningsOnPlaceholders(c"laser".as_ptr());
+        #[cfg(not(feature = "pg14"))]
+        pg_sys::MarkGUCPrefixReserved(c"laser".as_ptr());
+    }
+}
+
 /// The new value of a string setting; guc.c never passes null for settings with a default.
 unsafe fn new_value<'a>(value: *mut *mut c_char) -> &'a str {
     // SAFETY: guc.c passes a valid pointer to a C string or to null.

@@ -20,3 +20,9 @@ pub fn init() {
     guc::define();
     worker::register_at_start();
 }
+
+/// Declares that all settings below `laser.` are defined; others give an error from now on. Called
+/// once all modules have defined theirs.
+pub fn reserve_settings() {
+    guc::reserve_prefix();
+}
