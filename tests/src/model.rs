@@ -142,41 +142,26 @@ impl Model {
                 }
             }
             Architecture::Transformer => {
-                let layer = "encoder.layer.0";
-                add(
-                    "embeddings.word_embeddings.weight",
-                    &[VOCABULARY, d],
-                    0.0,
-                    1.0,
-                );
-                add(
-                    "embeddings.position_embeddings.weight",
-                    &[self.max_tokens, d],
-                    0.0,
-                    0.2,
-                );
-                add("embeddings.token_type_embeddings.weight", &[1, d], 0.0, 0.2);
+                let layer = "layers.0";
+                add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0);
+                add("embed_positions.weight", &[self.max_tokens, d], 0.0, 0.2);
+                add("embed_types.weight", &[1, d], 0.0, 0.2);
                 let mut norm = |name: &str| {
                     add(&format!("{name}.weight"), &[d], 1.0, 0.1);
                     add(&format!("{name}.bias"), &[d], 0.0, 0.1);
                 };
-                norm("embeddings.LayerNorm");
-                norm(&format!("{layer}.attention.output.LayerNorm"));
-                norm(&format!("{layer}.output.LayerNorm"));
+                norm("embed_norm");
+                norm(&format!("{layer}.attention_norm"));
+                norm(&format!("{layer}.feed_forward_norm"));
                 for (part, rows, columns) in [
-                    ("attention.self.query", d, d),
-                    ("attention.self.key", d, d),
-                    ("attention.self.value", d, d),
-                    ("attention.output.dense", d, d),
-                    ("intermediate.dense", 2 * d, d),
-                    ("output.dense", d, 2 * d),
+                    ("attention.query", d, d),
+                    ("attention.key", d, d),
+                    ("attention.value", d, d),
+                    ("attention.output", d, d),
+                    ("feed_forward.up", 2 * d, d),
+                    ("feed_forward.down", d, 2 * d),
                 ] {
-                    add(
-                        &format!("{layer}.{part}.weight"),
-                        &[rows, columns],
-                        0.0,
-                        0.3,
-                    );
+                    add(&format!("{layer}.{part}.weight"), &[rows, columns], 0.0, 0.3);
                     add(&format!("{layer}.{part}.bias"), &[rows], 0.0, 0.1);
                 }
             }
