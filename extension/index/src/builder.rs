@@ -83,7 +83,13 @@ impl Shared {
         }
     }
 
-    fn add(&self, batch: &Batch, buffer: &mut [u8], spilled: &mut Vec<u8>, scratch: &mut Vec<f32>) -> Result<()> {
+    fn add(
+        &self,
+        batch: &Batch,
+        buffer: &mut [u8],
+        spilled: &mut Vec<u8>,
+        scratch: &mut Vec<f32>,
+    ) -> Result<()> {
         let codec = &self.codec;
         let graph = self.graph.read().unwrap_or_else(|e| e.into_inner());
         spilled.clear();
@@ -128,7 +134,10 @@ pub struct SegmentBuilder {
 
 impl std::fmt::Debug for SegmentBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SegmentBuilder").field("pushed", &self.pushed).field("limit", &self.limit).finish()
+        f.debug_struct("SegmentBuilder")
+            .field("pushed", &self.pushed)
+            .field("limit", &self.limit)
+            .finish()
     }
 }
 
@@ -185,7 +194,10 @@ impl SegmentBuilder {
                     spilled.extend_from_slice(&view.tid(slot).to_le_bytes());
                     spilled.extend_from_slice(view.stored(slot).1);
                 }
-                spill.file().write_all_at(&spilled, 0).map_err(|e| IndexError::io("write", spill.path(), e))?;
+                spill
+                    .file()
+                    .write_all_at(&spilled, 0)
+                    .map_err(|e| IndexError::io("write", spill.path(), e))?;
                 dead.clone_from(&view.dead());
                 (graph, view.len())
             }
@@ -207,7 +219,11 @@ impl SegmentBuilder {
             options,
             sender: Some(sender),
             workers,
-            batch: Batch { first: 0, tids: Vec::new(), vectors: Vectors::Plain(Vec::new()) },
+            batch: Batch {
+                first: 0,
+                tids: Vec::new(),
+                vectors: Vectors::Plain(Vec::new()),
+            },
             pushed: already,
             reserved,
             limit: limit.max(already + BATCH),
@@ -232,7 +248,11 @@ impl SegmentBuilder {
 
     /// Bytes that the graph has allocated.
     pub fn memory(&self) -> usize {
-        self.shared.graph.read().unwrap_or_else(|e| e.into_inner()).memory()
+        self.shared
+            .graph
+            .read()
+            .unwrap_or_else(|e| e.into_inner())
+            .memory()
     }
 
     /// Whether the budget is used up: finish this segment and start another one.
@@ -248,7 +268,10 @@ impl SegmentBuilder {
     pub fn push(&mut self, tid: u64, x: &[f32], pause: &dyn Fn()) -> Result<bool> {
         let codec = self.shared.codec;
         if x.len() != codec.dims {
-            return Err(IndexError::Dimensions { expected: codec.dims, found: x.len() });
+            return Err(IndexError::Dimensions {
+                expected: codec.dims,
+                found: x.len(),
+            });
         }
         let mut any = false;
         for x in x {
@@ -275,7 +298,13 @@ impl SegmentBuilder {
     ///
     /// # Errors
     /// What went wrong in a thread.
-    pub fn push_stored(&mut self, tid: u64, graph: &[u8], fine: &[u8], pause: &dyn Fn()) -> Result<()> {
+    pub fn push_stored(
+        &mut self,
+        tid: u64,
+        graph: &[u8],
+        fine: &[u8],
+        pause: &dyn Fn(),
+    ) -> Result<()> {
         if let Vectors::Plain(_) = self.batch.vectors {
             self.flush(pause)?;
             self.batch.vectors = Vectors::Stored(Vec::new());
@@ -293,7 +322,11 @@ impl SegmentBuilder {
         }
         self.batch.tids.push(tid);
         self.pushed += 1;
-        if self.batch.tids.len() == BATCH { self.flush(pause) } else { Ok(()) }
+        if self.batch.tids.len() == BATCH {
+            self.flush(pause)
+        } else {
+            Ok(())
+        }
     }
 
     /// Hands the batch to the threads.
@@ -303,15 +336,23 @@ impl SegmentBuilder {
         }
         if self.pushed > self.reserved {
             self.wait(self.pushed - self.batch.tids.len(), pause)?;
-            self.reserved = (self.reserved * 2).max(self.pushed).min(self.limit.max(self.pushed));
+            self.reserved = (self.reserved * 2)
+                .max(self.pushed)
+                .min(self.limit.max(self.pushed));
             let graph = self.shared.graph.write().unwrap_or_else(|e| e.into_inner());
             graph.reserve(self.reserved, self.options.threads.max(1))?;
         }
         let vectors = match self.batch.vectors {
             Vectors::Plain(_) => Vectors::Plain(Vec::with_capacity(BATCH * self.shared.codec.dims)),
-            Vectors::Stored(_) => Vectors::Stored(Vec::with_capacity(BATCH * self.shared.codec.len())),
+            Vectors::Stored(_) => {
+                Vectors::Stored(Vec::with_capacity(BATCH * self.shared.codec.len()))
+            }
         };
-        let empty = Batch { first: 0, tids: Vec::with_capacity(BATCH), vectors };
+        let empty = Batch {
+            first: 0,
+            tids: Vec::with_capacity(BATCH),
+            vectors,
+        };
         let mut batch = std::mem::replace(&mut self.batch, empty);
         loop {
             self.check()?;
@@ -326,7 +367,12 @@ impl SegmentBuilder {
 
     fn check(&self) -> Result<()> {
         if self.shared.stop.load(Ordering::Relaxed) {
-            let error = self.shared.error.lock().unwrap_or_else(|e| e.into_inner()).take();
+            let error = self
+                .shared
+                .error
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .take();
             return Err(error.unwrap_or_else(|| IndexError::Graph("a thread stopped early".into())));
         }
         if self.workers.iter().any(JoinHandle::is_finished) && self.sender.is_some() {
@@ -357,7 +403,10 @@ impl SegmentBuilder {
         let graph = self.shared.graph.read().unwrap_or_else(|e| e.into_inner());
         let count = graph.len();
         if count != self.pushed {
-            return Err(IndexError::Graph(format!("{count} of {} vectors were added", self.pushed)));
+            return Err(IndexError::Graph(format!(
+                "{count} of {} vectors were added",
+                self.pushed
+            )));
         }
         let serialized = graph.serialized_len();
         let mut header = SegmentHeader::new(&codec, nonce(), count, serialized);
@@ -381,7 +430,8 @@ impl SegmentBuilder {
             let from = spill
                 .get(key * each..(key + 1) * each)
                 .ok_or_else(|| IndexError::Graph(format!("vector {key} was never pushed")))?;
-            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&(slot as u64).to_le_bytes());
+            header.graph.of_mut(&mut bytes)[at..at + 8]
+                .copy_from_slice(&(slot as u64).to_le_bytes());
             let (tid, fine) = from.split_at(8);
             header.tids.of_mut(&mut bytes)[8 * slot..8 * slot + 8].copy_from_slice(tid);
             let len = codec.fine_len();
@@ -393,8 +443,15 @@ impl SegmentBuilder {
         drop(graph);
         header.seal(&mut bytes);
         pause();
-        let bytes = bytes.make_read_only().map_err(|e| IndexError::io("map", file.path(), e))?;
-        Ok(BuiltSegment { header, bytes, dead, file })
+        let bytes = bytes
+            .make_read_only()
+            .map_err(|e| IndexError::io("map", file.path(), e))?;
+        Ok(BuiltSegment {
+            header,
+            bytes,
+            dead,
+            file,
+        })
     }
 
     fn stop(&mut self) {
@@ -414,7 +471,11 @@ impl Drop for SegmentBuilder {
 }
 
 /// Starts threads that receive no signals: the server's handlers must run on its own thread.
-fn spawn(threads: usize, shared: &Arc<Shared>, batches: &Receiver<Batch>) -> Result<Vec<JoinHandle<()>>> {
+fn spawn(
+    threads: usize,
+    shared: &Arc<Shared>,
+    batches: &Receiver<Batch>,
+) -> Result<Vec<JoinHandle<()>>> {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are written before they are read.
@@ -425,7 +486,9 @@ fn spawn(threads: usize, shared: &Arc<Shared>, batches: &Receiver<Batch>) -> Res
     let workers = (0..threads)
         .map(|_| {
             let (shared, batches) = (shared.clone(), batches.clone());
-            std::thread::Builder::new().name("laser build".into()).spawn(move || shared.work(&batches))
+            std::thread::Builder::new()
+                .name("laser build".into())
+                .spawn(move || shared.work(&batches))
         })
         .collect::<std::io::Result<Vec<_>>>();
     // SAFETY: `before` was filled above.

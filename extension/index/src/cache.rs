@@ -39,7 +39,11 @@ impl Scratch {
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             options.open(path)
         };
-        let name = format!("pgsql_tmp.laser.{}.{:016x}", std::process::id(), crate::meta::nonce());
+        let name = format!(
+            "pgsql_tmp.laser.{}.{:016x}",
+            std::process::id(),
+            crate::meta::nonce()
+        );
         let path = folder.join(name);
         let mut file = create(&path);
         if matches!(&file, Err(e) if e.kind() == io::ErrorKind::NotFound) {
@@ -52,7 +56,11 @@ impl Scratch {
             file = create(&path);
         }
         let file = file.map_err(|e| IndexError::io("create", &path, e))?;
-        Ok(Self { path, file, kept: false })
+        Ok(Self {
+            path,
+            file,
+            kept: false,
+        })
     }
 
     /// The file.
@@ -105,7 +113,12 @@ impl Drop for Scratch {
 ///
 /// # Errors
 /// [`IndexError::Moved`] when the segment is gone, or damage of the pages.
-pub fn open(store: &impl PageStore, codec: Codec, entry: &SegmentEntry, path: &Path) -> Result<SegmentView> {
+pub fn open(
+    store: &impl PageStore,
+    codec: Codec,
+    entry: &SegmentEntry,
+    path: &Path,
+) -> Result<SegmentView> {
     if let Ok(file) = File::open(path) {
         let good = file.metadata().is_ok_and(|m| m.len() == entry.bytes);
         let view = good
@@ -125,13 +138,17 @@ pub fn open(store: &impl PageStore, codec: Codec, entry: &SegmentEntry, path: &P
     {
         map.read_bytes(store, 0, &mut bytes)?;
         drop(bytes);
-        let view = SegmentView::open(codec, entry, SegmentBytes::map(scratch.file(), scratch.path())?)?;
+        let view = SegmentView::open(
+            codec,
+            entry,
+            SegmentBytes::map(scratch.file(), scratch.path())?,
+        )?;
         // Without its name the file still serves this process.
         let _ = scratch.keep(path);
         return Ok(view);
     }
-    let mut bytes =
-        MmapMut::map_anon(entry.bytes as usize).map_err(|e| IndexError::io("map memory for", path, e))?;
+    let mut bytes = MmapMut::map_anon(entry.bytes as usize)
+        .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
     SegmentView::open(codec, entry, SegmentBytes::Memory(bytes))
 }

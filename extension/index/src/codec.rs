@@ -38,7 +38,9 @@ pub enum Metric {
 impl Metric {
     /// The metric with this number on the metapage.
     pub fn from_u8(value: u8) -> Option<Self> {
-        [Self::Cosine, Self::L2, Self::InnerProduct].into_iter().find(|m| *m as u8 == value)
+        [Self::Cosine, Self::L2, Self::InnerProduct]
+            .into_iter()
+            .find(|m| *m as u8 == value)
     }
 
     /// Name for people.
@@ -124,13 +126,27 @@ impl Codec {
     /// # Errors
     /// When an entry would not fit on a page of the pending list.
     pub fn new(dims: usize, metric: Metric, quantization: Quantization) -> Result<Self> {
-        let codec = Self { dims, metric, quantization };
+        let codec = Self {
+            dims,
+            metric,
+            quantization,
+        };
         if dims == 0 || codec.len() > PENDING_ENTRY_MAX {
             let mut limit = 1;
-            while (Self { dims: limit + 1, ..codec }).len() <= PENDING_ENTRY_MAX {
+            while (Self {
+                dims: limit + 1,
+                ..codec
+            })
+            .len()
+                <= PENDING_ENTRY_MAX
+            {
                 limit += 1;
             }
-            return Err(IndexError::TooWide { dims, limit, quantization: quantization.name() });
+            return Err(IndexError::TooWide {
+                dims,
+                limit,
+                quantization: quantization.name(),
+            });
         }
         Ok(codec)
     }
@@ -163,7 +179,11 @@ impl Codec {
     /// How many candidates the graph must deliver for every one that is wanted, because its own
     /// distances are coarse.
     pub fn overfetch(&self) -> usize {
-        if self.quantization == Quantization::B1 { 8 } else { 1 }
+        if self.quantization == Quantization::B1 {
+            8
+        } else {
+            1
+        }
     }
 
     /// Writes the stored form of `x` to `out`, which has [`Codec::len`] bytes. Returns false, and
@@ -174,7 +194,9 @@ impl Codec {
     /// Wrong number of dimensions, NaN, infinity.
     pub fn encode(&self, x: &[f32], out: &mut [u8]) -> Result<bool> {
         let mut unit = Vec::new();
-        let Some(x) = self.prepare(x, &mut unit)? else { return Ok(false) };
+        let Some(x) = self.prepare(x, &mut unit)? else {
+            return Ok(false);
+        };
         let (graph, fine) = out.split_at_mut(self.graph_len());
         match self.quantization {
             Quantization::F32 => graph.copy_from_slice(bytemuck::cast_slice(x)),
@@ -215,7 +237,10 @@ impl Codec {
     /// Checks a vector and brings it to unit length where the metric asks for it.
     fn prepare<'a>(&self, x: &'a [f32], unit: &'a mut Vec<f32>) -> Result<Option<&'a [f32]>> {
         if x.len() != self.dims {
-            return Err(IndexError::Dimensions { expected: self.dims, found: x.len() });
+            return Err(IndexError::Dimensions {
+                expected: self.dims,
+                found: x.len(),
+            });
         }
         if !x.iter().all(|x| x.is_finite()) {
             return Err(IndexError::NotFinite);
@@ -292,8 +317,13 @@ impl Codec {
         match self.quantization {
             Quantization::I8 => {
                 let (codes, scale, _) = scalar_parts(graph);
-                let value = |i: usize, c: i8| f32::from(c) + (f32::from(nibble(fine, i)) - 7.5) / 16.0;
-                codes.iter().enumerate().map(|(i, &c)| scale * value(i, c)).collect()
+                let value =
+                    |i: usize, c: i8| f32::from(c) + (f32::from(nibble(fine, i)) - 7.5) / 16.0;
+                codes
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &c)| scale * value(i, c))
+                    .collect()
             }
             Quantization::B1 => {
                 let (codes, scale, _) = scalar_parts(fine);
@@ -350,7 +380,11 @@ impl Codec {
 fn scalar_encode(x: &[f32], out: &mut [u8]) -> f32 {
     let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let scale = largest / 127.0;
-    let inverse = if scale > 0.0 && (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
+    let inverse = if scale > 0.0 && (1.0 / scale).is_finite() {
+        1.0 / scale
+    } else {
+        0.0
+    };
     let (codes, parameters) = out.split_at_mut(x.len());
     for (out, &x) in codes.iter_mut().zip(x) {
         *out = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
@@ -376,11 +410,18 @@ mod tests {
 
     fn exact(metric: Metric, q: &[f32], x: &[f32]) -> f64 {
         let dot = |a: &[f32], b: &[f32]| -> f64 {
-            a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+            a.iter()
+                .zip(b)
+                .map(|(x, y)| f64::from(*x) * f64::from(*y))
+                .sum()
         };
         match metric {
             Metric::Cosine => 1.0 - dot(q, x) / (dot(q, q) * dot(x, x)).sqrt(),
-            Metric::L2 => q.iter().zip(x).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum(),
+            Metric::L2 => q
+                .iter()
+                .zip(x)
+                .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+                .sum(),
             Metric::InnerProduct => -dot(q, x),
         }
     }
@@ -434,8 +475,14 @@ mod tests {
         let codec = Codec::new(3, Metric::Cosine, Quantization::I8).unwrap();
         let mut out = vec![0; codec.len()];
         assert!(!codec.encode(&[0.0; 3], &mut out).unwrap());
-        assert!(matches!(codec.encode(&[1.0; 2], &mut out), Err(IndexError::Dimensions { .. })));
-        assert!(matches!(codec.encode(&[f32::NAN; 3], &mut out), Err(IndexError::NotFinite)));
+        assert!(matches!(
+            codec.encode(&[1.0; 2], &mut out),
+            Err(IndexError::Dimensions { .. })
+        ));
+        assert!(matches!(
+            codec.encode(&[f32::NAN; 3], &mut out),
+            Err(IndexError::NotFinite)
+        ));
         assert!(codec.encode(&[1e-30; 3], &mut out).unwrap());
         assert!(codec.encode(&[3e38; 3], &mut out).unwrap());
         let l2 = Codec::new(3, Metric::L2, Quantization::I8).unwrap();

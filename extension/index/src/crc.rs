@@ -19,7 +19,10 @@ fn hardware(data: &[u8]) -> u32 {
     let mut crc = u64::from(!0u32);
     let mut chunks = data.chunks_exact(8);
     for chunk in &mut chunks {
-        crc = _mm_crc32_u64(crc, u64::from_le_bytes(chunk.try_into().expect("eight bytes")));
+        crc = _mm_crc32_u64(
+            crc,
+            u64::from_le_bytes(chunk.try_into().expect("eight bytes")),
+        );
     }
     let mut crc = crc as u32;
     for &byte in chunks.remainder() {
@@ -44,7 +47,11 @@ const fn table() -> [u32; 256] {
         let mut value = i as u32;
         let mut bit = 0;
         while bit < 8 {
-            value = if value & 1 == 1 { (value >> 1) ^ 0x82f6_3b78 } else { value >> 1 };
+            value = if value & 1 == 1 {
+                (value >> 1) ^ 0x82f6_3b78
+            } else {
+                value >> 1
+            };
             bit += 1;
         }
         table[i] = value;

@@ -54,7 +54,9 @@ pub enum IndexError {
     #[error("a vector with NaN or infinity cannot be indexed")]
     NotFinite,
     /// An entry would not fit on a page.
-    #[error("cannot index {dims} dimensions with quantization {quantization}: the limit is {limit}")]
+    #[error(
+        "cannot index {dims} dimensions with quantization {quantization}: the limit is {limit}"
+    )]
     TooWide {
         /// Dimensions asked for.
         dims: usize,
@@ -83,16 +85,26 @@ pub enum IndexError {
 
 impl IndexError {
     pub(crate) fn corrupt(block: u32, what: impl Into<String>) -> Self {
-        Self::Corrupt { block, what: what.into() }
+        Self::Corrupt {
+            block,
+            what: what.into(),
+        }
     }
 
     pub(crate) fn segment(nonce: u64, what: impl Into<String>) -> Self {
-        Self::Segment { nonce, what: what.into() }
+        Self::Segment {
+            nonce,
+            what: what.into(),
+        }
     }
 
     /// Wraps an error of the file system.
     pub fn io(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
-        Self::Io { action, path: path.display().to_string(), source }
+        Self::Io {
+            action,
+            path: path.display().to_string(),
+            source,
+        }
     }
 }
 

@@ -18,7 +18,10 @@ pub struct Graph {
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Graph").field("codec", &self.codec).field("len", &self.len()).finish()
+        f.debug_struct("Graph")
+            .field("codec", &self.codec)
+            .field("len", &self.len())
+            .finish()
     }
 }
 
@@ -70,7 +73,10 @@ impl Graph {
         let distance = move |a: *const i8, b: *const i8| {
             // SAFETY: usearch passes vectors of the index, which have `len` bytes.
             let (a, b) = unsafe {
-                (std::slice::from_raw_parts(a.cast(), len), std::slice::from_raw_parts(b.cast(), len))
+                (
+                    std::slice::from_raw_parts(a.cast(), len),
+                    std::slice::from_raw_parts(b.cast(), len),
+                )
             };
             codec.scalar_distance(a, b)
         };
@@ -118,7 +124,9 @@ impl Graph {
     fn check_shape(&self) -> Result<()> {
         let (dimensions, kind) = shape(&self.codec);
         if self.index.dimensions() != dimensions || self.index.scalar_kind() != kind {
-            return Err(IndexError::Graph("the graph holds vectors of another kind".into()));
+            return Err(IndexError::Graph(
+                "the graph holds vectors of another kind".into(),
+            ));
         }
         Ok(())
     }
@@ -129,7 +137,9 @@ impl Graph {
     /// # Errors
     /// No memory.
     pub fn reserve(&self, capacity: usize, threads: usize) -> Result<()> {
-        self.index.reserve_capacity_and_threads(capacity, threads).map_err(graph_error)
+        self.index
+            .reserve_capacity_and_threads(capacity, threads)
+            .map_err(graph_error)
     }
 
     /// Vectors in the graph.
@@ -147,7 +157,10 @@ impl Graph {
     pub fn memory(&self) -> usize {
         let stats = self.index.memory_stats();
         let graph = stats.graph_allocated.saturating_sub(stats.graph_reserved);
-        graph + stats.vectors_allocated.saturating_sub(stats.vectors_reserved)
+        graph
+            + stats
+                .vectors_allocated
+                .saturating_sub(stats.vectors_reserved)
     }
 
     /// Adds the graph part of a vector. Several threads may do so at once.
@@ -200,7 +213,10 @@ impl Graph {
 }
 
 fn halves(bytes: &[u8]) -> Vec<f16> {
-    let raw: Vec<i16> = bytes.chunks_exact(2).map(|b| i16::from_le_bytes([b[0], b[1]])).collect();
+    let raw: Vec<i16> = bytes
+        .chunks_exact(2)
+        .map(|b| i16::from_le_bytes([b[0], b[1]]))
+        .collect();
     f16::from_i16s(&raw).to_vec()
 }
 
@@ -246,7 +262,8 @@ impl<'a> Layout<'a> {
     /// # Errors
     /// When they are no graph of this codec.
     pub fn parse(codec: &Codec, bytes: &'a [u8]) -> Result<Self> {
-        Self::find(codec, bytes).ok_or_else(|| IndexError::Graph("the serialized graph is damaged".into()))
+        Self::find(codec, bytes)
+            .ok_or_else(|| IndexError::Graph("the serialized graph is damaged".into()))
     }
 
     fn find(codec: &Codec, bytes: &'a [u8]) -> Option<Self> {
@@ -267,7 +284,15 @@ impl<'a> Layout<'a> {
         {
             return None;
         }
-        Some(Self { bytes, rows, columns, edges, base_edges, entry, levels })
+        Some(Self {
+            bytes,
+            rows,
+            columns,
+            edges,
+            base_edges,
+            entry,
+            levels,
+        })
     }
 
     /// Vectors in the graph.
@@ -323,7 +348,9 @@ impl<'a> Layout<'a> {
         let mut starts = Vec::with_capacity(self.rows);
         self.nodes(|slot, at, level| {
             if u64_at(self.bytes, at) != Some(slot as u64) {
-                return Err(IndexError::Graph(format!("node {slot} has the key of another one")));
+                return Err(IndexError::Graph(format!(
+                    "node {slot} has the key of another one"
+                )));
             }
             starts.push((at, level));
             Ok(())
@@ -332,7 +359,9 @@ impl<'a> Layout<'a> {
             return Ok(0);
         }
         if self.entry >= self.rows as u64 {
-            return Err(IndexError::Graph("the walk begins outside of the graph".into()));
+            return Err(IndexError::Graph(
+                "the walk begins outside of the graph".into(),
+            ));
         }
         let neighbours = |slot: usize, level: usize| -> Result<Vec<usize>> {
             let (at, _) = starts[slot];
@@ -345,7 +374,9 @@ impl<'a> Layout<'a> {
             };
             let count = u32_at(self.bytes, from).expect("within the node") as usize;
             if count > most {
-                return Err(IndexError::Graph(format!("node {slot} has {count} edges on level {level}")));
+                return Err(IndexError::Graph(format!(
+                    "node {slot} has {count} edges on level {level}"
+                )));
             }
             (0..count)
                 .map(|i| {

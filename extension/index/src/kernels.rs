@@ -48,7 +48,10 @@ pub fn dot_i8(a: &[i8], b: &[i8]) -> i32 {
         // SAFETY: the CPU has AVX2, the lengths are equal.
         return unsafe { avx2::dot_i8(a, b) };
     }
-    a.iter().zip(b).map(|(&x, &y)| i32::from(x) * i32::from(y)).sum()
+    a.iter()
+        .zip(b)
+        .map(|(&x, &y)| i32::from(x) * i32::from(y))
+        .sum()
 }
 
 /// Inner product of a float vector with integer codes.
@@ -118,12 +121,19 @@ mod avx2 {
             while i + 32 <= n {
                 for (k, acc) in acc.iter_mut().enumerate() {
                     let o = i + 8 * k;
-                    *acc = _mm256_fmadd_ps(_mm256_loadu_ps(pa.add(o)), _mm256_loadu_ps(pb.add(o)), *acc);
+                    *acc = _mm256_fmadd_ps(
+                        _mm256_loadu_ps(pa.add(o)),
+                        _mm256_loadu_ps(pb.add(o)),
+                        *acc,
+                    );
                 }
                 i += 32;
             }
         }
-        let mut sum = sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3])));
+        let mut sum = sum8(_mm256_add_ps(
+            _mm256_add_ps(acc[0], acc[1]),
+            _mm256_add_ps(acc[2], acc[3]),
+        ));
         for k in i..n {
             sum += a[k] * b[k];
         }
@@ -149,7 +159,10 @@ mod avx2 {
                 i += 32;
             }
         }
-        let mut sum = sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3])));
+        let mut sum = sum8(_mm256_add_ps(
+            _mm256_add_ps(acc[0], acc[1]),
+            _mm256_add_ps(acc[2], acc[3]),
+        ));
         for k in i..n {
             sum += (a[k] - b[k]) * (a[k] - b[k]);
         }
@@ -205,7 +218,8 @@ mod avx2 {
             while i + 16 <= n {
                 let c = _mm256_cvtepi8_epi16(_mm_loadu_si128(pb.add(i).cast()));
                 let lo = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(c)));
-                let hi = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(c)));
+                let hi =
+                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(c)));
                 acc[0] = _mm256_fmadd_ps(_mm256_loadu_ps(pa.add(i)), lo, acc[0]);
                 acc[1] = _mm256_fmadd_ps(_mm256_loadu_ps(pa.add(i + 8)), hi, acc[1]);
                 i += 16;
@@ -237,16 +251,21 @@ mod avx2 {
                     _mm_and_si128(_mm_srli_epi16::<4>(bytes), low),
                 );
                 let coarse = _mm256_cvtepi8_epi16(_mm_loadu_si128(pc.add(i).cast()));
-                let v = _mm256_add_epi16(_mm256_slli_epi16::<4>(coarse), _mm256_cvtepu8_epi16(halves));
+                let v =
+                    _mm256_add_epi16(_mm256_slli_epi16::<4>(coarse), _mm256_cvtepu8_epi16(halves));
                 let lo = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)));
-                let hi = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(v)));
+                let hi =
+                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(v)));
                 let k = (i / 16 % 2) * 2;
                 acc[k] = _mm256_fmadd_ps(_mm256_loadu_ps(pa.add(i)), lo, acc[k]);
                 acc[k + 1] = _mm256_fmadd_ps(_mm256_loadu_ps(pa.add(i + 8)), hi, acc[k + 1]);
                 i += 16;
             }
         }
-        sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3])))
+        sum8(_mm256_add_ps(
+            _mm256_add_ps(acc[0], acc[1]),
+            _mm256_add_ps(acc[2], acc[3]),
+        ))
     }
 }
 

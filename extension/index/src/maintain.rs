@@ -168,7 +168,12 @@ fn groups(meta: &Meta, plan: Plan, list: usize, options: &BuildOptions) -> Vec<V
 }
 
 /// Opens a segment to read its entries.
-fn open(store: &impl PageStore, meta: &Meta, entry: &SegmentEntry, options: &BuildOptions) -> Result<SegmentView> {
+fn open(
+    store: &impl PageStore,
+    meta: &Meta,
+    entry: &SegmentEntry,
+    options: &BuildOptions,
+) -> Result<SegmentView> {
     let map = SegmentMap::read(store, entry)?;
     map.header(store, &meta.parameters.codec)?;
     // Under a temporary name of its own, which is enough for one merge.
@@ -196,11 +201,17 @@ pub fn merge<S: PageStore>(
     let options = how.options;
     let pause = || store.pause();
     let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
-    let sealed = if short { None } else { pending::seal(store, &codec)? };
+    let sealed = if short {
+        None
+    } else {
+        pending::seal(store, &codec)?
+    };
     let meta = Meta::read(store)?;
     let mut list = 0;
     if let Some(sealed) = &sealed {
-        pending::read(store, &codec, sealed, false, |tid, _| list += usize::from(tid & DEAD == 0))?;
+        pending::read(store, &codec, sealed, false, |tid, _| {
+            list += usize::from(tid & DEAD == 0)
+        })?;
     }
     let mut groups = groups(&meta, how.plan, list, options);
     if sealed.is_some() && list == 0 {
@@ -216,7 +227,8 @@ pub fn merge<S: PageStore>(
         // The largest segment is continued rather than built anew, unless it is mostly dead.
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let rotten = |s: &SegmentEntry| {
-            f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count) || (how.plan == Plan::All && s.dead > 0)
+            f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count)
+                || (how.plan == Plan::All && s.dead > 0)
         };
         let base = match group.first() {
             Some(first) if !rotten(first) && (group.len() > 1 || taken.is_some()) => {
@@ -225,7 +237,10 @@ pub fn merge<S: PageStore>(
             _ => None,
         };
         let mut new = Vec::new();
-        let with_capacity = BuildOptions { expected: expected + 1, ..options.clone() };
+        let with_capacity = BuildOptions {
+            expected: expected + 1,
+            ..options.clone()
+        };
         let mut builder = SegmentBuilder::new(with_capacity.clone(), base.as_ref())?;
         let others = group.iter().skip(usize::from(base.is_some()));
         drop(base);
@@ -247,14 +262,24 @@ pub fn merge<S: PageStore>(
         }
         let mut consumed = None;
         if let Some(list) = taken {
-            consumed = Some(push_list(store, &list, &with_capacity, &mut builder, &mut new, &pause)?);
+            consumed = Some(push_list(
+                store,
+                &list,
+                &with_capacity,
+                &mut builder,
+                &mut new,
+                &pause,
+            )?);
         }
         if !builder.is_empty() {
             new.push(write(store, builder, &pause)?);
         }
         let entries: Vec<SegmentEntry> = new.iter().map(|(entry, _)| *entry).collect();
         let old: Vec<u64> = group.iter().map(|s| s.nonce).collect();
-        let maps = group.iter().map(|s| SegmentMap::read(store, s)).collect::<Result<Vec<_>>>()?;
+        let maps = group
+            .iter()
+            .map(|s| SegmentMap::read(store, s))
+            .collect::<Result<Vec<_>>>()?;
         replace(store, &old, &entries, consumed)?;
         made += new.len();
         for (entry, built) in new {
@@ -286,7 +311,10 @@ fn push_list(
     loop {
         // One page at a time: handing vectors to the threads may wait, reading must not.
         let mut entries = Vec::new();
-        let one = Pending { tail_seq: at.head_seq, ..at };
+        let one = Pending {
+            tail_seq: at.head_seq,
+            ..at
+        };
         let (seq, block) = pending::read(store, &codec, &one, false, |tid, stored| {
             if tid & DEAD == 0 {
                 entries.push((tid, stored.to_vec()));
@@ -300,7 +328,11 @@ fn push_list(
                 new.push(write(store, std::mem::replace(builder, next), pause)?);
             }
         }
-        at = Pending { head_seq: seq, head: block, ..at };
+        at = Pending {
+            head_seq: seq,
+            head: block,
+            ..at
+        };
         if seq > list.tail_seq {
             return Ok((seq, block));
         }
@@ -318,7 +350,13 @@ fn write(store: &impl PageStore, builder: SegmentBuilder, pause: &dyn Fn()) -> R
 fn list_len(store: &impl PageStore) -> Result<usize> {
     let meta = Meta::read(store)?;
     let mut count = 0;
-    pending::read(store, &meta.parameters.codec, &meta.pending, true, |_, _| count += 1)?;
+    pending::read(
+        store,
+        &meta.parameters.codec,
+        &meta.pending,
+        true,
+        |_, _| count += 1,
+    )?;
     Ok(count)
 }
 
@@ -381,13 +419,18 @@ pub fn sweep(store: &impl PageStore) -> Result<Swept> {
     for entry in &meta.segments {
         used.extend(SegmentMap::read(store, entry)?.pages());
     }
-    let mut swept = Swept { pages: store.blocks(), ..Swept::default() };
+    let mut swept = Swept {
+        pages: store.blocks(),
+        ..Swept::default()
+    };
     let mut orphans = Vec::new();
     for block in (0..swept.pages).filter(|block| !used.contains(block)) {
         if block % 64 == 0 {
             store.pause();
         }
-        let found = store.read(block, |body| Ok((page::kind(block, body), page::header(body).owner)))?;
+        let found = store.read(block, |body| {
+            Ok((page::kind(block, body), page::header(body).owner))
+        })?;
         match found {
             (Ok(Some(PageKind::Free)), _) => {
                 swept.free += 1;
@@ -431,10 +474,18 @@ pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>)
     let mut seen = HashSet::new();
     let mut live_tid = |tid: u64, place: &str, problems: &mut Vec<String>| {
         if !seen.insert(tid) {
-            problems.push(format!("row ({},{}) is in the index twice, in {place} too", tid >> 16, tid & 0xffff));
+            problems.push(format!(
+                "row ({},{}) is in the index twice, in {place} too",
+                tid >> 16,
+                tid & 0xffff
+            ));
         }
         if let Some(what) = row(tid) {
-            problems.push(format!("row ({},{}) in {place}: {what}", tid >> 16, tid & 0xffff));
+            problems.push(format!(
+                "row ({},{}) in {place}: {what}",
+                tid >> 16,
+                tid & 0xffff
+            ));
         }
     };
     for entry in &meta.segments {
@@ -456,7 +507,10 @@ pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>)
             let reached = Layout::parse(&codec, head.graph.of(&bytes))?.verify()?;
             report.unreachable += u64::from(entry.count) - reached as u64;
             let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
-            if dead < entry.dead || bits.len() != bitmap_len(entry.count as usize) || dead > entry.count {
+            if dead < entry.dead
+                || bits.len() != bitmap_len(entry.count as usize)
+                || dead > entry.count
+            {
                 let what = format!("{dead} dead entries, the directory says {}", entry.dead);
                 report.problems.push(format!("{name}: {what}"));
             }
@@ -490,7 +544,9 @@ pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>)
         report.counts[3] += 1;
         if !finite {
             let (block, offset) = (tid >> 16, tid & 0xffff);
-            report.problems.push(format!("row ({block},{offset}): the pending vector is not finite"));
+            report.problems.push(format!(
+                "row ({block},{offset}): the pending vector is not finite"
+            ));
         }
         live_tid(tid, "the pending list", &mut report.problems);
     }

@@ -50,7 +50,13 @@ impl MemoryStore {
             pages[block] = body.clone();
         }
         pages.push(vec![0; BODY].into());
-        Self { inner: Mutex::new(Inner { pages, free: Vec::new(), log: Vec::new() }) }
+        Self {
+            inner: Mutex::new(Inner {
+                pages,
+                free: Vec::new(),
+                log: Vec::new(),
+            }),
+        }
     }
 
     /// Changes bytes behind everybody's back, as broken hardware would.
@@ -75,7 +81,10 @@ impl PageStore for MemoryStore {
     }
 
     fn begin(&self) -> MemorySet<'_> {
-        MemorySet { inner: self.inner(), pages: Vec::new() }
+        MemorySet {
+            inner: self.inner(),
+            pages: Vec::new(),
+        }
     }
 
     fn release(&self, block: u32) {
@@ -94,7 +103,10 @@ pub struct MemorySet<'a> {
 
 impl WriteSet for MemorySet<'_> {
     fn lock(&mut self, block: u32) -> Result<()> {
-        assert!(self.pages.len() < SET_PAGES, "more than {SET_PAGES} pages in a set");
+        assert!(
+            self.pages.len() < SET_PAGES,
+            "more than {SET_PAGES} pages in a set"
+        );
         match self.inner.pages.get(block as usize) {
             Some(body) => self.pages.push((block, body.clone())),
             None => return Err(IndexError::corrupt(block, "does not exist")),
@@ -103,12 +115,19 @@ impl WriteSet for MemorySet<'_> {
     }
 
     fn page(&mut self, block: u32) -> &mut [u8] {
-        let page = self.pages.iter_mut().find(|p| p.0 == block).expect("page is in the set");
+        let page = self
+            .pages
+            .iter_mut()
+            .find(|p| p.0 == block)
+            .expect("page is in the set");
         &mut page.1
     }
 
     fn allocate(&mut self) -> Result<u32> {
-        assert!(self.pages.len() < SET_PAGES, "more than {SET_PAGES} pages in a set");
+        assert!(
+            self.pages.len() < SET_PAGES,
+            "more than {SET_PAGES} pages in a set"
+        );
         while let Some(block) = self.inner.free.pop() {
             let taken = self.pages.iter().any(|p| p.0 == block);
             if !taken && page::is_free(&self.inner.pages[block as usize]) {

@@ -59,7 +59,11 @@ pub struct Pending {
 impl Pending {
     /// Pages of the list.
     pub fn pages(&self) -> u64 {
-        if self.head == 0 { 0 } else { self.tail_seq - self.head_seq + 1 }
+        if self.head == 0 {
+            0
+        } else {
+            self.tail_seq - self.head_seq + 1
+        }
     }
 }
 
@@ -86,9 +90,26 @@ pub struct SegmentEntry {
 
 impl SegmentEntry {
     /// An entry for a segment whose pages are written.
-    pub fn new(nonce: u64, bytes: u64, map: u32, data: u32, bitmap: u32, count: u32, dead: u32) -> Self {
+    pub fn new(
+        nonce: u64,
+        bytes: u64,
+        map: u32,
+        data: u32,
+        bitmap: u32,
+        count: u32,
+        dead: u32,
+    ) -> Self {
         let (data_pages, bitmap_pages) = (data, bitmap);
-        Self { nonce, bytes, map, data_pages, bitmap_pages, count, dead, reserved: 0 }
+        Self {
+            nonce,
+            bytes,
+            map,
+            data_pages,
+            bitmap_pages,
+            count,
+            dead,
+            reserved: 0,
+        }
     }
 
     /// Live entries.
@@ -154,20 +175,31 @@ impl Meta {
         }
         let head: Head = bytemuck::pod_read_unaligned(&payload[..HEAD]);
         if head.format != FORMAT_VERSION {
-            return Err(IndexError::Version { found: head.format, supported: FORMAT_VERSION });
+            return Err(IndexError::Version {
+                found: head.format,
+                supported: FORMAT_VERSION,
+            });
         }
         let metric = Metric::from_u8(head.metric).ok_or_else(|| bad("unknown metric"))?;
         let quantization =
             Quantization::from_u8(head.quantization).ok_or_else(|| bad("unknown quantization"))?;
         let codec = Codec::new(head.dims as usize, metric, quantization)
             .map_err(|_| bad("impossible number of dimensions"))?;
-        let name = head.model.get(..usize::from(head.model_len)).ok_or_else(|| bad("model name"))?;
-        let model = std::str::from_utf8(name).map_err(|_| bad("model name"))?.to_owned();
+        let name = head
+            .model
+            .get(..usize::from(head.model_len))
+            .ok_or_else(|| bad("model name"))?;
+        let model = std::str::from_utf8(name)
+            .map_err(|_| bad("model name"))?
+            .to_owned();
         let count = head.segments as usize;
         if count > MAX_SEGMENTS || len != HEAD + count * ENTRY {
             return Err(bad("directory does not fit its count"));
         }
-        let segments = payload[HEAD..].chunks_exact(ENTRY).map(bytemuck::pod_read_unaligned).collect();
+        let segments = payload[HEAD..]
+            .chunks_exact(ENTRY)
+            .map(bytemuck::pod_read_unaligned)
+            .collect();
         if head.pending.head != 0 && head.pending.head_seq > head.pending.tail_seq {
             return Err(bad("pending list ends before it begins"));
         }
@@ -253,7 +285,10 @@ impl Meta {
     ///
     /// # Errors
     /// What `change` returns; then nothing is changed.
-    pub fn update(store: &impl PageStore, change: impl FnOnce(&mut Meta) -> Result<()>) -> Result<Self> {
+    pub fn update(
+        store: &impl PageStore,
+        change: impl FnOnce(&mut Meta) -> Result<()>,
+    ) -> Result<Self> {
         let mut set = store.begin();
         set.lock(META_BLOCK)?;
         let mut meta = Self::parse(set.page(META_BLOCK))?;
@@ -275,7 +310,9 @@ pub fn nonce() -> u64 {
         .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
     let mut value = u64::from_le_bytes(bytes);
     if read.is_err() {
-        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let time = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         value = RandomState::new().hash_one((std::process::id(), time, call));
     }
@@ -327,7 +364,10 @@ mod tests {
         });
         assert!(matches!(full, Err(IndexError::TooManySegments(_))));
         store.damage(0, |body| body[4] = 2);
-        assert!(matches!(Meta::read(&store), Err(IndexError::Version { found: 2, .. })));
+        assert!(matches!(
+            Meta::read(&store),
+            Err(IndexError::Version { found: 2, .. })
+        ));
     }
 
     proptest! {

@@ -88,10 +88,16 @@ pub fn kind(block: u32, body: &[u8]) -> Result<Option<PageKind>> {
     }
     if u32::from(head.version) != FORMAT_VERSION {
         let found = u32::from(head.version);
-        return Err(IndexError::Version { found, supported: FORMAT_VERSION });
+        return Err(IndexError::Version {
+            found,
+            supported: FORMAT_VERSION,
+        });
     }
     if head.len as usize > PAYLOAD {
-        return Err(IndexError::corrupt(block, format!("payload of {} bytes", head.len)));
+        return Err(IndexError::corrupt(
+            block,
+            format!("payload of {} bytes", head.len),
+        ));
     }
     [Free, Meta, Map, Data, Bitmap, Pending]
         .into_iter()
@@ -124,7 +130,13 @@ pub fn init(body: &mut [u8], kind: PageKind, owner: u64, ordinal: u32, len: usiz
 /// # Errors
 /// [`IndexError::Moved`] when the page is somebody else's now, [`IndexError::Corrupt`] when it is no
 /// page of ours.
-pub fn expect(block: u32, body: &[u8], wanted: PageKind, owner: u64, ordinal: u32) -> Result<&[u8]> {
+pub fn expect(
+    block: u32,
+    body: &[u8],
+    wanted: PageKind,
+    owner: u64,
+    ordinal: u32,
+) -> Result<&[u8]> {
     let found = kind(block, body)?;
     let head = header(body);
     if found != Some(wanted) || head.owner != owner || head.ordinal != ordinal {
@@ -151,7 +163,11 @@ const _: () = assert!(PENDING_HEADER == 16);
 impl PendingHeader {
     /// A page with `count` entries, followed by `next`.
     pub fn new(next: u32, count: u32) -> Self {
-        Self { next, count, reserved: 0 }
+        Self {
+            next,
+            count,
+            reserved: 0,
+        }
     }
 }
 

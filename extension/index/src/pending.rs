@@ -32,7 +32,10 @@ fn list_header(block: u32, payload: &[u8], codec: &Codec) -> Result<PendingHeade
     let head: PendingHeader = bytemuck::pod_read_unaligned(&payload[..PENDING_HEADER]);
     let count = head.count as usize;
     if count > entries_per_page(codec) || payload.len() != len(codec, count) {
-        return Err(IndexError::corrupt(block, "pending page does not fit its count"));
+        return Err(IndexError::corrupt(
+            block,
+            "pending page does not fit its count",
+        ));
     }
     Ok(head)
 }
@@ -46,7 +49,12 @@ fn write_header(body: &mut [u8], head: PendingHeader) {
 ///
 /// # Errors
 /// Damage, or an index that cannot grow.
-pub fn append(store: &impl PageStore, codec: &Codec, tid: u64, stored: &[u8]) -> Result<Option<u64>> {
+pub fn append(
+    store: &impl PageStore,
+    codec: &Codec,
+    tid: u64,
+    stored: &[u8],
+) -> Result<Option<u64>> {
     assert_eq!(stored.len(), codec.len());
     let pending = store.read(META_BLOCK, Meta::parse)?.pending;
     if pending.head != 0 && append_to(store, codec, pending, tid, stored)? {
@@ -60,7 +68,14 @@ pub fn append(store: &impl PageStore, codec: &Codec, tid: u64, stored: &[u8]) ->
     let old = meta.pending;
     if old.head != 0 {
         set.lock(old.tail)?;
-        if put(set.page(old.tail), old.tail, old.tail_seq, codec, tid, stored)? {
+        if put(
+            set.page(old.tail),
+            old.tail,
+            old.tail_seq,
+            codec,
+            tid,
+            stored,
+        )? {
             set.commit();
             return Ok(None);
         }
@@ -68,9 +83,18 @@ pub fn append(store: &impl PageStore, codec: &Codec, tid: u64, stored: &[u8]) ->
     let block = set.allocate()?;
     let seq = old.tail_seq + 1;
     meta.pending = if old.head == 0 {
-        Pending { head_seq: seq, tail_seq: seq, head: block, tail: block }
+        Pending {
+            head_seq: seq,
+            tail_seq: seq,
+            head: block,
+            tail: block,
+        }
     } else {
-        Pending { tail_seq: seq, tail: block, ..old }
+        Pending {
+            tail_seq: seq,
+            tail: block,
+            ..old
+        }
     };
     if old.head != 0 {
         let body = set.page(old.tail);
@@ -87,10 +111,23 @@ pub fn append(store: &impl PageStore, codec: &Codec, tid: u64, stored: &[u8]) ->
     Ok(Some(meta.pending.pages()))
 }
 
-fn append_to(store: &impl PageStore, codec: &Codec, pending: Pending, tid: u64, stored: &[u8]) -> Result<bool> {
+fn append_to(
+    store: &impl PageStore,
+    codec: &Codec,
+    pending: Pending,
+    tid: u64,
+    stored: &[u8],
+) -> Result<bool> {
     let mut set = store.begin();
     set.lock(pending.tail)?;
-    match put(set.page(pending.tail), pending.tail, pending.tail_seq, codec, tid, stored) {
+    match put(
+        set.page(pending.tail),
+        pending.tail,
+        pending.tail_seq,
+        codec,
+        tid,
+        stored,
+    ) {
         Ok(true) => {
             set.commit();
             Ok(true)
@@ -101,7 +138,14 @@ fn append_to(store: &impl PageStore, codec: &Codec, pending: Pending, tid: u64, 
 }
 
 /// Puts an entry on a page, unless the page is full or not the last one any more.
-fn put(body: &mut [u8], block: u32, seq: u64, codec: &Codec, tid: u64, stored: &[u8]) -> Result<bool> {
+fn put(
+    body: &mut [u8],
+    block: u32,
+    seq: u64,
+    codec: &Codec,
+    tid: u64,
+    stored: &[u8],
+) -> Result<bool> {
     let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
     let head = list_header(block, payload, codec)?;
     let count = head.count as usize;
@@ -130,7 +174,13 @@ pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
         return Ok(None);
     }
     set.lock(old.tail)?;
-    let payload = page::expect(old.tail, set.page(old.tail), PageKind::Pending, old.tail_seq, 0)?;
+    let payload = page::expect(
+        old.tail,
+        set.page(old.tail),
+        PageKind::Pending,
+        old.tail_seq,
+        0,
+    )?;
     let head = list_header(old.tail, payload, codec)?;
     if old.head == old.tail && head.count == 0 {
         return Ok(None);
@@ -140,7 +190,11 @@ pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
     let body = set.page(block);
     write_header(body, PendingHeader::new(0, 0));
     page::init(body, PageKind::Pending, old.tail_seq + 1, 0, len(codec, 0));
-    meta.pending = Pending { tail_seq: old.tail_seq + 1, tail: block, ..old };
+    meta.pending = Pending {
+        tail_seq: old.tail_seq + 1,
+        tail: block,
+        ..old
+    };
     meta.write(set.page(META_BLOCK))?;
     set.commit();
     Ok(Some(old))

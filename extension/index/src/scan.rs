@@ -60,7 +60,10 @@ pub struct Scan {
 
 impl std::fmt::Debug for Scan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scan").field("ef", &self.ef).field("given", &self.given).finish()
+        f.debug_struct("Scan")
+            .field("ef", &self.ef)
+            .field("given", &self.given)
+            .finish()
     }
 }
 
@@ -75,7 +78,13 @@ impl Scan {
         views: Vec<Rc<SegmentView>>,
         pending: Vec<Hit>,
     ) -> Self {
-        let parts = views.into_iter().map(|view| Part { view, complete: false }).collect();
+        let parts = views
+            .into_iter()
+            .map(|view| Part {
+                view,
+                complete: false,
+            })
+            .collect();
         Self {
             query,
             iterate,

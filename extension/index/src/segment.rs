@@ -73,7 +73,8 @@ pub struct SegmentHeader {
 }
 
 const FILE_HEADER: usize = 256;
-const _: () = assert!(size_of::<SegmentHeader>() == 112 && size_of::<SegmentHeader>() <= FILE_HEADER);
+const _: () =
+    assert!(size_of::<SegmentHeader>() == 112 && size_of::<SegmentHeader>() <= FILE_HEADER);
 
 impl SegmentHeader {
     /// Lays out a file for `count` entries and a graph of `graph` bytes.
@@ -133,14 +134,22 @@ impl SegmentHeader {
             return Err(bad("no magic number"));
         }
         if head.version != VERSION {
-            return Err(IndexError::Version { found: head.version, supported: VERSION });
+            return Err(IndexError::Version {
+                found: head.version,
+                supported: VERSION,
+            });
         }
         let crc = std::mem::take(&mut head.crc);
         if crc != crc32c(bytemuck::bytes_of(&head)) {
             return Err(bad("checksum of the header"));
         }
         head.crc = crc;
-        let layout = Self::new(codec, entry.nonce, entry.count as usize, head.graph.len as usize);
+        let layout = Self::new(
+            codec,
+            entry.nonce,
+            entry.count as usize,
+            head.graph.len as usize,
+        );
         let place = |s: &Section| (s.offset, s.len);
         let same = head.nonce == layout.nonce
             && head.count == layout.count
@@ -165,10 +174,17 @@ impl SegmentHeader {
         if file.len() as u64 != self.file_len() {
             return Err(IndexError::segment(self.nonce, "length of the file"));
         }
-        let sections = [("graph", self.graph), ("fine part", self.fine), ("addresses", self.tids)];
+        let sections = [
+            ("graph", self.graph),
+            ("fine part", self.fine),
+            ("addresses", self.tids),
+        ];
         for (name, section) in sections {
             if crc32c(section.of(file)) != section.crc {
-                return Err(IndexError::segment(self.nonce, format!("checksum of the {name}")));
+                return Err(IndexError::segment(
+                    self.nonce,
+                    format!("checksum of the {name}"),
+                ));
             }
         }
         Ok(())
@@ -189,9 +205,15 @@ pub fn write_pages(
 ) -> Result<SegmentEntry> {
     let nonce = head.nonce;
     let mut blocks = Vec::with_capacity(file.len().div_ceil(PAYLOAD) + 1);
-    let data = file.chunks(PAYLOAD).enumerate().map(|(i, c)| (PageKind::Data, i, c));
+    let data = file
+        .chunks(PAYLOAD)
+        .enumerate()
+        .map(|(i, c)| (PageKind::Data, i, c));
     let data_pages = data.len();
-    let bits = dead.chunks(PAYLOAD).enumerate().map(|(i, c)| (PageKind::Bitmap, i, c));
+    let bits = dead
+        .chunks(PAYLOAD)
+        .enumerate()
+        .map(|(i, c)| (PageKind::Bitmap, i, c));
     let bitmap_pages = bits.len();
     let mut pages = data.chain(bits).peekable();
     while pages.peek().is_some() {
@@ -213,11 +235,20 @@ pub fn write_pages(
         let mut set = store.begin();
         let block = set.allocate()?;
         let body = set.page(block);
-        let header = MapHeader { next, count: part.len() as u32 };
+        let header = MapHeader {
+            next,
+            count: part.len() as u32,
+        };
         body[HEADER..HEADER + MAP_HEADER].copy_from_slice(bytemuck::bytes_of(&header));
         let bytes: &[u8] = bytemuck::cast_slice(part);
         body[HEADER + MAP_HEADER..][..bytes.len()].copy_from_slice(bytes);
-        page::init(body, PageKind::Map, nonce, ordinal as u32, MAP_HEADER + bytes.len());
+        page::init(
+            body,
+            PageKind::Map,
+            nonce,
+            ordinal as u32,
+            MAP_HEADER + bytes.len(),
+        );
         set.commit();
         next = block;
     }
@@ -240,7 +271,8 @@ pub fn bitmap_len(count: usize) -> usize {
 
 /// Whether bit `slot` is set.
 pub fn is_dead(dead: &[u8], slot: usize) -> bool {
-    dead.get(slot / 8).is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
+    dead.get(slot / 8)
+        .is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
 }
 
 /// Where a segment's pages are.
@@ -272,9 +304,15 @@ impl SegmentMap {
                     .ok_or_else(|| IndexError::corrupt(block, "map page is too short"))?;
                 let list = &payload[MAP_HEADER..];
                 if list.len() != 4 * head.count as usize {
-                    return Err(IndexError::corrupt(block, "map page does not fit its count"));
+                    return Err(IndexError::corrupt(
+                        block,
+                        "map page does not fit its count",
+                    ));
                 }
-                blocks.extend(list.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+                blocks.extend(
+                    list.chunks_exact(4)
+                        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+                );
                 Ok(head.next)
             })?;
         }
@@ -283,9 +321,16 @@ impl SegmentMap {
             && entry.bytes.div_ceil(PAYLOAD as u64) == u64::from(entry.data_pages)
             && bits == entry.bitmap_pages as usize;
         if !fits {
-            return Err(IndexError::segment(entry.nonce, "map and directory disagree"));
+            return Err(IndexError::segment(
+                entry.nonce,
+                "map and directory disagree",
+            ));
         }
-        Ok(Self { entry: *entry, blocks, own })
+        Ok(Self {
+            entry: *entry,
+            blocks,
+            own,
+        })
     }
 
     /// All pages of the segment.
@@ -326,13 +371,19 @@ impl SegmentMap {
         ordinal: usize,
         look: impl FnOnce(&[u8], u32) -> Result<R>,
     ) -> Result<R> {
-        let first = if kind == PageKind::Data { 0 } else { self.entry.data_pages as usize };
-        let block = *self
-            .blocks
-            .get(first + ordinal)
-            .ok_or_else(|| IndexError::segment(self.entry.nonce, "a page that is not on the map"))?;
+        let first = if kind == PageKind::Data {
+            0
+        } else {
+            self.entry.data_pages as usize
+        };
+        let block = *self.blocks.get(first + ordinal).ok_or_else(|| {
+            IndexError::segment(self.entry.nonce, "a page that is not on the map")
+        })?;
         store.read(block, |body| {
-            look(page::expect(block, body, kind, self.entry.nonce, ordinal as u32)?, block)
+            look(
+                page::expect(block, body, kind, self.entry.nonce, ordinal as u32)?,
+                block,
+            )
         })
     }
 
@@ -362,7 +413,10 @@ impl SegmentMap {
             })?;
         }
         if bits.len() != bitmap_len(self.entry.count as usize) {
-            return Err(IndexError::segment(self.entry.nonce, "length of the bitmap"));
+            return Err(IndexError::segment(
+                self.entry.nonce,
+                "length of the bitmap",
+            ));
         }
         Ok(bits)
     }
@@ -372,14 +426,22 @@ impl SegmentMap {
     /// # Errors
     /// Damage.
     pub fn mark(&self, store: &impl PageStore, slots: &[u32]) -> Result<()> {
-        for part in slots.chunk_by(|a, b| *a as usize / BITMAP_ENTRIES == *b as usize / BITMAP_ENTRIES) {
+        for part in
+            slots.chunk_by(|a, b| *a as usize / BITMAP_ENTRIES == *b as usize / BITMAP_ENTRIES)
+        {
             store.pause();
             let ordinal = part[0] as usize / BITMAP_ENTRIES;
             let block = self.blocks[self.entry.data_pages as usize + ordinal];
             let mut set = store.begin();
             set.lock(block)?;
             let body = set.page(block);
-            page::expect(block, body, PageKind::Bitmap, self.entry.nonce, ordinal as u32)?;
+            page::expect(
+                block,
+                body,
+                PageKind::Bitmap,
+                self.entry.nonce,
+                ordinal as u32,
+            )?;
             for slot in part {
                 let bit = *slot as usize % BITMAP_ENTRIES;
                 body[HEADER + bit / 8] |= 1 << (bit % 8);

@@ -75,7 +75,10 @@ impl SegmentView {
         let serialized = head.graph.of(&bytes);
         let layout = Layout::parse(&codec, serialized)?;
         if layout.rows() as u64 != head.count {
-            return Err(IndexError::segment(entry.nonce, "graph and directory disagree"));
+            return Err(IndexError::segment(
+                entry.nonce,
+                "graph and directory disagree",
+            ));
         }
         let vectors = head.graph.offset as usize + layout.vector_at(0);
         // SAFETY: `bytes` lives in the same struct, is dropped after the graph, and its address
@@ -131,7 +134,12 @@ impl SegmentView {
     ///
     /// # Errors
     /// [`IndexError::Moved`] when the segment is gone, or damage.
-    pub fn refresh(&self, store: &impl PageStore, entry: &SegmentEntry, dead_version: u64) -> Result<()> {
+    pub fn refresh(
+        &self,
+        store: &impl PageStore,
+        entry: &SegmentEntry,
+        dead_version: u64,
+    ) -> Result<()> {
         if self.dead_version.get() == Some(dead_version) {
             return Ok(());
         }
@@ -155,28 +163,45 @@ impl SegmentView {
     ///
     /// # Errors
     /// No memory.
-    pub fn search(&self, query: &Query, wanted: usize, scratch: &mut Vec<f32>) -> Result<Vec<Candidate>> {
+    pub fn search(
+        &self,
+        query: &Query,
+        wanted: usize,
+        scratch: &mut Vec<f32>,
+    ) -> Result<Vec<Candidate>> {
         let keys = self.graph.search(query, wanted * self.codec.overfetch())?;
         let dead = self.dead();
         let mut found = Vec::with_capacity(keys.len());
         for slot in keys.into_iter().map(|key| key as usize) {
             if slot < self.len() && !is_dead(&dead, slot) {
                 let (graph, fine) = self.stored(slot);
-                found.push((self.codec.distance(query, graph, fine, scratch), slot as u32));
+                found.push((
+                    self.codec.distance(query, graph, fine, scratch),
+                    slot as u32,
+                ));
             }
         }
         Ok(found)
     }
 
     /// All live entries with exact distances, shown to `look`; `pause` is called now and then.
-    pub fn scan(&self, query: &Query, scratch: &mut Vec<f32>, pause: &dyn Fn(), mut look: impl FnMut(Candidate)) {
+    pub fn scan(
+        &self,
+        query: &Query,
+        scratch: &mut Vec<f32>,
+        pause: &dyn Fn(),
+        mut look: impl FnMut(Candidate),
+    ) {
         for slot in 0..self.len() {
             if slot % 4096 == 0 {
                 pause();
             }
             if !is_dead(&self.dead.borrow(), slot) {
                 let (graph, fine) = self.stored(slot);
-                look((self.codec.distance(query, graph, fine, scratch), slot as u32));
+                look((
+                    self.codec.distance(query, graph, fine, scratch),
+                    slot as u32,
+                ));
             }
         }
     }

@@ -36,8 +36,11 @@ fn options(codec: Codec, folder: &Path) -> BuildOptions {
 
 /// Points around centres, of unit length.
 fn clustered(rng: &mut ChaCha8Rng, n: usize, dims: usize) -> Vec<Vec<f32>> {
-    let gauss = |rng: &mut ChaCha8Rng| -> f32 { (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0 };
-    let centres: Vec<Vec<f32>> = (0..20).map(|_| (0..dims).map(|_| gauss(rng)).collect()).collect();
+    let gauss =
+        |rng: &mut ChaCha8Rng| -> f32 { (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0 };
+    let centres: Vec<Vec<f32>> = (0..20)
+        .map(|_| (0..dims).map(|_| gauss(rng)).collect())
+        .collect();
     (0..n)
         .map(|_| {
             let centre = centres.choose(rng).unwrap();
@@ -54,7 +57,14 @@ fn insert(store: &MemoryStore, codec: &Codec, tid: u64, x: &[f32]) -> Option<u64
     pending::append(store, codec, tid, &stored).unwrap()
 }
 
-fn search(store: &MemoryStore, folder: &Path, x: &[f32], ef: usize, iterate: Iterate, k: usize) -> Vec<(f32, u64)> {
+fn search(
+    store: &MemoryStore,
+    folder: &Path,
+    x: &[f32],
+    ef: usize,
+    iterate: Iterate,
+    k: usize,
+) -> Vec<(f32, u64)> {
     let meta = Meta::read(store).unwrap();
     let codec = meta.parameters.codec;
     let query = codec.query(x).unwrap();
@@ -62,7 +72,8 @@ fn search(store: &MemoryStore, folder: &Path, x: &[f32], ef: usize, iterate: Ite
         .segments
         .iter()
         .map(|s| {
-            let view = cache::open(store, codec, s, &folder.join(format!("{:016x}", s.nonce))).unwrap();
+            let view =
+                cache::open(store, codec, s, &folder.join(format!("{:016x}", s.nonce))).unwrap();
             view.refresh(store, s, meta.dead_version).unwrap();
             Rc::new(view)
         })
@@ -132,9 +143,15 @@ fn recall_of_every_quantization_and_metric() {
             build(&store, &options, &rows);
             let (mut found, mut asked) = (0, 0);
             for q in rows.choose_multiple(&mut rng, 40) {
-                let q: Vec<f32> = q.iter().map(|x| x + 0.05 * (rng.random::<f32>() - 0.5)).collect();
-                let mut exact: Vec<(f32, u64)> =
-                    rows.iter().enumerate().map(|(i, x)| (distance(metric, &q, x), i as u64 + 1)).collect();
+                let q: Vec<f32> = q
+                    .iter()
+                    .map(|x| x + 0.05 * (rng.random::<f32>() - 0.5))
+                    .collect();
+                let mut exact: Vec<(f32, u64)> = rows
+                    .iter()
+                    .enumerate()
+                    .map(|(i, x)| (distance(metric, &q, x), i as u64 + 1))
+                    .collect();
                 exact.sort_by(|a, b| a.0.total_cmp(&b.0));
                 let tenth = exact[9].0;
                 let hits = search(&store, folder.path(), &q, 40, Iterate::Off, 10);
@@ -181,7 +198,11 @@ fn a_model_agrees_whatever_happens() {
                     }
                 }
                 6 | 7 => {
-                    let doomed: Vec<u64> = model.keys().copied().filter(|_| rng.random_bool(0.2)).collect();
+                    let doomed: Vec<u64> = model
+                        .keys()
+                        .copied()
+                        .filter(|_| rng.random_bool(0.2))
+                        .collect();
                     let done = maintain::delete(&store, |tid| doomed.contains(&tid)).unwrap();
                     assert_eq!(done.removed as usize, doomed.len());
                     for tid in &doomed {
@@ -191,8 +212,13 @@ fn a_model_agrees_whatever_happens() {
                     history.push((store.changes(), model.clone()));
                 }
                 8 => {
-                    let plan = *[Plan::Insert, Plan::Vacuum, Plan::All].choose(&mut rng).unwrap();
-                    let how = Merge { plan, options: &options };
+                    let plan = *[Plan::Insert, Plan::Vacuum, Plan::All]
+                        .choose(&mut rng)
+                        .unwrap();
+                    let how = Merge {
+                        plan,
+                        options: &options,
+                    };
                     maintain::merge(&store, &how, |_, _| ()).unwrap();
                     history.push((store.changes(), model.clone()));
                 }
@@ -229,14 +255,22 @@ fn a_model_agrees_whatever_happens() {
                 insert(&crashed, &codec, tid, &x);
                 model.insert(tid, x);
             }
-            let how = Merge { plan: Plan::All, options: &options };
+            let how = Merge {
+                plan: Plan::All,
+                options: &options,
+            };
             maintain::merge(&crashed, &how, |_, _| ()).unwrap();
             agrees(&crashed, folder.path(), &model, &mut rng);
         }
     }
 }
 
-fn agrees(store: &MemoryStore, folder: &Path, model: &BTreeMap<u64, Vec<f32>>, rng: &mut ChaCha8Rng) {
+fn agrees(
+    store: &MemoryStore,
+    folder: &Path,
+    model: &BTreeMap<u64, Vec<f32>>,
+    rng: &mut ChaCha8Rng,
+) {
     let report = maintain::check(store, |tid| {
         (!model.contains_key(&tid)).then(|| "is not in the model".to_owned())
     })
@@ -255,9 +289,15 @@ fn agrees(store: &MemoryStore, folder: &Path, model: &BTreeMap<u64, Vec<f32>>, r
             assert!(hits.is_sorted_by(|a, b| a.0 <= b.0));
             // Rows that a narrower search has missed come too late and are left out. Of signs of
             // random vectors in few dimensions a walk misses many.
-            let coarse = Meta::read(store).unwrap().parameters.codec.quantization == Quantization::B1;
+            let coarse =
+                Meta::read(store).unwrap().parameters.codec.quantization == Quantization::B1;
             let least = if coarse { 5 } else { 9 };
-            assert!(hits.len() * 10 >= model.len() * least, "{} of {}", hits.len(), model.len());
+            assert!(
+                hits.len() * 10 >= model.len() * least,
+                "{} of {}",
+                hits.len(),
+                model.len()
+            );
         } else {
             assert_eq!(hits.len(), model.len());
         }
@@ -281,7 +321,15 @@ fn memory_stays_within_the_budget() {
     let live: u32 = meta.segments.iter().map(|s| s.count).sum();
     assert_eq!(live, 8000);
     // Merging respects it as well.
-    maintain::merge(&store, &Merge { plan: Plan::All, options: &options }, |_, _| ()).unwrap();
+    maintain::merge(
+        &store,
+        &Merge {
+            plan: Plan::All,
+            options: &options,
+        },
+        |_, _| (),
+    )
+    .unwrap();
     assert!(Meta::read(&store).unwrap().segments.len() > 1);
 
     let mut builder = SegmentBuilder::new(options, None).unwrap();
@@ -328,7 +376,10 @@ fn damage_is_found_and_named() {
         let kind = laser_index::page::kind(block, &before).unwrap();
         let unprotected = kind == Some(laser_index::page::PageKind::Pending)
             || kind == Some(laser_index::page::PageKind::Bitmap);
-        assert!(!report.problems.is_empty() || unprotected, "block {block} byte {at}");
+        assert!(
+            !report.problems.is_empty() || unprotected,
+            "block {block} byte {at}"
+        );
         // A search says what is wrong or gives rows, but does not crash.
         let meta = Meta::read(&store).unwrap();
         let path = folder.path().join(format!("damaged {block}"));
@@ -374,10 +425,20 @@ fn a_vector_that_cannot_be_indexed_stops_a_build() {
     let codec = Codec::new(4, Metric::Cosine, Quantization::I8).unwrap();
     let mut builder = SegmentBuilder::new(options(codec, folder.path()), None).unwrap();
     assert!(!builder.push(1, &[0.0; 4], &|| ()).unwrap());
-    assert!(matches!(builder.push(1, &[1.0; 3], &|| ()), Err(IndexError::Dimensions { .. })));
-    assert!(matches!(builder.push(1, &[f32::NAN; 4], &|| ()), Err(IndexError::NotFinite)));
+    assert!(matches!(
+        builder.push(1, &[1.0; 3], &|| ()),
+        Err(IndexError::Dimensions { .. })
+    ));
+    assert!(matches!(
+        builder.push(1, &[f32::NAN; 4], &|| ()),
+        Err(IndexError::NotFinite)
+    ));
     drop(builder);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "files are left behind"
+    );
 }
 
 #[test]
@@ -397,7 +458,15 @@ fn sessions_append_at_once() {
             });
         }
         for _ in 0..20 {
-            maintain::merge(&store, &Merge { plan: Plan::Insert, options: &options }, |_, _| ()).unwrap();
+            maintain::merge(
+                &store,
+                &Merge {
+                    plan: Plan::Insert,
+                    options: &options,
+                },
+                |_, _| (),
+            )
+            .unwrap();
         }
     });
     let report = maintain::check(&store, |_| None).unwrap();

@@ -1,4 +1,36 @@
-//! Placeholder.
+//! The access method `laser`.
+//!
+//! ```text
+//!  handler    what the access method can do, and its callbacks
+//!  options    settings and storage parameters
+//!  element    indexed columns: their types, metrics and values
+//!  pages      buffers and generic WAL records: the store of the crate `laser-index`
+//!  cache      opened segments of this session, and their files
+//!  build insert scan vacuum cost
+//!             the callbacks
+//!  info       functions that look into an index
+//!  text       the distance of two texts
+//!  errors     errors of `laser-index` as SQL errors
+//! ```
+//!
+//! Pages, segments, the pending list and searching are the crate `laser-index`; what is here brings
+//! them together with relations, snapshots and transactions.
 
-/// Registers what this module needs from the server.
-pub fn init() {}
+mod build;
+mod cache;
+mod cost;
+mod element;
+mod errors;
+mod handler;
+mod info;
+mod insert;
+mod options;
+mod pages;
+mod scan;
+mod text;
+mod vacuum;
+
+/// Registers settings and storage parameters.
+pub fn init() {
+    options::init();
+}

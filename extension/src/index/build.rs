@@ -1,0 +1,300 @@
+//! CREATE INDEX and REINDEX.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_void};
+use std::path::PathBuf;
+
+use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
+use laser_index::maintain;
+use laser_index::meta::{Meta, Parameters, SegmentEntry};
+use laser_index::page::PAYLOAD;
+use laser_index::segment::write_pages;
+use laser_index::store::PageStore;
+use pgrx::pg_sys::{self, Datum};
+
+use super::cache::{self, FOLDER};
+use super::element::{self, Element};
+use super::errors::OrReport;
+use super::pages::{self, RelationStore};
+
+/// Texts that are embedded in one call.
+const TEXTS: usize = 1024;
+/// Bytes of text after which no more are collected.
+const TEXT_BYTES: usize = 1 << 20;
+
+/// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
+const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
+const TUPLES_TOTAL: i32 = pg_sys::PROGRESS_CREATEIDX_TUPLES_TOTAL as i32;
+const TUPLES_DONE: i32 = pg_sys::PROGRESS_CREATEIDX_TUPLES_DONE as i32;
+const LOADING: i64 = 2;
+const FINISHING: i64 = 3;
+const WRITING: i64 = 4;
+
+/// Lets a cancel or a shutdown through; may unwind.
+pub fn pause() {
+    pgrx::check_for_interrupts!();
+}
+
+fn progress(parameter: i32, value: i64) {
+    // SAFETY: writes to this backend's entry, if it has one.
+    unsafe { pg_sys::pgstat_progress_update_param(parameter, value) };
+}
+
+/// Names of phases for `pg_stat_progress_create_index`.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn phase_name(phase: i64) -> *mut c_char {
+    let name = match phase {
+        1 => c"initializing",
+        LOADING => c"loading vectors",
+        FINISHING => c"finishing graph",
+        WRITING => c"writing segment",
+        _ => return std::ptr::null_mut(),
+    };
+    name.as_ptr().cast_mut()
+}
+
+/// Threads and memory as the server's settings allow them.
+pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
+    // SAFETY: settings are plain variables of this process.
+    let (workers, mut memory) = unsafe {
+        let mut memory = pg_sys::maintenance_work_mem;
+        if pg_sys::MyBackendType == pg_sys::BackendType::B_AUTOVAC_WORKER {
+            // The variable itself is in no header that the bindings cover.
+            let text = pg_sys::GetConfigOption(c"autovacuum_work_mem".as_ptr(), true, false);
+            if !text.is_null()
+                && let Ok(own @ 0..) = std::ffi::CStr::from_ptr(text).to_string_lossy().parse()
+            {
+                memory = own;
+            }
+        }
+        (pg_sys::max_parallel_maintenance_workers, memory as usize)
+    };
+    memory *= 1024;
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    BuildOptions {
+        parameters: parameters.clone(),
+        // As many as a parallel build has processes: the workers and the session itself.
+        threads: (workers as usize + 1).min(cores).max(1),
+        memory,
+        expected,
+        folder: PathBuf::from(FOLDER),
+    }
+}
+
+struct Build {
+    index: pg_sys::Relation,
+    store: RelationStore,
+    options: BuildOptions,
+    element: Element,
+    builder: Option<SegmentBuilder>,
+    texts: Vec<(u64, Vec<u8>)>,
+    text_bytes: usize,
+    finished: usize,
+    indexed: usize,
+    reported: usize,
+    segments: usize,
+}
+
+impl Build {
+    fn push(&mut self, tid: u64, x: &[f32]) {
+        if self.builder.is_none() {
+            let builder = SegmentBuilder::new(self.options.clone(), None).or_report();
+            self.builder = Some(builder);
+        }
+        let builder = self.builder.as_mut().expect("made above");
+        self.indexed += usize::from(builder.push(tid, x, &pause).or_report());
+        let added = self.finished + builder.added();
+        if added >= self.reported + 500 {
+            self.reported = added;
+            progress(TUPLES_DONE, added as i64);
+        }
+        if builder.is_full() {
+            self.flush();
+        }
+    }
+
+    fn push_texts(&mut self) {
+        let texts = std::mem::take(&mut self.texts);
+        self.text_bytes = 0;
+        if texts.is_empty() {
+            return;
+        }
+        let slices: Vec<&[u8]> = texts.iter().map(|(_, text)| text.as_slice()).collect();
+        let data = element::embed(&self.options.parameters, &slices);
+        for ((tid, _), x) in texts
+            .iter()
+            .zip(data.chunks_exact(self.options.parameters.codec.dims))
+        {
+            self.push(*tid, x);
+        }
+    }
+
+    /// Turns what has been collected into a segment of the index.
+    fn flush(&mut self) {
+        let Some(builder) = self.builder.take() else {
+            return;
+        };
+        if builder.is_empty() {
+            return;
+        }
+        progress(SUBPHASE, FINISHING);
+        let built = builder.finish(&pause).or_report();
+        progress(SUBPHASE, WRITING);
+        let entry = write_pages(
+            &self.store,
+            &built.header,
+            &built.bytes,
+            &built.dead,
+            |_| (),
+        )
+        .or_report();
+        maintain::replace(&self.store, &[], &[entry], None).or_report();
+        self.finished += entry.count as usize;
+        self.segments += 1;
+        progress(TUPLES_DONE, self.finished as i64);
+        // SAFETY: the index is open.
+        unsafe { keep(self.index, &entry, built) };
+        progress(SUBPHASE, LOADING);
+    }
+}
+
+/// Puts the file of a new segment where scans look for it. They can do without.
+///
+/// # Safety
+/// `index` is open.
+pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
+    // SAFETY: by contract.
+    let path = unsafe { cache::path(index, entry.nonce) };
+    let _ = built.keep(&path);
+}
+
+/// The address of a row as one number.
+///
+/// # Safety
+/// `tid` is valid.
+pub unsafe fn pack(tid: pg_sys::ItemPointer) -> u64 {
+    // SAFETY: by contract.
+    let (block, offset) = unsafe { pgrx::itemptr::item_pointer_get_both(*tid) };
+    u64::from(block) << 16 | u64::from(offset)
+}
+
+/// The reverse of [`pack`].
+pub fn unpack(tid: u64) -> pg_sys::ItemPointerData {
+    let mut pointer = pg_sys::ItemPointerData::default();
+    pgrx::itemptr::item_pointer_set_all(&mut pointer, (tid >> 16) as u32, tid as u16);
+    pointer
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn collect(
+    _index: pg_sys::Relation,
+    tid: pg_sys::ItemPointer,
+    values: *mut Datum,
+    isnull: *mut bool,
+    _alive: bool,
+    state: *mut c_void,
+) {
+    // SAFETY: the server passes one value, and the state that ambuild gave it.
+    unsafe {
+        if *isnull {
+            return;
+        }
+        let build = &mut *state.cast::<Build>();
+        let tid = pack(tid);
+        if build.element == Element::Text {
+            let text = element::text(*values);
+            build.text_bytes += text.len();
+            build.texts.push((tid, text));
+            if build.texts.len() >= TEXTS || build.text_bytes >= TEXT_BYTES {
+                build.push_texts();
+            }
+        } else {
+            element::with_vector(build.element, *values, |x| build.push(tid, x));
+        }
+    }
+}
+
+/// `ambuild`
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn build(
+    heap: pg_sys::Relation,
+    index: pg_sys::Relation,
+    info: *mut pg_sys::IndexInfo,
+) -> *mut pg_sys::IndexBuildResult {
+    // SAFETY: the server passes open relations and their index info.
+    unsafe {
+        let parameters = element::parameters(index);
+        let store = RelationStore::new(index);
+        Meta::create(&store, parameters.clone()).or_report();
+        let estimate = (*(*heap).rd_rel).reltuples.max(0.0) as usize;
+        let element = element::of(&parameters);
+        let mut state = Build {
+            index,
+            store,
+            options: build_options(&parameters, (estimate + estimate / 8).max(10_000)),
+            element,
+            builder: None,
+            texts: Vec::new(),
+            text_bytes: 0,
+            finished: 0,
+            indexed: 0,
+            reported: 0,
+            segments: 0,
+        };
+        progress(TUPLES_TOTAL, estimate as i64);
+        progress(SUBPHASE, LOADING);
+        let scan = (*(*heap).rd_tableam)
+            .index_build_range_scan
+            .expect("every table has it");
+        let pointer = std::ptr::from_mut(&mut state).cast::<c_void>();
+        let tuples = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            scan(
+                heap,
+                index,
+                info,
+                true,
+                false,
+                true,
+                0,
+                u32::MAX,
+                Some(collect),
+                pointer,
+                std::ptr::null_mut(),
+            )
+        });
+        state.push_texts();
+        state.flush();
+        if state.segments > 1 {
+            pgrx::notice!(
+                "index has {} segments because maintenance_work_mem holds only a part of it; more memory makes searches faster",
+                state.segments
+            );
+        }
+        let result = pg_sys::palloc0(size_of::<pg_sys::IndexBuildResult>())
+            .cast::<pg_sys::IndexBuildResult>();
+        (*result).heap_tuples = tuples;
+        (*result).index_tuples = state.indexed as f64;
+        result
+    }
+}
+
+/// `ambuildempty`: the init fork of an unlogged index.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn build_empty(index: pg_sys::Relation) {
+    // SAFETY: the server passes an open index without an init fork.
+    unsafe {
+        let parameters = element::parameters(index);
+        pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
+    }
+}
+
+/// Pages of a list of that many bytes.
+pub fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil((PAYLOAD + 48) as u64)
+}
+
+/// Whether an index has any page.
+#[allow(dead_code)]
+pub fn is_initialized(store: &RelationStore) -> bool {
+    store.blocks() > 0
+}

@@ -1,0 +1,239 @@
+//! Opened segments of this session, and their files.
+//!
+//! Files live in `base/pgsql_tmp/pgsql_tmp.laser/`, below the server's folder for temporary files:
+//! the server itself empties that at every start and after a crash, and base backups leave it out.
+//! A file's name begins with the identity of the relation and ends with that of the segment:
+//! `database_tablespace_relation_backend_segment`, all hexadecimal.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use laser_index::Result;
+use laser_index::cache;
+use laser_index::meta::{Meta, SegmentEntry};
+use laser_index::view::SegmentView;
+use pgrx::pg_sys;
+
+use super::pages::RelationStore;
+
+/// Folder for files of segments, relative to the data directory.
+pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+
+/// Identity of a relation's storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Storage {
+    database: u32,
+    tablespace: u32,
+    relation: u32,
+    backend: i32,
+}
+
+impl Storage {
+    /// # Safety
+    /// `relation` is open.
+    unsafe fn of(relation: pg_sys::Relation) -> Self {
+        // SAFETY: by contract.
+        unsafe {
+            let relation = &*relation;
+            #[cfg(any(feature = "pg14", feature = "pg15"))]
+            let (database, tablespace, number) = (
+                relation.rd_node.dbNode,
+                relation.rd_node.spcNode,
+                relation.rd_node.relNode,
+            );
+            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+            let (database, tablespace, number) = (
+                relation.rd_locator.dbOid,
+                relation.rd_locator.spcOid,
+                relation.rd_locator.relNumber,
+            );
+            Self {
+                database: database.to_u32(),
+                tablespace: tablespace.to_u32(),
+                relation: number.to_u32(),
+                backend: relation.rd_backend,
+            }
+        }
+    }
+
+    fn prefix(&self) -> String {
+        let Self {
+            database,
+            tablespace,
+            relation,
+            backend,
+        } = self;
+        format!("{database:x}_{tablespace:x}_{relation:x}_{backend:x}_")
+    }
+
+    /// Reads the front of a file's name.
+    fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.split('_').map(|part| u32::from_str_radix(part, 16));
+        let mut part = || parts.next()?.ok();
+        let (database, tablespace, relation, backend) = (part()?, part()?, part()?, part()?);
+        Some(Self {
+            database,
+            tablespace,
+            relation,
+            backend: backend as i32,
+        })
+    }
+
+    /// Whether the relation's own file is gone, or empty, as the file of a dropped relation is
+    /// until the next checkpoint.
+    fn is_gone(&self) -> bool {
+        // SAFETY: a pure function of its arguments, whose result is freed by the context.
+        #[cfg(not(feature = "pg18"))]
+        let path = unsafe {
+            let path = pg_sys::GetRelationPath(
+                self.database.into(),
+                self.tablespace.into(),
+                self.relation.into(),
+                self.backend,
+                pg_sys::ForkNumber::MAIN_FORKNUM,
+            );
+            let text = std::ffi::CStr::from_ptr(path)
+                .to_string_lossy()
+                .into_owned();
+            pg_sys::pfree(path.cast());
+            text
+        };
+        #[cfg(feature = "pg18")]
+        // SAFETY: a pure function of its arguments.
+        let path = unsafe {
+            let path = pg_sys::GetRelationPath(
+                self.database.into(),
+                self.tablespace.into(),
+                self.relation.into(),
+                self.backend,
+                pg_sys::ForkNumber::MAIN_FORKNUM,
+            );
+            std::ffi::CStr::from_ptr(path.str_.as_ptr())
+                .to_string_lossy()
+                .into_owned()
+        };
+        std::fs::metadata(path).map_or(true, |m| m.len() == 0)
+    }
+}
+
+/// Where the file of a segment is.
+///
+/// # Safety
+/// `relation` is open.
+pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
+    // SAFETY: by contract.
+    let storage = unsafe { Storage::of(relation) };
+    Path::new(FOLDER).join(format!("{}{nonce:016x}", storage.prefix()))
+}
+
+struct Opened {
+    storage: Storage,
+    view: Rc<SegmentView>,
+    used: u64,
+}
+
+#[derive(Default)]
+struct Session {
+    opened: HashMap<u64, Opened>,
+    clock: u64,
+}
+
+/// Segments that a session keeps open. What a scan holds stays open regardless.
+const MOST_OPENED: usize = 256;
+
+thread_local! {
+    static SESSION: RefCell<Session> = RefCell::default();
+}
+
+/// The segments of an index as its metapage lists them, with current bitmaps. Segments of the same
+/// index that are not on the list are forgotten.
+///
+/// # Errors
+/// `IndexError::Moved` when the metapage is outdated: read it again.
+///
+/// # Safety
+/// `relation` is open and `store` its pages.
+pub unsafe fn views(
+    relation: pg_sys::Relation,
+    store: &RelationStore,
+    meta: &Meta,
+) -> Result<Vec<Rc<SegmentView>>> {
+    // SAFETY: by contract.
+    let storage = unsafe { Storage::of(relation) };
+    SESSION.with_borrow_mut(|session| {
+        session.clock += 1;
+        let clock = session.clock;
+        let mut views = Vec::with_capacity(meta.segments.len());
+        let mut made = false;
+        for entry in &meta.segments {
+            let view = match session.opened.get_mut(&entry.nonce) {
+                Some(opened) => {
+                    opened.used = clock;
+                    opened.view.clone()
+                }
+                None => {
+                    // SAFETY: by contract.
+                    let path = unsafe { path(relation, entry.nonce) };
+                    made |= !path.exists();
+                    let view = Rc::new(cache::open(store, meta.parameters.codec, entry, &path)?);
+                    let opened = Opened {
+                        storage,
+                        view: view.clone(),
+                        used: clock,
+                    };
+                    session.opened.insert(entry.nonce, opened);
+                    view
+                }
+            };
+            view.refresh(store, entry, meta.dead_version)?;
+            views.push(view);
+        }
+        session
+            .opened
+            .retain(|_, o| o.storage != storage || o.used == clock);
+        if made {
+            session
+                .opened
+                .retain(|_, o| o.used == clock || !o.storage.is_gone());
+            sweep(storage, &meta.segments);
+        }
+        while session.opened.len() > MOST_OPENED.max(views.len()) {
+            let oldest = session
+                .opened
+                .iter()
+                .min_by_key(|(_, o)| o.used)
+                .map(|(nonce, _)| *nonce);
+            let Some(nonce) = oldest else { break };
+            session.opened.remove(&nonce);
+        }
+        Ok(views)
+    })
+}
+
+/// Removes files of relations that are gone, and of this relation's segments that are not current.
+/// To remove one too many costs somebody the making of a new one.
+fn sweep(storage: Storage, current: &[SegmentEntry]) {
+    let Ok(folder) = std::fs::read_dir(FOLDER) else {
+        return;
+    };
+    let prefix = storage.prefix();
+    let current: HashSet<String> = current
+        .iter()
+        .map(|s| format!("{prefix}{:016x}", s.nonce))
+        .collect();
+    for file in folder.flatten() {
+        let Ok(name) = file.file_name().into_string() else {
+            continue;
+        };
+        let Some(owner) = Storage::parse(&name) else {
+            continue;
+        };
+        let outdated = owner == storage && !current.contains(&name);
+        if outdated || (owner != storage && owner.is_gone()) {
+            let _ = std::fs::remove_file(file.path());
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What an index is on: the type of its column, the metric, the dimensions, and the vectors in its
+//! datums.
+#![allow(unsafe_code)]
+
+use half::slice::HalfFloatSliceExt;
+use laser_index::codec::{Codec, Metric};
+use laser_index::meta::Parameters;
+use pgrx::{PgSqlErrorCode as Code, pg_sys, varlena};
+
+use super::errors::OrReport;
+use super::options;
+use crate::encode;
+use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
+
+/// Type of the indexed column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Element {
+    /// `embedding`
+    Embedding = 0,
+    /// `halfembedding`
+    HalfEmbedding = 1,
+    /// `text` and types like it, embedded by the index
+    Text = 2,
+}
+
+impl Element {
+    /// The element with this number on the metapage.
+    pub fn from_u8(value: u8) -> Option<Self> {
+        [Self::Embedding, Self::HalfEmbedding, Self::Text]
+            .into_iter()
+            .find(|e| *e as u8 == value)
+    }
+}
+
+/// Operator classes name their type and metric by support function 1, which returns
+/// `16 * element + metric`.
+pub const KIND_PROCEDURE: u16 = 1;
+
+/// Type and metric of an index, from its operator class.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+unsafe fn kind(relation: pg_sys::Relation) -> (Element, Metric) {
+    // SAFETY: the index has one column and its operator class has this procedure.
+    let value = unsafe {
+        let procedure = pg_sys::index_getprocinfo(relation, 1, KIND_PROCEDURE);
+        let datum = pg_sys::FunctionCall0Coll(procedure, pg_sys::InvalidOid);
+        datum.value() as u8
+    };
+    match (Element::from_u8(value / 16), Metric::from_u8(value % 16)) {
+        (Some(element), Some(metric)) => (element, metric),
+        _ => raise(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the operator class of the index has an unknown kind {value}"),
+        ),
+    }
+}
+
+/// Parameters for a new index.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
+    // SAFETY: by contract; the tuple descriptor of an index has at least one column.
+    let (options, (element, metric), typmod, columns) = unsafe {
+        let descriptor = (*relation).rd_att;
+        let column = (*descriptor).attrs.as_slice(1)[0].atttypmod;
+        (
+            options::of(relation),
+            kind(relation),
+            column,
+            (*descriptor).natts,
+        )
+    };
+    if columns != 1 {
+        raise(
+            Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "a laser index has exactly one column",
+        );
+    }
+    let (dims, fingerprint, model) = match element {
+        Element::Text => {
+            let model = encode::describe_model(options.model.as_deref());
+            (model.dimensions, model.fingerprint, model.name)
+        }
+        _ if options.model.is_some() => raise(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            "parameter \"model\" applies to indexes on text only",
+        ),
+        _ if typmod < 1 => raise_hint(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            "column does not have dimensions",
+            "Declare them, as in embedding(1024), or index an expression: ((column::embedding(1024))).",
+        ),
+        _ => (typmod as usize, [0; 32], String::new()),
+    };
+    let codec = Codec::new(dims, metric, options.quantization).or_report();
+    Parameters {
+        codec,
+        element: element as u8,
+        m: options.m,
+        ef_construction: options.ef_construction,
+        fingerprint,
+        model,
+    }
+}
+
+/// The type of the column that the metapage names.
+pub fn of(parameters: &Parameters) -> Element {
+    Element::from_u8(parameters.element).unwrap_or_else(|| {
+        raise(
+            Code::ERRCODE_INDEX_CORRUPTED,
+            format!(
+                "unknown column type {} of a laser index",
+                parameters.element
+            ),
+        )
+    })
+}
+
+/// Shows the vector in a datum of an `embedding` or `halfembedding`.
+///
+/// # Safety
+/// The datum is not null and of that type.
+pub unsafe fn with_vector<R>(
+    element: Element,
+    datum: pg_sys::Datum,
+    look: impl FnOnce(&[f32]) -> R,
+) -> R {
+    // SAFETY: by contract.
+    unsafe {
+        match element {
+            Element::Embedding => look(Embedding::from_raw(datum).as_slice()),
+            Element::HalfEmbedding => {
+                let values = HalfEmbedding::from_raw(datum);
+                let mut wide = vec![0.0; values.as_slice().len()];
+                values.as_slice().convert_to_f32_slice(&mut wide);
+                look(&wide)
+            }
+            Element::Text => unreachable!("text has no vector in its datum"),
+        }
+    }
+}
+
+/// The bytes of a text datum.
+///
+/// # Safety
+/// The datum is not null and a varlena of text.
+pub unsafe fn text(datum: pg_sys::Datum) -> Vec<u8> {
+    // SAFETY: by contract; the copy that detoasting may make is freed again.
+    unsafe {
+        let stored = datum.cast_mut_ptr::<pg_sys::varlena>();
+        let flat = pg_sys::pg_detoast_datum_packed(stored);
+        let bytes = std::slice::from_raw_parts(
+            varlena::vardata_any(flat).cast::<u8>(),
+            varlena::varsize_any_exhdr(flat),
+        )
+        .to_vec();
+        if flat != stored {
+            pg_sys::pfree(flat.cast());
+        }
+        bytes
+    }
+}
+
+/// Embeds texts with the model of an index; row-major.
+///
+/// Raises an error when the model is not the one with which the index was built.
+pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
+    let embedded = encode::embed_texts(Some(&parameters.model), texts);
+    if embedded.fingerprint != parameters.fingerprint && !texts.is_empty() {
+        raise_hint(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!(
+                "model \"{}\" is not the one that the index was built with",
+                parameters.model
+            ),
+            "Rebuild the index with REINDEX, or install the model again that it was built with.",
+        );
+    }
+    embedded.data
+}

@@ -1,0 +1,65 @@
+//! Errors of the index storage as SQL errors.
+
+use std::io::ErrorKind;
+
+use laser_index::IndexError;
+use pgrx::PgSqlErrorCode as Code;
+
+use crate::types::{raise, raise_hint};
+
+/// Raises an error of the storage.
+#[cold]
+pub fn report(error: IndexError) -> ! {
+    let message = error.to_string();
+    match error {
+        IndexError::Corrupt { .. }
+        | IndexError::Segment { .. }
+        | IndexError::Moved { .. }
+        | IndexError::Graph(_) => raise_hint(
+            Code::ERRCODE_INDEX_CORRUPTED,
+            message,
+            "The table is not affected. Rebuild the index with REINDEX; laser_index_check() says more.",
+        ),
+        IndexError::NotAnIndex => raise(Code::ERRCODE_WRONG_OBJECT_TYPE, message),
+        IndexError::Version { .. } => raise_hint(
+            Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            message,
+            "Rebuild the index with REINDEX, or install the version of laser that wrote it.",
+        ),
+        IndexError::Dimensions { .. } => raise(Code::ERRCODE_DATA_EXCEPTION, message),
+        IndexError::NotFinite => raise(Code::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE, message),
+        IndexError::TooWide { .. } => raise_hint(
+            Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            message,
+            "Use a coarser quantization, as in WITH (quantization = i8).",
+        ),
+        IndexError::TooManySegments(_) => raise_hint(
+            Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            message,
+            "Increase maintenance_work_mem, which bounds the size of a segment.",
+        ),
+        IndexError::Io { ref source, .. } => {
+            let code = match source.kind() {
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,
+                _ => Code::ERRCODE_IO_ERROR,
+            };
+            raise(code, message)
+        }
+    }
+}
+
+/// The value, or the SQL error.
+pub trait OrReport<T> {
+    /// The value, or a SQL error.
+    fn or_report(self) -> T;
+}
+
+impl<T> OrReport<T> for laser_index::Result<T> {
+    #[inline]
+    fn or_report(self) -> T {
+        match self {
+            Ok(value) => value,
+            Err(error) => report(error),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Settings and storage parameters.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::addr_of_mut;
+
+use laser_index::codec::Quantization;
+use laser_index::scan::Iterate;
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use pgrx::pg_sys;
+
+/// What a scan does when its first search is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum IterativeScan {
+    /// It ends.
+    #[name = c"off"]
+    Off,
+    /// It searches wider; rows may come out of order.
+    #[name = c"relaxed_order"]
+    RelaxedOrder,
+    /// It searches wider and leaves out rows that would come out of order.
+    #[name = c"strict_order"]
+    StrictOrder,
+}
+
+static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(40);
+static ITERATIVE_SCAN: GucSetting<IterativeScan> =
+    GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
+static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
+
+/// `laser.ef_search`.
+pub fn ef_search() -> usize {
+    EF_SEARCH.get() as usize
+}
+
+/// `laser.max_scan_tuples`.
+pub fn max_scan_tuples() -> usize {
+    MAX_SCAN_TUPLES.get() as usize
+}
+
+/// `laser.iterative_scan`.
+pub fn iterate() -> Iterate {
+    match ITERATIVE_SCAN.get() {
+        IterativeScan::Off => Iterate::Off,
+        IterativeScan::RelaxedOrder => Iterate::Relaxed,
+        IterativeScan::StrictOrder => Iterate::Strict,
+    }
+}
+
+/// Storage parameters as the server stores them (`rd_options`).
+#[repr(C)]
+struct Stored {
+    header: i32,
+    m: c_int,
+    ef_construction: c_int,
+    pending_list_limit: c_int,
+    quantization: c_int,
+    model: c_int,
+}
+
+const M: c_int = 16;
+const EF_CONSTRUCTION: c_int = 64;
+const PENDING_LIST_LIMIT: c_int = 4096;
+
+/// Storage parameters of an index.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Neighbours of a node.
+    pub m: usize,
+    /// Candidates while a node is added.
+    pub ef_construction: usize,
+    /// Bytes of the pending list at which an insert merges it.
+    pub pending_list_limit: u64,
+    /// How vectors are stored.
+    pub quantization: Quantization,
+    /// Model for text, if one was named.
+    pub model: Option<String>,
+}
+
+/// Reads the storage parameters of an index.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+pub unsafe fn of(relation: pg_sys::Relation) -> Options {
+    // SAFETY: rd_options is null or what amoptions has made.
+    let stored = unsafe { (*relation).rd_options.cast::<Stored>().as_ref() };
+    let Some(stored) = stored else {
+        return Options {
+            m: M as usize,
+            ef_construction: EF_CONSTRUCTION as usize,
+            pending_list_limit: PENDING_LIST_LIMIT as u64 * 1024,
+            quantization: Quantization::I8,
+            model: None,
+        };
+    };
+    let model = (stored.model != 0).then(|| {
+        // SAFETY: string options lie behind the struct, at this offset, and end with a zero.
+        let name = unsafe {
+            CStr::from_ptr(
+                (stored as *const Stored)
+                    .cast::<c_char>()
+                    .add(stored.model as usize),
+            )
+        };
+        name.to_string_lossy().into_owned()
+    });
+    Options {
+        m: stored.m as usize,
+        ef_construction: stored.ef_construction as usize,
+        pending_list_limit: stored.pending_list_limit as u64 * 1024,
+        quantization: Quantization::from_u8(stored.quantization as u8).unwrap_or(Quantization::I8),
+        model: model.filter(|name| !name.is_empty()),
+    }
+}
+
+static mut KIND: pg_sys::relopt_kind::Type = 0;
+
+/// The parser of storage parameters (`amoptions`).
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn parse(
+    reloptions: pg_sys::Datum,
+    validate: bool,
+) -> *mut pg_sys::bytea {
+    use pg_sys::relopt_type::{RELOPT_TYPE_ENUM, RELOPT_TYPE_INT, RELOPT_TYPE_STRING};
+    let int = RELOPT_TYPE_INT;
+    let element = |optname: &CStr, opttype, offset: usize| pg_sys::relopt_parse_elt {
+        optname: optname.as_ptr(),
+        opttype,
+        offset: offset as c_int,
+    };
+    let table = [
+        element(c"m", int, std::mem::offset_of!(Stored, m)),
+        element(
+            c"ef_construction",
+            int,
+            std::mem::offset_of!(Stored, ef_construction),
+        ),
+        element(
+            c"pending_list_limit",
+            int,
+            std::mem::offset_of!(Stored, pending_list_limit),
+        ),
+        element(
+            c"quantization",
+            RELOPT_TYPE_ENUM,
+            std::mem::offset_of!(Stored, quantization),
+        ),
+        element(
+            c"model",
+            RELOPT_TYPE_STRING,
+            std::mem::offset_of!(Stored, model),
+        ),
+    ];
+    // SAFETY: the table describes `Stored`, whose first field is the varlena header.
+    unsafe {
+        pg_sys::build_reloptions(
+            reloptions,
+            validate,
+            KIND,
+            size_of::<Stored>(),
+            table.as_ptr(),
+            table.len() as c_int,
+        )
+        .cast()
+    }
+}
+
+/// Names of the quantizations, ended by a null name.
+struct Names([pg_sys::relopt_enum_elt_def; 6]);
+static mut QUANTIZATIONS: Names = {
+    const fn name(string_val: &CStr, symbol_val: c_int) -> pg_sys::relopt_enum_elt_def {
+        pg_sys::relopt_enum_elt_def {
+            string_val: string_val.as_ptr(),
+            symbol_val,
+        }
+    }
+    Names([
+        name(c"f32", Quantization::F32 as c_int),
+        name(c"f16", Quantization::F16 as c_int),
+        name(c"bf16", Quantization::Bf16 as c_int),
+        name(c"i8", Quantization::I8 as c_int),
+        name(c"b1", Quantization::B1 as c_int),
+        pg_sys::relopt_enum_elt_def {
+            string_val: std::ptr::null(),
+            symbol_val: 0,
+        },
+    ])
+};
+
+/// Registers settings and storage parameters.
+pub fn init() {
+    let flags = GucFlags::default();
+    GucRegistry::define_int_guc(
+        c"laser.ef_search",
+        c"Sets how many candidates a search keeps in each segment of an index.",
+        c"More of them find more of the nearest rows and take longer.",
+        &EF_SEARCH,
+        1,
+        10_000,
+        GucContext::Userset,
+        flags,
+    );
+    GucRegistry::define_enum_guc(
+        c"laser.iterative_scan",
+        c"Sets how an index scan goes on when its first search is used up.",
+        c"A filter may leave fewer rows than LIMIT asks for; the search then becomes wider.",
+        &ITERATIVE_SCAN,
+        GucContext::Userset,
+        flags,
+    );
+    GucRegistry::define_int_guc(
+        c"laser.max_scan_tuples",
+        c"Sets about how many rows an index scan visits at most.",
+        c"",
+        &MAX_SCAN_TUPLES,
+        1,
+        i32::MAX,
+        GucContext::Userset,
+        flags,
+    );
+    // Changing these needs no stronger lock than a REINDEX that makes them effective.
+    let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: called once, when the library is loaded.
+    unsafe {
+        let kind = pg_sys::add_reloption_kind();
+        KIND = kind;
+        let int = |name: &CStr, about: &CStr, value, min, max| {
+            pg_sys::add_int_reloption(kind, name.as_ptr(), about.as_ptr(), value, min, max, lock);
+        };
+        int(c"m", c"Neighbours of a node in the graph", M, 2, 128);
+        int(
+            c"ef_construction",
+            c"Candidates while a node is added to the graph",
+            EF_CONSTRUCTION,
+            4,
+            2000,
+        );
+        int(
+            c"pending_list_limit",
+            c"Size of the pending list, in kilobytes, at which an insert merges it into the graph",
+            PENDING_LIST_LIMIT,
+            64,
+            c_int::MAX / 1024,
+        );
+        pg_sys::add_enum_reloption(
+            kind,
+            c"quantization".as_ptr(),
+            c"How vectors are stored".as_ptr(),
+            addr_of_mut!(QUANTIZATIONS).cast(),
+            Quantization::I8 as c_int,
+            c"Valid values are \"f32\", \"f16\", \"bf16\", \"i8\" and \"b1\".".as_ptr(),
+            lock,
+        );
+        pg_sys::add_string_reloption(
+            kind,
+            c"model".as_ptr(),
+            c"Model that embeds the text".as_ptr(),
+            std::ptr::null(),
+            None,
+            lock,
+        );
+    }
+}

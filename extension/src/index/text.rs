@@ -1,0 +1,28 @@
+//! The distance of two texts: what `<=>` means on text, with an index or without.
+#![allow(unsafe_code)]
+
+use pgrx::pg_sys::{self, Datum};
+
+use super::element;
+use crate::encode;
+
+#[unsafe(no_mangle)]
+#[doc(hidden)]
+pub extern "C" fn pg_finfo_laser_text_cosine_distance() -> &'static pg_sys::Pg_finfo_record {
+    const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &V1
+}
+
+/// `cosine_distance(text, text) -> double precision`
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn laser_text_cosine_distance(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: a strict function, declared with two texts.
+    let (a, b) = unsafe {
+        let args = (*fcinfo).args.as_slice(2);
+        (element::text(args[0].value), element::text(args[1].value))
+    };
+    let embedded = encode::embed_texts(None, &[&a, &b]);
+    let distance = laser_vector::kernels::cosine_distance(embedded.row(0), embedded.row(1));
+    Datum::from(distance.to_bits())
+}

@@ -1,0 +1,106 @@
+//! VACUUM.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use laser_index::maintain::{self, Merge, Plan};
+use laser_index::meta::Meta;
+use laser_index::page::DEAD;
+use laser_index::pending;
+use pgrx::pg_sys;
+
+use super::build::{build_options, keep, unpack};
+use super::errors::OrReport;
+use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+
+/// # Safety
+/// `stats` is null or what an earlier call has returned.
+unsafe fn statistics(
+    stats: *mut pg_sys::IndexBulkDeleteResult,
+) -> &'static mut pg_sys::IndexBulkDeleteResult {
+    // SAFETY: by contract; the server owns the result.
+    unsafe {
+        if stats.is_null() {
+            &mut *pg_sys::palloc0(size_of::<pg_sys::IndexBulkDeleteResult>()).cast()
+        } else {
+            &mut *stats
+        }
+    }
+}
+
+/// `ambulkdelete`: marks dead entries. When it returns, no new scan sees them, and the addresses of
+/// their rows may be used again.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn bulk_delete(
+    info: *mut pg_sys::IndexVacuumInfo,
+    stats: *mut pg_sys::IndexBulkDeleteResult,
+    callback: pg_sys::IndexBulkDeleteCallback,
+    state: *mut c_void,
+) -> *mut pg_sys::IndexBulkDeleteResult {
+    // SAFETY: the server passes an open index and a callback.
+    unsafe {
+        let stats = statistics(stats);
+        let index = (*info).index;
+        let store = RelationStore::in_vacuum(index);
+        let callback = callback.expect("a callback is passed");
+        let lock = MergeLock::wait(index);
+        let done = maintain::delete(&store, |tid| {
+            let mut pointer = unpack(tid);
+            // The callback may raise an error, see validate_index_callback().
+            pg_sys::ffi::pg_guard_ffi_boundary(|| callback(&mut pointer, state))
+        })
+        .or_report();
+        drop(lock);
+        stats.tuples_removed += done.removed as f64;
+        stats.num_index_tuples = done.live as f64;
+        stats
+    }
+}
+
+/// `amvacuumcleanup`: merges, and gives space back.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn cleanup(
+    info: *mut pg_sys::IndexVacuumInfo,
+    stats: *mut pg_sys::IndexBulkDeleteResult,
+) -> *mut pg_sys::IndexBulkDeleteResult {
+    // SAFETY: the server passes an open index.
+    unsafe {
+        if (*info).analyze_only {
+            return stats;
+        }
+        let stats = statistics(stats);
+        let index = (*info).index;
+        let store = RelationStore::in_vacuum(index);
+        let lock = MergeLock::wait(index);
+        let meta = Meta::read(&store).or_report();
+        let options = build_options(&meta.parameters, 0);
+        let how = Merge {
+            plan: Plan::Vacuum,
+            options: &options,
+        };
+        maintain::merge(&store, &how, |entry, built| keep(index, entry, built)).or_report();
+        let swept = maintain::sweep(&store).or_report();
+        let live = count(&store);
+        drop(lock);
+        vacuum_free_space_map(index);
+        stats.num_pages = swept.pages;
+        stats.pages_free = swept.free;
+        stats.pages_newly_deleted = stats.pages_newly_deleted.max(swept.reclaimed);
+        stats.pages_deleted = swept.free;
+        stats.num_index_tuples = live as f64;
+        stats.estimated_count = false;
+        stats
+    }
+}
+
+/// Live entries.
+fn count(store: &RelationStore) -> u64 {
+    let meta = Meta::read(store).or_report();
+    let mut live: u64 = meta.segments.iter().map(|s| u64::from(s.live())).sum();
+    let codec = meta.parameters.codec;
+    pending::read(store, &codec, &meta.pending, true, |tid, _| {
+        live += u64::from(tid & DEAD == 0)
+    })
+    .or_report();
+    live
+}
