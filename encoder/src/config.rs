@@ -53,9 +53,12 @@ pub struct TextConfig {
     /// example "en".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub punctuation: Option<String>,
-    /// Moses tokenisation without escapes (`tokenizer.perl -no-escape`) for this language.
+    /// XML entities that Moses writes (`&apos;`, `&#124;`, …) become characters again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub descape: bool,
+    /// Moses tokenisation without escapes (`tokenizer.perl -no-escape`).
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub moses: Option<String>,
+    pub moses: Option<Moses>,
     /// Greek letters are romanised.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub romanize_greek: bool,
@@ -66,6 +69,20 @@ pub struct TextConfig {
     /// pieces reach the tokenizer separated by spaces, all but a word's last marked with `@@`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fast_bpe: Option<FastBpe>,
+}
+
+/// Moses tokenisation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moses {
+    /// Language, for example "en": decides about apostrophes and colons.
+    pub language: String,
+    /// Words after which a full stop does not end a sentence (`nonbreaking_prefix.*`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<String>,
+    /// The same, where a number follows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numeric_prefixes: Vec<String>,
 }
 
 /// A fastBPE segmentation.

@@ -19,6 +19,7 @@ mod device;
 mod encoder;
 mod error;
 pub mod folder;
+pub mod import;
 pub mod kernels;
 mod text;
 mod tokenize;

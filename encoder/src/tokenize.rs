@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use tokenizers::PostProcessor;
+
 use crate::config::{Architecture, Config};
 use crate::text::Preparation;
 use crate::{EncoderError, folder};
@@ -24,7 +26,10 @@ pub struct Tokenized {
 pub(crate) struct Tokenizer {
     inner: tokenizers::Tokenizer,
     preparation: Preparation,
-    max_tokens: usize,
+    /// Tokens of the text itself at most.
+    limit: usize,
+    /// Whether the post-processor adds tokens.
+    special: bool,
     /// Appended to every sequence.
     eos: Option<u32>,
     /// Stands for a text without tokens.
@@ -47,9 +52,13 @@ impl Tokenizer {
         let append_eos = matches!(&config.encoder, Architecture::Bilstm(c) if c.append_eos);
         let id = |token| inner.token_to_id(token);
         let eos = if append_eos {
-            let eos = id("</s>").or_else(|| id("[SEP]")).ok_or_else(|| {
-                EncoderError::format(&path, "append_eos is set, but there is no token \"</s>\"")
-            })?;
+            // With a space: imported tokens that no text may produce (`import::spm`).
+            let eos = ["</s>", "</s> ", "[SEP]"]
+                .into_iter()
+                .find_map(id)
+                .ok_or_else(|| {
+                    EncoderError::format(&path, "append_eos is set, but there is no token \"</s>\"")
+                })?;
             Some(eos)
         } else {
             None
@@ -58,16 +67,24 @@ impl Tokenizer {
             .into_iter()
             .find_map(|token| inner.token_to_id(token));
         inner
-            .with_truncation(Some(tokenizers::TruncationParams {
-                max_length: config.max_tokens - usize::from(append_eos),
-                ..Default::default()
-            }))
+            .with_truncation(None)
             .map_err(|e| EncoderError::format(&path, e.to_string()))?;
+        let added = inner
+            .get_post_processor()
+            .map_or(0, |p| p.added_tokens(false));
+        let limit = config
+            .max_tokens
+            .checked_sub(added + usize::from(append_eos))
+            .filter(|&limit| limit > 0)
+            .ok_or_else(|| {
+                EncoderError::format(&path, "it adds more special tokens than max_tokens allows")
+            })?;
         let preparation = Preparation::new(&config.text)?;
         Ok(Self {
             inner,
             preparation,
-            max_tokens: config.max_tokens,
+            limit,
+            special: added > 0,
             eos,
             empty,
         })
@@ -81,18 +98,16 @@ impl Tokenizer {
     /// Ids of one text. A text without any token becomes the lone token `</s>` (else `[SEP]`,
     /// `<unk>`, `[UNK]`), or, where the vocabulary has none of these, an empty sequence.
     pub fn tokenize(&self, text: &str) -> Result<Tokenized, EncoderError> {
-        let limit = self.max_tokens * BYTES_PER_TOKEN;
+        let limit = self.limit * BYTES_PER_TOKEN;
         let (text, cut) = if text.len() > limit {
             (&text[..text.floor_char_boundary(limit)], true)
         } else {
             (text, false)
         };
         let prepared = self.preparation.apply(text);
-        let encoding = catch_unwind(AssertUnwindSafe(|| {
-            self.inner.encode_fast(&*prepared, true)
-        }))
-        .map_err(|_| EncoderError::Tokenizer("the tokenizer failed on this text".into()))?
-        .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
+        let (encoding, truncated) = catch_unwind(AssertUnwindSafe(|| self.pieces(&prepared)))
+            .map_err(|_| EncoderError::Tokenizer("the tokenizer failed on this text".into()))?
+            .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
         let mut ids = encoding.get_ids().to_vec();
         ids.extend(self.eos);
         if ids.is_empty() {
@@ -100,7 +115,20 @@ impl Tokenizer {
         }
         Ok(Tokenized {
             ids,
-            truncated: cut || !encoding.get_overflowing().is_empty(),
+            truncated: cut || truncated,
         })
+    }
+
+    /// The text's tokens, cut at the limit, then special tokens around them.
+    fn pieces(&self, text: &str) -> tokenizers::Result<(tokenizers::Encoding, bool)> {
+        let mut encoding = self.inner.encode_fast(text, false)?;
+        let truncated = encoding.len() > self.limit;
+        if truncated {
+            encoding.truncate(self.limit, 0, tokenizers::TruncationDirection::Right);
+        }
+        if self.special {
+            encoding = self.inner.post_process(encoding, None, true)?;
+        }
+        Ok((encoding, truncated))
     }
 }

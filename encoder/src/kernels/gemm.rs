@@ -526,7 +526,7 @@ mod tests {
         #[test]
         fn equals_naive_product(
             m in 1usize..30, n in 1usize..70, k in 0usize..600, pad in 0usize..3, seed: u64,
-            start in 0..3,
+            start in 0usize..3,
         ) {
             let lda = k + pad;
             let a = values(m * lda + k, seed);
@@ -551,7 +551,7 @@ mod tests {
                             Start::Accumulate => before[i],
                         };
                         let (x, y) = (c[i], expected[i] + base);
-                        prop_assert!((x - y).abs() < 2e-4, "{isa:?} {storage:?} {i}: {x} {y}");
+                        prop_assert!((x - y).abs() < 1e-5 + 2e-6 * k as f32, "{isa:?} {storage:?} {i}: {x} {y}");
                     }
                 }
             }

@@ -1,0 +1,690 @@
+//! Encoders with random weights against a naive implementation in f64, batch independence, and
+//! hostile model folders.
+
+use std::path::Path;
+
+use laser_encoder::config::*;
+use laser_encoder::folder::{self, Tensor, Tensors};
+use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Precision};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const VOCABULARY: usize = 40;
+
+/// xorshift, uniform in [-1, 1).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    fn tensor(&mut self, shape: &[usize], scale: f32) -> Tensor {
+        let n = shape.iter().product();
+        Tensor::f32(shape, (0..n).map(|_| self.next() * scale).collect())
+    }
+}
+
+/// Words `w0`, `w1`, … with ids from 4 on, after LASER's four special tokens.
+fn tokenizer() -> tokenizers::Tokenizer {
+    let mut vocabulary = serde_json::Map::new();
+    for (id, token) in ["<s>", "<pad>", "</s>", "<unk>"].into_iter().enumerate() {
+        vocabulary.insert(token.into(), id.into());
+    }
+    for id in 4..VOCABULARY {
+        vocabulary.insert(format!("w{}", id - 4), id.into());
+    }
+    let json = serde_json::json!({
+        "version": "1.0",
+        "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    });
+    tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap()
+}
+
+fn config(dimensions: usize, encoder: Architecture) -> Config {
+    Config {
+        format: FORMAT,
+        name: "test".into(),
+        dimensions,
+        max_tokens: 64,
+        normalize: false,
+        text: TextConfig::default(),
+        encoder,
+        dense: vec![],
+        checks: vec![],
+    }
+}
+
+fn load(folder: &Path, precision: Precision, threads: usize) -> Encoder {
+    Encoder::load(
+        folder,
+        &LoadOptions {
+            device: DeviceChoice::Cpu,
+            precision,
+            threads,
+        },
+    )
+    .unwrap()
+}
+
+fn bilstm(
+    layers: usize,
+    embedding_size: usize,
+    hidden_size: usize,
+    pooling: BilstmPooling,
+) -> (Config, Tensors) {
+    let mut random = Random(layers as u64 * 1000 + hidden_size as u64);
+    let mut tensors = Tensors::new();
+    tensors.insert(
+        "embed_tokens.weight".into(),
+        random.tensor(&[VOCABULARY, embedding_size], 1.0),
+    );
+    for l in 0..layers {
+        let input = if l == 0 {
+            embedding_size
+        } else {
+            2 * hidden_size
+        };
+        for suffix in ["", "_reverse"] {
+            for (name, shape) in [
+                ("weight_ih", vec![4 * hidden_size, input]),
+                ("weight_hh", vec![4 * hidden_size, hidden_size]),
+                ("bias_ih", vec![4 * hidden_size]),
+                ("bias_hh", vec![4 * hidden_size]),
+            ] {
+                tensors.insert(
+                    format!("lstm.{name}_l{l}{suffix}"),
+                    random.tensor(&shape, 0.4),
+                );
+            }
+        }
+    }
+    let encoder = Architecture::Bilstm(BilstmConfig {
+        embedding_size,
+        hidden_size,
+        layers,
+        pooling,
+        append_eos: true,
+    });
+    (config(2 * hidden_size, encoder), tensors)
+}
+
+/// torch.nn.LSTM by its formulas, one sentence, in f64.
+fn naive_bilstm(c: &BilstmConfig, tensors: &Tensors, ids: &[u32]) -> Vec<f32> {
+    let get =
+        |name: &str| -> Vec<f64> { tensors[name].to_vec().into_iter().map(f64::from).collect() };
+    let table = get("embed_tokens.weight");
+    let mut x: Vec<Vec<f64>> = ids
+        .iter()
+        .map(|&id| {
+            let at = id as usize * c.embedding_size;
+            table[at..at + c.embedding_size].to_vec()
+        })
+        .collect();
+    let h = c.hidden_size;
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    for l in 0..c.layers {
+        let mut y = vec![vec![0f64; 2 * h]; ids.len()];
+        for (d, suffix) in ["", "_reverse"].into_iter().enumerate() {
+            let part = |what: &str| get(&format!("lstm.{what}_l{l}{suffix}"));
+            let (ih, hh) = (part("weight_ih"), part("weight_hh"));
+            let (bi, bh) = (part("bias_ih"), part("bias_hh"));
+            let (mut state, mut cell) = (vec![0f64; h], vec![0f64; h]);
+            for step in 0..ids.len() {
+                let t = if d == 0 { step } else { ids.len() - 1 - step };
+                let input = x[t].len();
+                let gates: Vec<f64> = (0..4 * h)
+                    .map(|j| {
+                        let a: f64 = (0..input).map(|p| ih[j * input + p] * x[t][p]).sum();
+                        let b: f64 = (0..h).map(|p| hh[j * h + p] * state[p]).sum();
+                        a + b + bi[j] + bh[j]
+                    })
+                    .collect();
+                for u in 0..h {
+                    cell[u] = sigmoid(gates[h + u]) * cell[u]
+                        + sigmoid(gates[u]) * gates[2 * h + u].tanh();
+                    state[u] = sigmoid(gates[3 * h + u]) * cell[u].tanh();
+                    y[t][d * h + u] = state[u];
+                }
+            }
+        }
+        x = y;
+    }
+    (0..2 * h)
+        .map(|j| {
+            let column = x.iter().map(|row| row[j]);
+            let value = match c.pooling {
+                BilstmPooling::Max => column.fold(f64::NEG_INFINITY, f64::max),
+                BilstmPooling::Mean => column.sum::<f64>() / ids.len() as f64,
+                BilstmPooling::Last => x[if j < h { ids.len() - 1 } else { 0 }][j],
+            };
+            value as f32
+        })
+        .collect()
+}
+
+fn assert_close(x: &[f32], y: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(x.len(), y.len(), "{what}");
+    for (i, (a, b)) in x.iter().zip(y).enumerate() {
+        assert!(
+            (a - b).abs() <= tolerance,
+            "{what}, dimension {i}: {a} and {b}"
+        );
+    }
+}
+
+fn cosine(x: &[f32], y: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    dot(x, y) / (dot(x, x) * dot(y, y)).sqrt()
+}
+
+fn sentences(random: &mut Random, n: usize, longest: usize) -> Vec<String> {
+    (0..n)
+        .map(|_| {
+            let words = ((random.next() + 1.0) / 2.0 * (longest + 1) as f32) as usize;
+            let word = |r: f32| format!("w{}", ((r + 1.0) / 2.0 * 40.0) as usize);
+            (0..words)
+                .map(|_| word(random.next()))
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .collect()
+}
+
+#[test]
+fn bilstm_equals_naive_lstm() {
+    // Hidden sizes that are, and are not, multiples of the vector width.
+    for (layers, embedding, hidden) in [(1, 8, 16), (1, 5, 3), (2, 20, 32), (3, 7, 21), (5, 16, 8)]
+    {
+        for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
+            let (config, tensors) = bilstm(layers, embedding, hidden, pooling);
+            let dir = TempDir::new().unwrap();
+            folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+            let Architecture::Bilstm(c) = &config.encoder else {
+                unreachable!()
+            };
+            for threads in [1, 3] {
+                let encoder = load(dir.path(), Precision::F32, threads);
+                let texts = sentences(&mut Random(99), 37, 12);
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let embeddings = encoder.encode(&texts).unwrap();
+                let tokens = encoder.tokenize(&texts).unwrap();
+                for (i, row) in embeddings.rows().enumerate() {
+                    let ids = &tokens[i].ids;
+                    assert_eq!(ids.last(), Some(&2), "end of sentence");
+                    let expected = naive_bilstm(c, &tensors, ids);
+                    assert_close(
+                        row,
+                        &expected,
+                        2e-6,
+                        &format!("{layers} {hidden} {pooling:?}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reduced_precision_stays_close() {
+    let (config, tensors) = bilstm(3, 64, 64, BilstmPooling::Max);
+    let dir = TempDir::new().unwrap();
+    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    let texts = sentences(&mut Random(7), 64, 30);
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let exact = load(dir.path(), Precision::F32, 1).encode(&texts).unwrap();
+    for precision in [Precision::Bf16, Precision::I8] {
+        let encoder = load(dir.path(), precision, 1);
+        let rounded = encoder.encode(&texts).unwrap();
+        for (x, y) in exact.rows().zip(rounded.rows()) {
+            assert!(cosine(x, y) > 0.999, "{precision:?}: {}", cosine(x, y));
+        }
+    }
+    // Automatic choice keeps its promise, whatever this machine makes it choose.
+    let encoder = load(dir.path(), Precision::Auto, 1);
+    assert_ne!(encoder.precision(), Precision::Auto);
+    for (x, y) in exact.rows().zip(encoder.encode(&texts).unwrap().rows()) {
+        assert!(cosine(x, y) > 0.999);
+    }
+}
+
+fn mean(pooling: MeanPooling, size: usize) -> (Config, Tensors) {
+    let mut random = Random(size as u64);
+    let mut tensors = Tensors::new();
+    tensors.insert(
+        "embed_tokens.weight".into(),
+        random.tensor(&[VOCABULARY, size], 1.0),
+    );
+    if pooling == MeanPooling::Weighted {
+        tensors.insert("token_weight".into(), random.tensor(&[VOCABULARY], 3.0));
+    }
+    let encoder = Architecture::Mean(MeanConfig {
+        embedding_size: size,
+        pooling,
+    });
+    (config(size, encoder), tensors)
+}
+
+#[test]
+fn mean_with_dense_layers_equals_formula() {
+    for pooling in [MeanPooling::Mean, MeanPooling::Weighted] {
+        let (mut config, mut tensors) = mean(pooling, 24);
+        config.dense = vec![
+            Dense {
+                input: 24,
+                output: 40,
+                activation: Activation::Gelu,
+                residual: false,
+                layer_norm: true,
+            },
+            Dense {
+                input: 40,
+                output: 40,
+                activation: Activation::Tanh,
+                residual: true,
+                layer_norm: false,
+            },
+        ];
+        config.dimensions = 40;
+        config.normalize = true;
+        let mut random = Random(5);
+        for (i, input) in [(0, 24), (1, 40)] {
+            tensors.insert(
+                format!("dense.{i}.weight"),
+                random.tensor(&[40, input], 0.5),
+            );
+            tensors.insert(format!("dense.{i}.bias"), random.tensor(&[40], 0.5));
+        }
+        tensors.insert("dense.0.norm.weight".into(), random.tensor(&[40], 1.0));
+        tensors.insert("dense.0.norm.bias".into(), random.tensor(&[40], 1.0));
+        let dir = TempDir::new().unwrap();
+        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+        let encoder = load(dir.path(), Precision::F32, 2);
+        let ids = vec![vec![4, 5, 5, 39], vec![7]];
+        let embeddings = encoder.encode_ids(&ids).unwrap();
+        let get = |name: &str| -> Vec<f64> {
+            tensors[name].to_vec().into_iter().map(f64::from).collect()
+        };
+        for (ids, row) in ids.iter().zip(embeddings.rows()) {
+            let (table, mut x, mut total) = (get("embed_tokens.weight"), vec![0f64; 24], 0.0);
+            for &id in ids {
+                let w = match pooling {
+                    MeanPooling::Mean => 1.0,
+                    MeanPooling::Weighted => get("token_weight")[id as usize].exp(),
+                };
+                total += w;
+                for (j, x) in x.iter_mut().enumerate() {
+                    *x += w * table[id as usize * 24 + j];
+                }
+            }
+            x.iter_mut().for_each(|x| *x /= total);
+            for i in 0..2 {
+                let (w, b) = (
+                    get(&format!("dense.{i}.weight")),
+                    get(&format!("dense.{i}.bias")),
+                );
+                let mut y: Vec<f64> = (0..40)
+                    .map(|j| {
+                        let n = x.len();
+                        b[j] + (0..n).map(|p| w[j * n + p] * x[p]).sum::<f64>()
+                    })
+                    .collect();
+                if i == 0 {
+                    // erf by integration: the crate's own must not vouch for itself.
+                    let erf = |x: f64| {
+                        let n = 4000;
+                        let step = x / f64::from(n);
+                        let f = |i: i32| (-(f64::from(i) * step + step / 2.0).powi(2)).exp();
+                        (0..n).map(f).sum::<f64>() * step * std::f64::consts::FRAC_2_SQRT_PI
+                    };
+                    y.iter_mut()
+                        .for_each(|y| *y *= 0.5 * (1.0 + erf(*y / 2f64.sqrt())));
+                    let mean = y.iter().sum::<f64>() / 40.0;
+                    let variance = y.iter().map(|y| (y - mean).powi(2)).sum::<f64>() / 40.0;
+                    let (g, b) = (get("dense.0.norm.weight"), get("dense.0.norm.bias"));
+                    for (j, y) in y.iter_mut().enumerate() {
+                        *y = (*y - mean) / (variance + 1e-5).sqrt() * g[j] + b[j];
+                    }
+                } else {
+                    y.iter_mut().zip(&x).for_each(|(y, x)| *y = y.tanh() + x);
+                }
+                x = y;
+            }
+            let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let expected: Vec<f32> = x.iter().map(|x| (x / norm) as f32).collect();
+            assert_close(row, &expected, 1e-6, &format!("{pooling:?}"));
+        }
+    }
+}
+
+#[test]
+fn tables_in_every_type_agree() {
+    let (config, mut tensors) = mean(MeanPooling::Mean, 33);
+    let full = tensors["embed_tokens.weight"].clone();
+    let (int8, scale) = full.to_i8();
+    let dir = TempDir::new().unwrap();
+    let mut embed = |table: Tensor, tensors: &mut Tensors| {
+        tensors.insert("embed_tokens.weight".into(), table);
+        folder::write(dir.path(), &config, &tokenizer(), tensors).unwrap();
+        load(dir.path(), Precision::Auto, 1)
+            .encode(&["w0 w1 w2", "w30"])
+            .unwrap()
+            .data
+    };
+    let exact = embed(full.clone(), &mut tensors);
+    assert_close(&exact, &embed(full.to_f16(), &mut tensors), 1e-3, "f16");
+    assert_close(&exact, &embed(full.to_bf16(), &mut tensors), 5e-3, "bf16");
+    tensors.insert("embed_tokens.weight.scale".into(), scale);
+    assert_close(&exact, &embed(int8, &mut tensors), 5e-3, "int8");
+}
+
+fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tensors) {
+    let (d, f, layers) = (24, 40, 2);
+    let mut random = Random(3);
+    let mut tensors = Tensors::new();
+    let mut put = |name: String, shape: &[usize], scale| {
+        tensors.insert(name, random.tensor(shape, scale));
+    };
+    put("embed_tokens.weight".into(), &[VOCABULARY, d], 1.0);
+    put("embed_positions.weight".into(), &[70, d], 1.0);
+    put("embed_types.weight".into(), &[2, d], 1.0);
+    let mut norms = vec!["embed_norm".to_owned(), "final_norm".to_owned()];
+    for l in 0..layers {
+        for (name, rows, columns) in [
+            ("attention.query", d, d),
+            ("attention.key", d, d),
+            ("attention.value", d, d),
+            ("attention.output", d, d),
+            ("feed_forward.up", f, d),
+            ("feed_forward.down", d, f),
+        ] {
+            put(format!("layers.{l}.{name}.weight"), &[rows, columns], 0.4);
+            put(format!("layers.{l}.{name}.bias"), &[rows], 0.4);
+        }
+        norms.push(format!("layers.{l}.attention_norm"));
+        norms.push(format!("layers.{l}.feed_forward_norm"));
+    }
+    for name in norms {
+        put(format!("{name}.weight"), &[d], 1.0);
+        put(format!("{name}.bias"), &[d], 1.0);
+    }
+    let encoder = Architecture::Transformer(TransformerConfig {
+        hidden_size: d,
+        layers,
+        heads: 4,
+        intermediate_size: f,
+        max_positions: 70,
+        type_vocab_size: 2,
+        layer_norm_eps: 1e-12,
+        activation: Activation::Gelu,
+        norm,
+        pooling,
+        position_offset: 0,
+        scale_embedding: false,
+        embedding_norm: true,
+    });
+    (config(d, encoder), tensors)
+}
+
+/// Every architecture in a folder of its own.
+fn folders() -> &'static [(TempDir, &'static str)] {
+    static FOLDERS: std::sync::OnceLock<Vec<(TempDir, &'static str)>> = std::sync::OnceLock::new();
+    FOLDERS.get_or_init(|| {
+        let models = [
+            ("mean", mean(MeanPooling::Weighted, 20)),
+            ("bilstm max", bilstm(2, 12, 20, BilstmPooling::Max)),
+            ("bilstm last", bilstm(2, 12, 20, BilstmPooling::Last)),
+            ("bilstm mean", bilstm(2, 12, 20, BilstmPooling::Mean)),
+            (
+                "cls",
+                transformer(NormPosition::Post, TransformerPooling::Cls),
+            ),
+            (
+                "max",
+                transformer(NormPosition::Pre, TransformerPooling::Max),
+            ),
+            (
+                "average",
+                transformer(NormPosition::Post, TransformerPooling::Mean),
+            ),
+        ];
+        models
+            .into_iter()
+            .map(|(name, (config, tensors))| {
+                let dir = TempDir::new().unwrap();
+                folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+                (dir, name)
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn embedding_does_not_depend_on_batch(
+        seed in 1u64.., n in 1usize..90, longest in 1usize..80, threads in 1usize..4,
+    ) {
+        for (dir, name) in folders() {
+            for precision in [Precision::F32, Precision::Auto] {
+                let encoder = load(dir.path(), precision, threads);
+                let texts = sentences(&mut Random(seed), n, longest);
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let together = encoder.encode(&texts).unwrap();
+                prop_assert_eq!(together.data.len(), n * encoder.dimensions());
+                for i in [0, n / 3, n - 1] {
+                    let alone = encoder.encode(&texts[i..=i]).unwrap();
+                    prop_assert_eq!(alone.truncated[0], together.truncated[i]);
+                    for (a, b) in alone.data.iter().zip(together.row(i)) {
+                        prop_assert!((a - b).abs() < 1e-5, "{}: {} {}", name, a, b);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_texts_are_the_end_token() {
+    for (dir, name) in folders() {
+        let encoder = load(dir.path(), Precision::F32, 2);
+        let embeddings = encoder.encode(&["", "   \n", "w3"]).unwrap();
+        let lone = encoder.encode_ids(&[vec![2]]).unwrap();
+        assert_eq!(embeddings.row(0), lone.row(0), "{name}");
+        assert_eq!(embeddings.row(1), lone.row(0), "{name}");
+        assert_ne!(embeddings.row(2), lone.row(0), "{name}");
+        assert!(embeddings.data.iter().all(|x| x.is_finite()), "{name}");
+        let none = encoder.encode_ids(&[vec![4, 5], vec![]]).unwrap();
+        assert!(none.row(1).iter().all(|x| *x == 0.0), "{name}");
+        assert!(encoder.encode(&[]).unwrap().data.is_empty());
+    }
+}
+
+#[test]
+fn long_texts_are_cut_and_flagged() {
+    for (dir, name) in folders() {
+        let encoder = load(dir.path(), Precision::F32, 1);
+        let long = vec!["w1"; 200].join(" ");
+        let huge = "x".repeat(3_000_000);
+        let embeddings = encoder.encode(&["w1 w2", &long, &huge]).unwrap();
+        assert_eq!(embeddings.truncated, [false, true, true], "{name}");
+        assert!(
+            encoder.tokenize(&[&long]).unwrap()[0].ids.len() == 64,
+            "{name}"
+        );
+        assert!(matches!(
+            encoder.encode_ids(&[vec![1, VOCABULARY as u32]]),
+            Err(EncoderError::TokenId {
+                id: 40,
+                vocabulary: 40
+            })
+        ));
+    }
+}
+
+#[test]
+fn fingerprint_follows_the_contents() {
+    let (config, tensors) = mean(MeanPooling::Mean, 8);
+    let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for dir in [&a, &b] {
+        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    }
+    let print = |dir: &TempDir| load(dir.path(), Precision::F32, 1).fingerprint();
+    assert_eq!(print(&a), print(&b));
+    let before = print(&a);
+    let mut changed = config.clone();
+    changed.max_tokens += 1;
+    folder::write(a.path(), &changed, &tokenizer(), &tensors).unwrap();
+    assert_ne!(before, print(&a));
+}
+
+fn failure(folder: &Path) -> String {
+    match Encoder::load(
+        folder,
+        &LoadOptions {
+            threads: 1,
+            ..Default::default()
+        },
+    ) {
+        Ok(_) => panic!("the folder should not load"),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn broken_folders_give_errors_that_name_the_culprit() {
+    let (config, tensors) = bilstm(2, 6, 4, BilstmPooling::Max);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path();
+    assert!(failure(path).contains("config.json"));
+    folder::write(path, &config, &tokenizer(), &tensors).unwrap();
+
+    let json = std::fs::read_to_string(path.join("config.json")).unwrap();
+    for (from, to, expected) in [
+        ("\"format\": 1", "\"format\": 2", "format is 2"),
+        ("\"dimensions\": 8", "\"dimensions\": 9", "dimensions is 9"),
+        ("\"layers\": 2", "\"layers\": 3", "lstm.weight_ih_l2"),
+        (
+            "\"layers\": 2",
+            "\"layers\": 2, \"heads\": 3",
+            "unknown field `heads`",
+        ),
+        ("\"pooling\": \"max\"", "\"pooling\": \"median\"", "median"),
+        (
+            "\"embedding_size\": 6",
+            "\"embedding_size\": 7",
+            "expected shape [40, 7], found [40, 6]",
+        ),
+        (
+            "\"embedding_size\": 6",
+            "\"embedding_size\": 70000",
+            "embedding_size",
+        ),
+        ("\"name\": \"test\"", "\"name\": \"../test\"", "name"),
+        ("\"max_tokens\": 64", "\"max_tokens\": 0", "max_tokens"),
+        ("{", "[", "config.json"),
+    ] {
+        assert!(json.contains(from), "{from}");
+        std::fs::write(path.join("config.json"), json.replacen(from, to, 1)).unwrap();
+        let message = failure(path);
+        assert!(message.contains(expected), "{to}: {message}");
+    }
+    std::fs::write(path.join("config.json"), json).unwrap();
+
+    let tokenizer = std::fs::read(path.join("tokenizer.json")).unwrap();
+    for broken in [&b""[..], b"{}", b"null", &tokenizer[..tokenizer.len() / 2]] {
+        std::fs::write(path.join("tokenizer.json"), broken).unwrap();
+        assert!(failure(path).contains("tokenizer.json"));
+    }
+    let more = String::from_utf8(tokenizer.clone()).unwrap();
+    let more = more.replacen("\"w0\"", "\"extra\": 40, \"w0\"", 1);
+    std::fs::write(path.join("tokenizer.json"), more).unwrap();
+    assert!(
+        failure(path).contains("expected at least 41 rows"),
+        "{}",
+        failure(path)
+    );
+    std::fs::write(path.join("tokenizer.json"), tokenizer).unwrap();
+
+    let weights = std::fs::read(path.join("model.safetensors")).unwrap();
+    for length in [0, 4, 8, 100, weights.len() - 1] {
+        std::fs::write(path.join("model.safetensors"), &weights[..length]).unwrap();
+        assert!(
+            failure(path).contains("model.safetensors"),
+            "{}",
+            failure(path)
+        );
+    }
+    let mut missing = tensors.clone();
+    missing.remove("lstm.bias_hh_l1_reverse");
+    let error = folder::write(path, &config, &self::tokenizer(), &missing)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("lstm.bias_hh_l1_reverse") && error.contains("missing"),
+        "{error}"
+    );
+    let mut wrong = tensors;
+    wrong.insert(
+        "lstm.weight_hh_l0".into(),
+        Tensor::f32(&[4, 16], vec![0.0; 64]),
+    );
+    let error = folder::write(path, &config, &self::tokenizer(), &wrong)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("lstm.weight_hh_l0") && error.contains("[16, 4]"),
+        "{error}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn flipped_bytes_never_panic(
+        file in 0usize..3, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let (config, tensors) = bilstm(1, 3, 2, BilstmPooling::Max);
+        let dir = TempDir::new().unwrap();
+        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+        let path = dir.path().join(["config.json", "tokenizer.json", "model.safetensors"][file]);
+        let mut bytes = std::fs::read(&path).unwrap();
+        for (index, byte) in changes {
+            let at = index.index(bytes.len().min(4000));
+            bytes[at] = byte;
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let options = LoadOptions { threads: 1, ..Default::default() };
+        if let Ok(encoder) = Encoder::load(dir.path(), &options) {
+            let _ = encoder.encode(&["w1 w2 unknown", ""]);
+        }
+    }
+}
+
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn cuda_without_support_is_an_error() {
+    let (config, tensors) = mean(MeanPooling::Mean, 8);
+    let dir = TempDir::new().unwrap();
+    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    let options = LoadOptions {
+        device: DeviceChoice::Cuda(0),
+        ..Default::default()
+    };
+    let error = Encoder::load(dir.path(), &options)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("no CUDA support"), "{error}");
+}
