@@ -21,9 +21,9 @@ pub struct Control {
     /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,
     /// that is every few milliseconds.
     pub cancel: AtomicBool,
-    /// Pairs of rows compared so far.
+    /// Pairs of rows compared so far, by all searches that had this control.
     pub done: AtomicU64,
-    /// Pairs of rows to compare.
+    /// Pairs of rows to compare by the searches that have begun.
     pub total: AtomicU64,
 }
 
@@ -147,6 +147,16 @@ pub fn forward(
         options,
     )?;
     Ok(forward.expect("made by the search"))
+}
+
+/// The cosine of two embeddings exactly as searches compute it; NaN when one of them is zero.
+///
+/// # Panics
+/// When their dimensions differ.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "embeddings of different dimensions");
+    let inverse = |row| 1.0 / tile::square(row).sqrt();
+    tile::cosine(a, inverse(a), b, inverse(b))
 }
 
 /// Rows with the positions that results shall carry for them; ascending, so that ties are broken

@@ -93,6 +93,17 @@ impl RowStore {
         self.file.is_some()
     }
 
+    /// One row.
+    ///
+    /// # Errors
+    /// [`Error::Spill`] when the file cannot be read.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, Error> {
+        self.read(at..at + 1)
+    }
+
     fn read(&self, range: Range<usize>) -> Result<Cow<'_, [f32]>, Error> {
         let Some(file) = &self.file else {
             return Ok(Cow::Borrowed(

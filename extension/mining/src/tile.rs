@@ -37,13 +37,21 @@ impl Exact<'_> {
             .map_or(self.first + at as u32, |labels| labels[at])
     }
 
-    /// Cosine of row `at` and row `other_at` of `other`, computed in `f64` and rounded to a
-    /// multiple of [`GRAIN`]. Symmetric to the last bit.
     fn cosine(&self, at: usize, other: &Exact<'_>, other_at: usize) -> f64 {
-        let cosine =
-            dot(self.row(at), other.row(other_at)) * (self.inverse[at] * other.inverse[other_at]);
-        (cosine / GRAIN).round_ties_even() * GRAIN
+        cosine(
+            self.row(at),
+            self.inverse[at],
+            other.row(other_at),
+            other.inverse[other_at],
+        )
     }
+}
+
+/// Cosine of two rows with the given inverse norms, computed in `f64` and rounded to a multiple of
+/// [`GRAIN`]. Symmetric to the last bit.
+pub(crate) fn cosine(a: &[f32], a_inverse: f64, b: &[f32], b_inverse: f64) -> f64 {
+    let cosine = dot(a, b) * (a_inverse * b_inverse);
+    (cosine / GRAIN).round_ties_even() * GRAIN
 }
 
 /// Candidates of the rows of one stripe.

@@ -88,8 +88,8 @@ fn cancelled_search_stops() {
 #[test]
 fn progress_reaches_its_total() {
     let (x, y) = (rows(4, 1000, 16, 0, false), rows(5, 700, 16, 0, false));
-    let control = knn::Control::default();
     for memory in [None, Some(0)] {
+        let control = knn::Control::default();
         let watched = knn::Options {
             control: Some(&control),
             memory,

@@ -1,4 +1,25 @@
-//! Placeholder.
+//! Bitext mining in SQL: queries in, pairs out. The numerics are in `laser-mining`, the
+//! declarations in `sql/mining.sql`.
+//!
+//! A function that mines
+//!
+//! 1. runs its queries through SPI cursors, in the rights and in the snapshot of the caller
+//!    (`query`), and collects their rows, embedding texts on the way (`load`);
+//! 2. searches in threads that know nothing of the server, while the session's own thread waits,
+//!    looks for interrupts and reports progress (`work`, `progress`);
+//! 3. returns rows (`functions`), or writes neighbourhoods that can be updated (`state`).
 
-/// Registers what this module needs from the server.
-pub fn init() {}
+mod errors;
+mod functions;
+mod guc;
+mod index;
+mod load;
+mod progress;
+mod query;
+mod state;
+mod work;
+
+/// Defines the settings.
+pub fn init() {
+    guc::define();
+}

@@ -1,0 +1,302 @@
+//! The rows of the two sides, sorted by id.
+#![allow(unsafe_code)]
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use laser_mining::{RowStore, Side};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
+
+use super::errors;
+use super::guc;
+use super::progress::Progress;
+use super::query::{Batch, Kind, Query, Spi, Wanted};
+use crate::encode::embed_texts;
+use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
+
+/// The columns of a side.
+pub const SIDE_COLUMNS: [Wanted; 2] = [
+    Wanted {
+        name: "id",
+        type_name: "bigint",
+        kinds: &[Kind::Integer],
+    },
+    Wanted {
+        name: "value",
+        type_name: "text or embedding",
+        kinds: &[Kind::Text, Kind::Embedding, Kind::HalfEmbedding],
+    },
+];
+
+/// One side: embeddings with their ids, in ascending order of ids.
+pub struct Loaded {
+    /// Source or target.
+    pub side: Side,
+    /// Ids, ascending, without duplicates.
+    pub ids: Vec<i64>,
+    /// The embedding of each id.
+    pub rows: Rows,
+}
+
+impl Loaded {
+    /// Position of an id.
+    pub fn position(&self, id: i64) -> Option<usize> {
+        self.ids.binary_search(&id).ok()
+    }
+
+    /// Dimensions of the embeddings; 0 when there are none.
+    pub fn dimensions(&self) -> usize {
+        self.rows.dimensions()
+    }
+}
+
+/// Embeddings whose dimensions are those of the first one.
+#[derive(Default)]
+pub struct Rows(Option<RowStore>);
+
+impl Rows {
+    /// Appends an embedding. `limit` is what may stay in memory.
+    pub fn push(&mut self, side: Side, id: i64, row: &[f32], limit: usize) {
+        let store = self
+            .0
+            .get_or_insert_with(|| RowStore::new(row.len(), limit, Some(spill_folder())));
+        if store.dimensions() != row.len() {
+            raise(
+                PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+                format!(
+                    "the embedding of {side} id {id} has {} dimensions, the ones before it have {}",
+                    row.len(),
+                    store.dimensions()
+                ),
+            );
+        }
+        if let Err(error) = store.push(row) {
+            errors::search_failed(error, &[], &[]);
+        }
+        if let Some(limit) = guc::temp_file_limit()
+            && store.spilled()
+            && (store.rows() * store.dimensions() * size_of::<f32>()) as u64 > limit
+        {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                format!(
+                    "temporary file size exceeds temp_file_limit ({}kB)",
+                    limit / 1024
+                ),
+                "Raise laser.mining_memory to keep more in memory.",
+            );
+        }
+    }
+
+    /// For a search.
+    pub fn as_rows(&self) -> laser_mining::Rows<'_> {
+        match &self.0 {
+            Some(store) => store.into(),
+            None => laser_mining::Rows::Slice(&[]),
+        }
+    }
+
+    /// One of the embeddings.
+    pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, laser_mining::Error> {
+        self.0.as_ref().expect("a row exists").row(at)
+    }
+
+    /// Number of embeddings.
+    pub fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, RowStore::rows)
+    }
+
+    /// Dimensions of the embeddings; 0 when there are none.
+    pub fn dimensions(&self) -> usize {
+        self.0.as_ref().map_or(0, RowStore::dimensions)
+    }
+
+    /// Whether a file holds some of them.
+    pub fn spilled(&self) -> bool {
+        self.0.as_ref().is_some_and(RowStore::spilled)
+    }
+}
+
+/// Where embeddings go that do not fit into memory: the folder of the server's own temporary
+/// files in the data directory, which is where a session runs. The files have no names.
+pub fn spill_folder() -> PathBuf {
+    let folder = PathBuf::from("base/pgsql_tmp");
+    if !folder.exists() {
+        use std::os::unix::fs::DirBuilderExt;
+        // If it cannot be made, the first file in it will say why.
+        let _ = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+    }
+    folder
+}
+
+/// What a search may use after the rows were loaded.
+pub fn memory_left(sides: [&Rows; 2]) -> usize {
+    let memory = guc::memory();
+    if sides.iter().all(|rows| rows.spilled()) {
+        memory
+    } else {
+        memory / 2
+    }
+}
+
+/// What one side may keep in memory.
+pub fn memory_of_side() -> usize {
+    guc::memory() / 4
+}
+
+/// Calls `each` for every row of a side in ascending order of ids: with its id and its row in the
+/// batch. Raises SQL errors for null and for duplicate ids; passes over rows without a value.
+pub fn each_row(
+    query: &Query<'_>,
+    side: Side,
+    progress: &mut Progress,
+    mut batch_done: impl FnMut(&Batch<'_>, &[(i64, usize)]),
+) {
+    let mut last = None;
+    let mut count = 0;
+    query.run(1, |batch| {
+        let mut rows = Vec::with_capacity(batch.rows());
+        for row in 0..batch.rows() {
+            let Some(id) = batch.integer(row, 0) else {
+                raise(
+                    PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+                    format!("the {side} query returned a null id"),
+                )
+            };
+            if last.replace(id) == Some(id) {
+                raise_hint(
+                    PgSqlErrorCode::ERRCODE_CARDINALITY_VIOLATION,
+                    format!("the {side} query returned id {id} more than once"),
+                    "Ids must be unique within a side.",
+                );
+            }
+            if batch.datum(row, 1).is_some() {
+                rows.push((id, row));
+            }
+        }
+        count += rows.len();
+        batch_done(batch, &rows);
+        progress.read(side as usize, count);
+    });
+}
+
+/// Appends the embeddings of the given rows of a batch, embedding their texts where the column is
+/// one of texts.
+pub fn push_batch(
+    rows: &mut Rows,
+    side: Side,
+    kind: Kind,
+    batch: &Batch<'_>,
+    chosen: &[(i64, usize)],
+    limit: usize,
+) {
+    match kind {
+        Kind::Text => {
+            let texts: Vec<&[u8]> = chosen
+                .iter()
+                .map(|&(_, row)| batch.bytes(row, 1).unwrap_or_default())
+                .collect();
+            if texts.is_empty() {
+                return;
+            }
+            let embedded = embed_texts(None, &texts);
+            for (at, &(id, _)) in chosen.iter().enumerate() {
+                rows.push(side, id, embedded.row(at), limit);
+            }
+        }
+        Kind::Embedding | Kind::HalfEmbedding => {
+            for &(id, row) in chosen {
+                with_values(kind, batch, (row, 1), |values| {
+                    rows.push(side, id, values, limit)
+                });
+            }
+        }
+        _ => unreachable!("checked when the query was parsed"),
+    }
+}
+
+/// Calls `f` with the values of an embedding column.
+pub fn with_values(
+    kind: Kind,
+    batch: &Batch<'_>,
+    (row, column): (usize, usize),
+    f: impl FnOnce(&[f32]),
+) {
+    let Some(datum) = batch.datum(row, column) else {
+        return;
+    };
+    if kind == Kind::HalfEmbedding {
+        // SAFETY: the column was checked to be of this type, and the batch outlives the call.
+        let values = unsafe { HalfEmbedding::from_raw(datum) };
+        let wide: Vec<f32> = values
+            .as_slice()
+            .iter()
+            .map(|value| value.to_f32())
+            .collect();
+        f(&wide);
+    } else {
+        // SAFETY: as above.
+        f(unsafe { Embedding::from_raw(datum) }.as_slice());
+    }
+}
+
+/// Hash of a text or of an embedding that tells whether two are equal.
+pub fn content_hash(seed: &[u8], bytes: &[u8]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(seed).update(bytes);
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    hash
+}
+
+/// Runs the query of one side. `unify`: of equal texts only the one with the lowest id is kept.
+pub fn load(
+    spi: &Spi,
+    side: Side,
+    sql: &[u8],
+    unify: bool,
+    namespace: Oid,
+    progress: &mut Progress,
+) -> Loaded {
+    progress.phase(match side {
+        Side::Source => "reading source",
+        Side::Target => "reading target",
+    });
+    let name = side.to_string();
+    let query = Query::parse(spi, &name, sql, &SIDE_COLUMNS, namespace);
+    let kind = query.kind(1);
+    let limit = memory_of_side();
+    let mut loaded = Loaded {
+        side,
+        ids: Vec::new(),
+        rows: Rows::default(),
+    };
+    let mut seen = HashSet::new();
+    each_row(&query, side, progress, |batch, rows| {
+        let mut chosen = rows.to_vec();
+        if unify && kind == Kind::Text {
+            chosen.retain(|&(_, row)| {
+                batch
+                    .bytes(row, 1)
+                    .is_none_or(|text| seen.insert(content_hash(b"", text)))
+            });
+        }
+        push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
+        loaded.ids.extend(chosen.iter().map(|&(id, _)| id));
+    });
+    loaded
+}
+
+/// Raises a SQL error unless both sides have the same dimensions or one is empty. Returns them.
+pub fn common_dimensions(source: usize, target: usize) -> usize {
+    if source != 0 && target != 0 && source != target {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+            format!("source embeddings have {source} dimensions, target embeddings {target}"),
+            "Both sides must be embedded by the same model.",
+        );
+    }
+    source.max(target).max(1)
+}

@@ -1,0 +1,186 @@
+//! What `laser_mining_progress` shows.
+//!
+//! Shared memory is only there when the library was preloaded, and `pg_stat_progress_*` have a
+//! fixed list of commands. So each mining session keeps a small file in the server's folder for
+//! temporary statistics, where the view finds it; base backups leave that folder out. A file is
+//! replaced by rename and removed when the function ends; one that a crash left behind is removed
+//! by the next look.
+#![allow(unsafe_code)]
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use laser_mining::knn::Control;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::prelude::*;
+
+use super::guc;
+
+const FOLDER: &str = "pg_stat_tmp";
+const PREFIX: &str = "laser_mining.";
+/// How often the file is written.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The progress of the function that this session is running.
+pub struct Progress {
+    path: PathBuf,
+    written: Option<Instant>,
+    started: i64,
+    phase: &'static str,
+    rows: [usize; 2],
+    done: u64,
+    total: u64,
+}
+
+impl Progress {
+    /// Starts to report.
+    pub fn start() -> Self {
+        // SAFETY: plain variables and functions of the server, on its only thread.
+        let (pid, now) = unsafe { (pg_sys::MyProcPid, pg_sys::GetCurrentTimestamp()) };
+        Progress {
+            path: Path::new(FOLDER).join(format!("{PREFIX}{pid}")),
+            written: None,
+            started: now,
+            phase: "starting",
+            rows: [0; 2],
+            done: 0,
+            total: 0,
+        }
+    }
+
+    /// Enters a phase, such as "reading source".
+    pub fn phase(&mut self, phase: &'static str) {
+        self.phase = phase;
+        (self.done, self.total) = (0, 0);
+        self.write();
+    }
+
+    /// Tells how many rows of a side (0 source, 1 target) were read.
+    pub fn read(&mut self, side: usize, rows: usize) {
+        self.rows[side] = rows;
+        self.write_sometimes();
+    }
+
+    /// Tells how far a search is.
+    pub fn search(&mut self, control: &Control) {
+        self.done = control.done.load(Ordering::Relaxed);
+        self.total = control.total.load(Ordering::Relaxed);
+        self.write_sometimes();
+    }
+
+    /// Pairs of rows that the last search compared.
+    pub fn compared(&self) -> u64 {
+        self.total
+    }
+
+    fn write_sometimes(&mut self) {
+        if self
+            .written
+            .is_none_or(|written| written.elapsed() >= INTERVAL)
+        {
+            self.write();
+        }
+    }
+
+    /// Progress is a courtesy: a file that cannot be written stops nobody.
+    fn write(&mut self) {
+        self.written = Some(Instant::now());
+        let mut text = String::new();
+        // SAFETY: plain variables and functions of the server, on its only thread.
+        let (database, user) = unsafe { (pg_sys::MyDatabaseId, pg_sys::GetUserId()) };
+        let _ = write!(
+            text,
+            "{} {} {} {} {} {} {} {} {} {}",
+            self.started,
+            database.to_u32(),
+            user.to_u32(),
+            self.rows[0],
+            self.rows[1],
+            self.done,
+            self.total,
+            guc::threads(),
+            guc::memory() / 1024,
+            self.phase,
+        );
+        let new = self.path.with_extension("new");
+        if fs::write(&new, text).is_ok() {
+            let _ = fs::rename(&new, &self.path);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn runs(pid: i32) -> bool {
+    // SAFETY: signal 0 is sent to nobody.
+    let reached = unsafe { libc::kill(pid, 0) } == 0;
+    reached || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// One row for each session that mines.
+#[pg_extern(sql = "")]
+#[allow(clippy::type_complexity)]
+fn laser_mining_progress() -> TableIterator<
+    'static,
+    (
+        name!(pid, i32),
+        name!(datid, pg_sys::Oid),
+        name!(usesysid, pg_sys::Oid),
+        name!(started_at, TimestampWithTimeZone),
+        name!(phase, String),
+        name!(source_rows, i64),
+        name!(target_rows, i64),
+        name!(pairs_done, i64),
+        name!(pairs_total, i64),
+        name!(threads, i32),
+        name!(memory_kb, i64),
+    ),
+> {
+    let mut rows = Vec::new();
+    for entry in fs::read_dir(FOLDER).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
+            continue;
+        };
+        let Ok(pid) = pid.parse::<i32>() else {
+            continue;
+        };
+        if !runs(pid) {
+            let _ = fs::remove_file(entry.path());
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(entry.path()) else {
+            continue;
+        };
+        let mut words = text.splitn(10, ' ');
+        let mut number = || words.next()?.parse::<i64>().ok();
+        let numbers: Option<Vec<i64>> = (0..9).map(|_| number()).collect();
+        let (Some(n), Some(phase)) = (numbers, words.next()) else {
+            continue;
+        };
+        let Ok(started) = TimestampWithTimeZone::try_from(n[0]) else {
+            continue;
+        };
+        rows.push((
+            pid,
+            pg_sys::Oid::from(n[1] as u32),
+            pg_sys::Oid::from(n[2] as u32),
+            started,
+            phase.to_owned(),
+            n[3],
+            n[4],
+            n[5],
+            n[6],
+            n[7] as i32,
+            n[8],
+        ));
+    }
+    TableIterator::new(rows)
+}

@@ -1,0 +1,107 @@
+//! Searches in threads, while the session's thread stays with the server.
+//!
+//! Only the session's thread calls the server. The threads are made with all signals blocked, so
+//! that signals reach the session's thread alone. Whatever takes that thread away (a cancel, a
+//! timeout: pgrx turns them into panics that unwind) first tells the threads to stop and waits
+//! for them, a few milliseconds.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use laser_mining::knn::{Control, Options};
+use laser_mining::{Error, Kernel};
+use pgrx::{PgSqlErrorCode, check_for_interrupts};
+
+use super::guc;
+use super::load;
+use super::progress::Progress;
+use crate::types::raise;
+
+/// How often the waiting thread looks for interrupts.
+const PULSE: Duration = Duration::from_millis(20);
+
+/// Runs a search with the session's settings. `memory` is what is left for it.
+pub fn search<T: Send>(
+    progress: &mut Progress,
+    memory: usize,
+    job: impl FnOnce(&Options<'_>) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    progress.phase("searching");
+    let control = Control::default();
+    let options = Options {
+        threads: guc::threads(),
+        kernel: Kernel::Auto,
+        memory: Some(memory),
+        folder: Some(load::spill_folder()),
+        control: Some(&control),
+    };
+    std::thread::scope(|scope| {
+        // Dropped before the scope joins its threads, also when an interrupt unwinds.
+        let _stop = Stop(&control);
+        let (sender, receiver) = mpsc::channel();
+        let mask = SignalMask::block_all();
+        let spawned = std::thread::Builder::new()
+            .name("laser mining".into())
+            .spawn_scoped(scope, || {
+                // The receiver is gone only when the result is no longer wanted.
+                let _ = sender.send(job(&options));
+                drop(sender);
+            });
+        drop(mask);
+        if let Err(error) = spawned {
+            raise(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
+                format!("could not start a thread for mining: {error}"),
+            );
+        }
+        loop {
+            match receiver.recv_timeout(PULSE) {
+                Ok(result) => {
+                    progress.search(&control);
+                    return result;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    check_for_interrupts!();
+                    progress.search(&control);
+                }
+                Err(RecvTimeoutError::Disconnected) => raise(
+                    PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                    "a mining thread panicked",
+                ),
+            }
+        }
+    })
+}
+
+struct Stop<'a>(&'a Control);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.cancel.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Blocks all signals of the calling thread until it is dropped; threads inherit the mask.
+struct SignalMask(libc::sigset_t);
+
+impl SignalMask {
+    fn block_all() -> Self {
+        // SAFETY: both sets are local, and the calls only write to them.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut old: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+            SignalMask(old)
+        }
+    }
+}
+
+impl Drop for SignalMask {
+    fn drop(&mut self) {
+        // SAFETY: restores the mask that block_all() read.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}
