@@ -2,7 +2,7 @@
 
 use half::f16;
 use laser_vector::Element;
-use numkong::{Angular, Dot, Euclidean};
+use numkong::{Angular, Euclidean};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ fn main() {
     time("f32 cosine", |i| {
         laser_vector::kernels::cosine_distance(&f[0], &f[i])
     });
-    time("f32 dot, numkong", |i| f32::dot_numkong(&f[0], &f[i]));
+    time("f32 dot, numkong", |i| dot_numkong(&f[0], &f[i]));
     time("f32 l2, numkong", |i| {
         <f32 as Euclidean>::sqeuclidean(&f[0], &f[i]).unwrap() as f64
     });
@@ -63,7 +63,7 @@ fn main() {
         laser_vector::kernels::cosine_distance(&h[0], &h[i])
     });
     time("f16 dot, numkong", |i| {
-        <numkong::f16 as Dot>::dot(&n[0], &n[i]).unwrap() as f64
+        <numkong::f16 as numkong::Dot>::dot(&n[0], &n[i]).unwrap() as f64
     });
     time("f16 cosine, numkong", |i| {
         <numkong::f16 as Angular>::angular(&n[0], &n[i]).unwrap() as f64
@@ -71,12 +71,6 @@ fn main() {
 }
 
 /// `dot` of both traits has one name.
-trait DotNumkong {
-    fn dot_numkong(a: &[f32], b: &[f32]) -> f64;
-}
-
-impl DotNumkong for f32 {
-    fn dot_numkong(a: &[f32], b: &[f32]) -> f64 {
-        <f32 as Dot>::dot(a, b).unwrap() as f64
-    }
+fn dot_numkong(a: &[f32], b: &[f32]) -> f64 {
+    <f32 as numkong::Dot>::dot(a, b).unwrap()
 }

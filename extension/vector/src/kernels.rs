@@ -244,7 +244,7 @@ pub fn cosine_distance<E: crate::Element>(a: &[E], b: &[E]) -> f64 {
     } else {
         cosine_sums_f64(a, b)
     };
-    let similarity = dot / (aa.sqrt() * bb.sqrt());
+    let similarity = dot / (aa * bb).sqrt();
     // clamp() keeps NaN.
     1.0 - similarity.clamp(-1.0, 1.0)
 }

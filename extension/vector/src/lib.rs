@@ -230,7 +230,11 @@ pub fn narrow_one<E: Element>(value: f64) -> Result<E, VectorError> {
     } else {
         Err(VectorError::OutOfRange {
             kind: E::KIND,
-            number: format!("{value}"),
+            number: if value.abs() < 1e15 {
+                format!("{value}")
+            } else {
+                format!("{value:e}")
+            },
         })
     }
 }
