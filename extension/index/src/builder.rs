@@ -154,6 +154,11 @@ pub struct BuiltSegment {
 }
 
 impl BuiltSegment {
+    /// The bytes alone, for who needs no name for the file.
+    pub fn into_bytes(self) -> Mmap {
+        self.bytes
+    }
+
     /// Gives the file the name under which the cache will look for it.
     ///
     /// # Errors

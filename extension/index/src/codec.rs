@@ -6,11 +6,11 @@
 //! | quantization | graph part | fine part |
 //! |---|---|---|
 //! | f32, f16, bf16 | the components | none |
-//! | i8 | one byte a component, scale, squared norm | four more bits a component |
-//! | b1 | one bit a component (the sign) | one byte a component, scale, squared norm |
+//! | i8 | scale, squared norm, one byte a component | four more bits a component |
+//! | b1 | one bit a component (the sign) | scale, squared norm, one byte a component |
 //!
 //! Scalar quantisation uses a scale of its own for every vector: `x ≈ s c` with `s = max|x| / 127`
-//! and `c` in -127..=127. The scale travels behind the codes, so that one integer inner product
+//! and `c` in -127..=127. The scale travels in front of the codes, so that one integer inner product
 //! gives all three distances between vectors of different scales, and vectors keep their bytes
 //! when they move from the pending list into a segment and from one segment into another.
 //!
@@ -20,7 +20,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::error::{IndexError, Result};
-use crate::kernels::{dot_f32, dot_f32_i8, dot_f32_i12, dot_i8, l2sq_f32, nibble};
+use crate::kernels::{DotI8, dot_f32, dot_f32_i8, dot_f32_i12, l2sq_f32, nibble, round_i8};
 use crate::page::PENDING_ENTRY_MAX;
 
 /// What the order of results means.
@@ -95,7 +95,7 @@ impl Quantization {
     }
 }
 
-/// Scale and squared norm behind integer codes.
+/// Bytes of the scale and the squared norm in front of integer codes.
 const PARAMETERS: usize = 8;
 
 /// Stores and compares vectors of one index.
@@ -215,7 +215,7 @@ impl Codec {
             Quantization::I8 => {
                 let step = 1.0 / scalar_encode(x, graph);
                 let step = if step.is_finite() { step } else { 0.0 };
-                let codes: &[i8] = bytemuck::cast_slice(&graph[..self.dims]);
+                let codes: &[i8] = bytemuck::cast_slice(&graph[PARAMETERS..]);
                 fine.fill(0);
                 for (i, (&x, &code)) in x.iter().zip(codes).enumerate() {
                     let rest = x * step - f32::from(code);
@@ -363,11 +363,11 @@ impl Codec {
     /// Distance between two graph parts with integer codes, for usearch.
     ///
     /// Panics unless the quantization is i8 and both slices have [`Codec::graph_len`] bytes.
-    #[inline]
-    pub(crate) fn scalar_distance(&self, a: &[u8], b: &[u8]) -> f32 {
+    #[inline(always)]
+    pub(crate) fn scalar_distance(&self, dot: DotI8, a: &[u8], b: &[u8]) -> f32 {
         let (ca, sa, na) = scalar_parts(a);
         let (cb, sb, nb) = scalar_parts(b);
-        let dot = sa * sb * dot_i8(ca, cb) as f32;
+        let dot = sa * sb * dot(ca, cb) as f32;
         match self.metric {
             Metric::Cosine => 1.0 - dot,
             Metric::L2 => na + nb - 2.0 * dot,
@@ -385,10 +385,8 @@ fn scalar_encode(x: &[f32], out: &mut [u8]) -> f32 {
     } else {
         0.0
     };
-    let (codes, parameters) = out.split_at_mut(x.len());
-    for (out, &x) in codes.iter_mut().zip(x) {
-        *out = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
-    }
+    let (parameters, codes) = out.split_at_mut(PARAMETERS);
+    round_i8(x, inverse, bytemuck::cast_slice_mut(codes));
     parameters[..4].copy_from_slice(&scale.to_le_bytes());
     parameters[4..].copy_from_slice(&dot_f32(x, x).to_le_bytes());
     scale
@@ -397,7 +395,7 @@ fn scalar_encode(x: &[f32], out: &mut [u8]) -> f32 {
 /// Codes, scale and squared norm.
 #[inline]
 fn scalar_parts(bytes: &[u8]) -> (&[i8], f32, f32) {
-    let (codes, p) = bytes.split_at(bytes.len() - PARAMETERS);
+    let (p, codes) = bytes.split_at(PARAMETERS);
     let scale = f32::from_le_bytes([p[0], p[1], p[2], p[3]]);
     let square = f32::from_le_bytes([p[4], p[5], p[6], p[7]]);
     (bytemuck::cast_slice(codes), scale, square)
@@ -463,7 +461,7 @@ mod tests {
             let metric = Metric::from_u8(metric).unwrap();
             let codec = Codec::new(a.len(), metric, Quantization::I8).unwrap();
             let (qa, qb) = (codec.query(&a).unwrap(), codec.query(&b).unwrap());
-            let found = f64::from(codec.scalar_distance(&qa.graph, &qb.graph));
+            let found = f64::from(codec.scalar_distance(crate::kernels::dot_i8(), &qa.graph, &qb.graph));
             let size: f32 = a.iter().chain(&b).map(|x| x * x).sum::<f32>().max(1.0);
             let scale = if metric == Metric::Cosine { 1.0 } else { 2.0 * f64::from(size) };
             prop_assert!((found - exact(metric, &a, &b)).abs() <= 0.05 * scale);

@@ -9,6 +9,7 @@ use usearch::{Index, IndexOptions, MetricKind, ScalarKind, VectorType, b1x8, f16
 
 use crate::codec::{Codec, Metric, Quantization, Query};
 use crate::error::{IndexError, Result};
+use crate::kernels::{dot_i8, prefetch};
 
 /// A graph in memory, or over the bytes of a segment's file.
 pub struct Graph {
@@ -69,7 +70,7 @@ impl Graph {
             return Ok(());
         }
         let codec = self.codec;
-        let len = codec.graph_len();
+        let (len, dot) = (codec.graph_len(), dot_i8());
         let distance = move |a: *const i8, b: *const i8| {
             // SAFETY: usearch passes vectors of the index, which have `len` bytes.
             let (a, b) = unsafe {
@@ -78,7 +79,10 @@ impl Graph {
                     std::slice::from_raw_parts(b.cast(), len),
                 )
             };
-            codec.scalar_distance(a, b)
+            // The walk jumps from vector to vector: without this, loads wait for each other.
+            prefetch(b);
+            prefetch(a);
+            codec.scalar_distance(dot, a, b)
         };
         self.index.change_metric::<i8>(Box::new(distance));
         Ok(())

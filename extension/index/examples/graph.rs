@@ -1,0 +1,117 @@
+//! Measures a segment alone: time of CPU to build it, recall and time of searches.
+//!
+//!     graph VECTORS QUERIES DIMENSIONS QUANTIZATION M EF_CONSTRUCTION EF…
+//!
+//! The files hold little-endian f32, row by row. Prints one line for each ef.
+
+use std::time::Instant;
+
+use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::kernels::dot_f32;
+use laser_index::memory::MemoryStore;
+use laser_index::meta::Parameters;
+use laser_index::segment::write_pages;
+use laser_index::view::{SegmentBytes, SegmentView};
+
+fn floats(path: &str) -> Vec<f32> {
+    let bytes = std::fs::read(path).expect("a readable file");
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}
+
+/// Seconds of CPU that this process has used.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .expect("a name")
+        .split_whitespace()
+        .collect();
+    let ticks: f64 = fields[11..13]
+        .iter()
+        .map(|f| f.parse::<f64>().expect("a number"))
+        .sum();
+    ticks / 100.0
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize| args[i].parse::<usize>().expect("a number");
+    let dims = number(2);
+    let (rows, queries) = (floats(&args[0]), floats(&args[1]));
+    let quantization = Quantization::from_name(&args[3]).expect("a quantization");
+    let codec = Codec::new(dims, Metric::Cosine, quantization).expect("dimensions");
+    let folder = std::env::temp_dir().join(format!("laser-graph-{}", std::process::id()));
+    let options = BuildOptions {
+        parameters: Parameters {
+            codec,
+            element: 0,
+            m: number(4),
+            ef_construction: number(5),
+            fingerprint: [0; 32],
+            model: String::new(),
+        },
+        threads: 1,
+        memory: 8 << 30,
+        expected: rows.len() / dims,
+        folder: folder.clone(),
+    };
+    let mut builder = SegmentBuilder::new(options, None).expect("a graph");
+    let start = cpu();
+    for (i, row) in rows.chunks_exact(dims).enumerate() {
+        builder.push(i as u64, row, &|| ()).expect("a vector");
+    }
+    let built = builder.finish(&|| ()).expect("a segment");
+    let build = cpu() - start;
+    let store = MemoryStore::new();
+    let entry =
+        write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
+    let view = SegmentView::open(codec, &entry, SegmentBytes::File(built.into_bytes()))
+        .expect("a segment");
+    let exact: Vec<f32> = queries
+        .chunks_exact(dims)
+        .map(|q| {
+            let mut all: Vec<f32> = rows.chunks_exact(dims).map(|x| dot_f32(q, x)).collect();
+            all.sort_by(|a, b| b.total_cmp(a));
+            all[9]
+        })
+        .collect();
+    for ef in args[6..]
+        .iter()
+        .map(|ef| ef.parse::<usize>().expect("a number"))
+    {
+        let (mut found, mut scratch) = (0, Vec::new());
+        let (wall, start) = (Instant::now(), cpu());
+        let rounds = 5;
+        for _ in 0..rounds {
+            found = 0;
+            for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
+                let query = codec.query(q).expect("a query");
+                let mut hits = view.search(&query, ef, &mut scratch).expect("a search");
+                hits.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+                let good = |hit: &&(f32, u32)| {
+                    dot_f32(q, &rows[view.tid(hit.1 as usize) as usize * dims..][..dims])
+                        >= tenth - 1e-6
+                };
+                found += hits.iter().take(10).filter(good).count();
+            }
+        }
+        let n = exact.len();
+        let used = cpu() - start;
+        println!(
+            "{} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
+            args[3],
+            args[4],
+            args[5],
+            entry.bytes as f64 / 1e6,
+            found as f64 / (10 * n) as f64,
+            1e6 * used / (n * rounds) as f64,
+            1e6 * wall.elapsed().as_secs_f64() / (n * rounds) as f64,
+        );
+    }
+    let _ = std::fs::remove_dir_all(folder);
+}
