@@ -5,13 +5,21 @@
 \pset format unaligned
 \pset tuples_only on
 
+-- Stored in line, so that two million distances do not fetch each embedding from its TOAST table.
+CREATE TEMP TABLE compared (id int, key text, lang text, meaning embedding);
+ALTER TABLE compared ALTER COLUMN meaning SET STORAGE PLAIN;
+INSERT INTO compared SELECT id, key, lang, meaning FROM sentences;
+CREATE INDEX ON compared (lang);
+ANALYZE compared;
+
 CREATE TEMP TABLE nearest_by_language AS
-SELECT s.id, s.lang, o.lang AS other, (array_agg(o.key = s.key ORDER BY d.distance))[1] AS translation,
-       min(d.distance) AS distance
-FROM sentences s
-JOIN sentences o ON o.lang <> s.lang
-CROSS JOIN LATERAL (SELECT s.meaning <=> o.meaning AS distance) d
-GROUP BY s.id, s.lang, o.lang;
+SELECT s.id, s.lang, l.lang AS other, o.key = s.key AS translation, o.distance
+FROM compared s
+JOIN (SELECT DISTINCT lang FROM compared) l ON l.lang <> s.lang
+CROSS JOIN LATERAL (
+  SELECT key, meaning <=> s.meaning AS distance
+  FROM compared o WHERE o.lang = l.lang
+  ORDER BY meaning <=> s.meaning LIMIT 1) o;
 
 CREATE TEMP TABLE nearest AS
 SELECT DISTINCT ON (id) id, lang, translation FROM nearest_by_language ORDER BY id, distance;
