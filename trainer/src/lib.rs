@@ -8,7 +8,6 @@ pub mod cli;
 pub mod data;
 pub mod eval;
 pub mod export;
-pub mod import;
 pub mod models;
 pub mod objectives;
 pub mod ops;

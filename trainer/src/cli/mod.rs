@@ -1,6 +1,12 @@
 //! The command line of `laser`.
 
 mod args;
+mod card;
+mod curves;
+mod embed;
+mod eval;
+mod export;
+mod import;
 mod pack;
 mod tokenizer;
 mod train;
@@ -26,10 +32,23 @@ enum Command {
     Tokenizer(tokenizer::TokenizerArgs),
     /// Count the tokens per word that a tokenizer makes in each language.
     Coverage(tokenizer::CoverageArgs),
-    /// Train a model as a TOML configuration says.
-    Train(train::TrainArgs),
     /// Filter, deduplicate and tokenise parallel text into one memory-mapped file.
     Pack(pack::PackArgs),
+    /// Train a model as a TOML configuration says.
+    Train(train::TrainArgs),
+    /// Measure a model on any aligned text.
+    #[command(subcommand)]
+    Eval(eval::EvalCommand),
+    /// Make a smaller model folder: int8 or 16-bit weights, fewer tokens.
+    Export(export::ExportArgs),
+    /// Convert a published checkpoint (LASER, LASER2, LASER3, sentence-transformers).
+    Import(import::ImportArgs),
+    /// Embed the lines of standard input.
+    Embed(embed::EmbedArgs),
+    /// Draw the learning curves of a run as SVG.
+    Curves(curves::CurvesArgs),
+    /// Write the tables of a model card: accuracy per set and per language.
+    Card(card::CardArgs),
 }
 
 /// Runs the program with the arguments of the process.
@@ -43,8 +62,15 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Tokenizer(args) => tokenizer::train(&args),
         Command::Coverage(args) => tokenizer::coverage(&args),
-        Command::Train(args) => train::run(&args, cli.threads),
         Command::Pack(args) => pack::run(&args),
+        Command::Train(args) => train::run(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Similarity(args)) => eval::similarity(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Bucc(args)) => eval::bucc(&args, cli.threads),
+        Command::Export(args) => export::run(&args),
+        Command::Import(args) => import::run(&args),
+        Command::Embed(args) => embed::run(&args, cli.threads),
+        Command::Curves(args) => curves::run(&args),
+        Command::Card(args) => card::run(&args, cli.threads),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,8 +1,6 @@
-//! Learning curves: a CSV file of a run drawn as SVG.
-//!
-//! The first column of the CSV is the x axis (steps); a column whose name begins with `loss` goes
-//! to the upper panel, one that begins with `dev` to the lower, others are ignored. Empty cells
-//! are gaps.
+//! Learning curves of training runs, drawn as SVG from the CSV files that they write: `train.csv`
+//! with the columns `step` and `loss`, `dev.csv` with `step`, `set`, `language` and `accuracy`, in
+//! which the language `*` is the mean. Other columns are ignored.
 
 use std::path::Path;
 
@@ -56,68 +54,92 @@ const WIDTH: u32 = 860;
 const PANEL_HEIGHT: u32 = 320;
 const TITLE_HEIGHT: u32 = 40;
 
-/// Reads the panels of a CSV file.
+/// A CSV file without quoting: the columns asked for, line by line.
+fn read_columns(path: &Path, names: &[&str]) -> Result<Vec<Vec<String>>, CurveError> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| CurveError::Io(file.clone(), e))?;
+    let wrong = |message: String| CurveError::Csv(file.clone(), message);
+    let mut lines = text.lines().enumerate();
+    let header: Vec<&str> =
+        lines.next().map(|(_, line)| line.split(',').map(str::trim).collect()).unwrap_or_default();
+    let places = names
+        .iter()
+        .map(|name| {
+            let place = header.iter().position(|h| h == name);
+            place.ok_or_else(|| wrong(format!("there is no column \"{name}\"")))
+        })
+        .collect::<Result<Vec<usize>, _>>()?;
+    lines
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            if cells.len() != header.len() {
+                return Err(wrong(format!(
+                    "line {} has {} columns instead of {}",
+                    number + 1,
+                    cells.len(),
+                    header.len()
+                )));
+            }
+            Ok(places.iter().map(|p| cells[*p].to_owned()).collect())
+        })
+        .collect()
+}
+
+fn number(path: &Path, cell: &str) -> Result<f64, CurveError> {
+    let wrong = || CurveError::Csv(path.display().to_string(), format!("\"{cell}\" is no number"));
+    cell.parse().map_err(|_| wrong())
+}
+
+/// Curves of one or several runs: the loss of each, and the mean accuracy of each on every dev
+/// set. Runs are told apart by `name` where there are several.
 ///
 /// # Errors
 /// [`CurveError::Io`] or [`CurveError::Csv`].
-pub fn read_csv(path: &Path) -> Result<(String, Vec<Panel>), CurveError> {
-    let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| CurveError::Io(name.clone(), e))?;
-    let wrong = |message: String| CurveError::Csv(name.clone(), message);
-    let mut lines = text.lines().enumerate();
-    let header: Vec<&str> = lines
-        .next()
-        .map(|(_, line)| line.split(',').map(str::trim).collect())
-        .ok_or_else(|| wrong("the file is empty".into()))?;
-    let series = |i: &usize| Series { name: header[*i].to_owned(), points: Vec::new() };
-    let columns = |start: &str| -> Vec<usize> {
-        (1..header.len()).filter(|i| header[*i].starts_with(start)).collect()
-    };
-    let (losses, devs) = (columns("loss"), columns("dev"));
-    let mut panels = vec![
-        (Panel { label: "loss".into(), series: losses.iter().map(series).collect() }, losses),
-        (Panel { label: "dev accuracy".into(), series: devs.iter().map(series).collect() }, devs),
-    ];
-    for (number, line) in lines.filter(|(_, l)| !l.trim().is_empty()) {
-        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-        let parse = |cell: &str| {
-            cell.parse::<f64>()
-                .map_err(|_| wrong(format!("line {}: \"{cell}\" is not a number", number + 1)))
-        };
-        if cells.len() != header.len() {
-            return Err(wrong(format!("line {} has {} columns", number + 1, cells.len())));
+pub fn read_runs(runs: &[(String, &Path)]) -> Result<Vec<Panel>, CurveError> {
+    let mut losses = Panel { label: "loss".into(), series: Vec::new() };
+    let mut accuracies = Panel { label: "dev accuracy, %".into(), series: Vec::new() };
+    for (run, folder) in runs {
+        let several = runs.len() > 1;
+        let path = folder.join("train.csv");
+        let mut points = Vec::new();
+        for row in read_columns(&path, &["step", "loss"])? {
+            points.push((number(&path, &row[0])?, number(&path, &row[1])?));
         }
-        let x = parse(cells[0])?;
-        for (panel, columns) in &mut panels {
-            for (series, column) in panel.series.iter_mut().zip(columns.iter()) {
-                if !cells[*column].is_empty() {
-                    let y = parse(cells[*column])?;
-                    if y.is_finite() {
-                        series.points.push((x, y));
-                    }
-                }
+        losses.push(if several { run.clone() } else { "loss".into() }, points);
+        let path = folder.join("dev.csv");
+        let mut sets: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+        for row in read_columns(&path, &["step", "set", "language", "accuracy"])? {
+            if row[2] != "*" {
+                continue;
+            }
+            let point = (number(&path, &row[0])?, 100.0 * number(&path, &row[3])?);
+            match sets.iter_mut().find(|s| s.0 == row[1]) {
+                Some(set) => set.1.push(point),
+                None => sets.push((row[1].clone(), vec![point])),
             }
         }
+        for (set, points) in sets {
+            let name = if several { format!("{run}, {set}") } else { set };
+            accuracies.push(name, points);
+        }
     }
-    let mut panels: Vec<Panel> = panels.into_iter().map(|p| p.0).collect();
-    for panel in &mut panels {
-        panel.series.retain(|s| !s.points.is_empty());
-    }
+    let mut panels = vec![losses, accuracies];
     panels.retain(|p| !p.series.is_empty());
     if panels.is_empty() {
-        return Err(wrong("there is no column loss… or dev… with values".into()));
+        let names: Vec<&str> = runs.iter().map(|r| r.0.as_str()).collect();
+        return Err(CurveError::Csv(names.join(", "), "the run has no values yet".into()));
     }
-    Ok((header[0].to_owned(), panels))
+    Ok(panels)
 }
 
-/// Draws the curves of a CSV file as SVG.
-///
-/// # Errors
-/// As [`read_csv`] and [`draw`].
-pub fn csv_to_svg(csv: &Path, svg: &Path, title: &str) -> Result<(), CurveError> {
-    let (x_label, panels) = read_csv(csv)?;
-    let picture = draw(title, &x_label, &panels)?;
-    std::fs::write(svg, picture).map_err(|e| CurveError::Io(svg.display().to_string(), e))
+impl Panel {
+    fn push(&mut self, name: String, mut points: Vec<(f64, f64)>) {
+        points.retain(|p| p.0.is_finite() && p.1.is_finite());
+        if !points.is_empty() {
+            self.series.push(Series { name, points });
+        }
+    }
 }
 
 /// Draws panels one below the other; returns the SVG.
@@ -232,21 +254,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn csv_becomes_two_panels() {
+    fn a_run_becomes_two_panels() {
         let folder = tempfile::tempdir().expect("folder");
-        let (csv, svg) = (folder.path().join("run.csv"), folder.path().join("run.svg"));
-        std::fs::write(&csv, "step,loss,lr,dev_ntrex,dev_tanaka\n0,7.5,0.1,,\n100,3.25,0.1,0.25,0.5\n").expect("write");
-        let (x, panels) = read_csv(&csv).expect("csv");
-        assert_eq!((x.as_str(), panels.len()), ("step", 2));
-        assert_eq!(panels[0].series[0].points, [(0.0, 7.5), (100.0, 3.25)]);
-        assert_eq!(panels[1].series[1].points, [(100.0, 0.5)]);
-        csv_to_svg(&csv, &svg, "a <run>").expect("svg");
-        let picture = std::fs::read_to_string(&svg).expect("read");
-        assert!(picture.contains("a &lt;run&gt;") && picture.contains("dev_tanaka"));
-        std::fs::write(&csv, "step,loss\n0,x\n").expect("write");
-        let error = read_csv(&csv).expect_err("not a number").to_string();
-        assert!(error.contains("line 2"), "{error}");
-        std::fs::write(&csv, "step,lr\n0,1\n").expect("write");
-        assert!(read_csv(&csv).is_err());
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).expect("write");
+        };
+        let runs = [("a <run>".to_owned(), folder.path())];
+        write("train.csv", "step,lr,loss\n50,0.1,7.5\n100,0.1,NaN\n150,0.1,3.25\n");
+        write("dev.csv", "step,set,language,accuracy\n100,ntrex,*,0.25\n100,ntrex,de,0.5\n");
+        let panels = read_runs(&runs).expect("csv");
+        assert_eq!(panels[0].series[0].points, [(50.0, 7.5), (150.0, 3.25)]);
+        assert_eq!(panels[1].series.len(), 1);
+        assert_eq!(panels[1].series[0].points, [(100.0, 25.0)]);
+        let picture = draw(&runs[0].0, "step", &panels).expect("svg");
+        assert!(picture.contains("a &lt;run&gt;") && picture.contains("dev accuracy"));
+        write("train.csv", "step,loss\n0,x\n");
+        let error = read_runs(&runs).expect_err("not a number").to_string();
+        assert!(error.contains("\"x\" is no number"), "{error}");
+        write("train.csv", "step,lr\n0,1\n");
+        assert!(read_runs(&runs).expect_err("no loss").to_string().contains("column \"loss\""));
     }
 }

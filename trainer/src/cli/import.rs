@@ -1,0 +1,80 @@
+//! `laser import`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use laser_encoder::import::{self, Kind, Options, Table};
+
+/// Format of the embedding table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TableFormat {
+    /// Exactly the checkpoint's.
+    F32,
+    /// Half floats.
+    F16,
+    /// Row-wise int8.
+    I8,
+}
+
+/// Arguments of `laser import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The checkpoint: a folder with its files as published, or the .pt file of LASER2.
+    #[arg(value_name = "PATH")]
+    from: PathBuf,
+    /// The model folder to write.
+    #[arg(long, short, value_name = "FOLDER")]
+    output: PathBuf,
+    /// Kind of checkpoint; told by its files if not given.
+    #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer"])]
+    kind: Option<String>,
+    /// Name of the model; the name of the output folder if not given.
+    #[arg(long)]
+    name: Option<String>,
+    /// Longest sequence in tokens.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Whether embeddings are scaled to unit length; as the original does if not given.
+    #[arg(long, value_name = "BOOL")]
+    normalize: Option<bool>,
+    /// Language of LASER's text preparation.
+    #[arg(long, value_name = "LANG")]
+    language: Option<String>,
+    /// Moses' nonbreaking_prefix file of that language.
+    #[arg(long, value_name = "FILE")]
+    prefixes: Option<PathBuf>,
+    /// Format of the embedding table.
+    #[arg(long, value_enum, default_value_t = TableFormat::F32)]
+    table: TableFormat,
+}
+
+/// Runs `laser import`.
+pub fn run(args: &ImportArgs) -> Result<()> {
+    let kind = args.kind.as_deref().map(str::parse::<Kind>).transpose()?;
+    let options = Options {
+        name: args.name.clone(),
+        max_tokens: args.max_tokens,
+        normalize: args.normalize,
+        language: args.language.clone(),
+        prefixes: args.prefixes.clone(),
+        table: match args.table {
+            TableFormat::F32 => Table::F32,
+            TableFormat::F16 => Table::F16,
+            TableFormat::I8 => Table::I8,
+        },
+    };
+    let report = import::import(&args.from, kind, &args.output, &options)?;
+    println!(
+        "{:?}: {} with {:.1} million parameters, {} dimensions, in {}",
+        report.kind,
+        report.config.encoder.name(),
+        report.parameters as f64 / 1e6,
+        report.config.dimensions,
+        args.output.display()
+    );
+    for note in report.notes {
+        println!("note: {note}");
+    }
+    Ok(())
+}
