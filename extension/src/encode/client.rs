@@ -150,11 +150,15 @@ pub fn list_models() -> Vec<ModelInfo> {
 /// State of the encoder process; `None` if it does not answer. Starts nothing and does not wait
 /// for a start.
 pub fn status() -> Option<Status> {
+    let deadline = Instant::now() + Duration::from_secs(5);
     let mut connection = match take_connection() {
         Some(connection) => connection,
-        None => Connection::open().ok()??,
+        None => {
+            let mut connection = Connection::open().ok()??;
+            connection.greet(deadline).ok()?;
+            connection
+        }
     };
-    let deadline = Instant::now() + Duration::from_secs(5);
     match connection.ask_once(Request::Status { id: 0 }, Some(deadline)) {
         Ok(Reply::Status { status, .. }) => {
             keep_connection(connection);
@@ -341,11 +345,12 @@ fn connect() -> Result<Connection, CallError> {
     let mut starter: Option<Lock> = None;
     let mut problem = String::new();
     loop {
+        let mut silent = false;
         match Connection::open() {
             Ok(Some(mut connection)) => match connection.greet(start + patience) {
                 Ok(()) => return Ok(connection),
                 Err(Trouble::Failed(error)) => return Err(error),
-                Err(Trouble::Gone) => {}
+                Err(Trouble::Gone) => silent = true,
             },
             Ok(None) => {}
             Err(e) => problem = format!("could not connect: {e}"),
@@ -381,6 +386,9 @@ fn connect() -> Result<Connection, CallError> {
             starter = None;
         }
         if start.elapsed() >= patience {
+            if silent {
+                problem = "it does not answer".into();
+            }
             return Err(CallError::NotRunning(problem));
         }
         wait(None, 0, Some(pause));

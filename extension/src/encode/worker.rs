@@ -33,7 +33,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 const HEALTHY: Duration = Duration::from_secs(10);
 /// How long an encoder may take to end when asked to.
 const GRACE: Duration = Duration::from_secs(2);
-/// Name that the view pg_stat_activity shows.
+/// Name in the process title and the log. (The view pg_stat_activity shows workers of databases only.)
 const NAME: &str = "laser encoder";
 
 fn builder() -> BackgroundWorkerBuilder {
