@@ -5,6 +5,15 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_pg
 
+# ours FOLDER: refuses a folder that somebody else has put into /tmp or /var/tmp.
+ours() {
+  [ ! -L "$1" ] || die "$1 is a link"
+  case $(stat -c %U "$1") in
+    "$(id -un)" | "$(server_user)") ;;
+    *) die "$1 belongs to $(stat -c %U "$1")" ;;
+  esac
+}
+
 # --- A home that the server's account can reach -------------------------------------------------
 
 home=$target/demo
@@ -17,6 +26,7 @@ if [ ! -e "$home" ]; then
     # Below a folder such as /root, which other accounts cannot enter.
     away=/var/tmp/laser-demo-$(printf %s "$target" | cksum | cut -d' ' -f1)
     mkdir -p "$away"
+    ours "$away"
     ln -s "$away" "$home"
     say "the account $(server_user) cannot reach $target: the server's files go to $away"
   fi
@@ -30,6 +40,7 @@ if [ ${#socket} -gt 80 ]; then
   socket=/tmp/laser-demo-$(printf %s "$home" | cksum | cut -d' ' -f1)
 fi
 mkdir -p "$socket"
+ours "$socket"
 if [ "$(id -u)" = 0 ]; then chown "$(server_user)" "$socket"; fi
 chmod 700 "$socket"
 echo "$socket" >"$home/socket"

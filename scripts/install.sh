@@ -17,6 +17,8 @@ version=$(sed -n "s/^default_version *= *'\(.*\)'/\1/p" "$root/extension/laser.c
 put() { # put MODE SOURCE DESTINATION
   mkdir -p "$(dirname "$3")"
   install -m "$1" "$2" "$3.new.$$"
+  # Line tables stay in the build folder; symbols go along.
+  if [ "$1" = 755 ]; then strip --strip-debug "$3.new.$$" 2>/dev/null || true; fi
   mv -f "$3.new.$$" "$3"
 }
 
