@@ -1,24 +1,29 @@
 #!/usr/bin/env bash
 # Runs one family of benchmarks:  scripts/bench.sh encoder|index|mining|trainer [ARGUMENTS]
 #
-# A benchmark is an example named bench_FAMILY… of any crate. Those in tests/ need a server: the
-# extension and the encoder program are built for them first. Peers run in the same command where
-# they are installed, and what is missing is said. Results that are kept go to docs/benchmarks.md.
+# A benchmark is an example named bench_FAMILY… of any crate, or the example bench of the crate with
+# that name. Peers run in the same command where they are installed, and what is missing is said.
+# Results that are kept go to docs/benchmarks.md.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_pg
 cd "$root"
 family=${1:?usage: bench.sh encoder|index|mining|trainer [ARGUMENTS]}
 shift
-found=
-for file in */examples/bench_"$family"*.rs */*/examples/bench_"$family"*.rs; do
-  [ -e "$file" ] || continue
-  found=yes
-  crate=${file%/examples/*}
-  package=$(sed -n '/^name = /{s/^name = "\(.*\)"/\1/p;q}' "$crate/Cargo.toml")
-  example=$(basename "$file" .rs)
-  if [ "$package" = laser-tests ]; then scripts/build.sh; fi
-  say "$example"
-  cargo run --locked --release -q -p "$package" --example "$example" -- "$@"
+examples=()
+for file in "$family"/examples/bench.rs */examples/bench_"$family"*.rs \
+  */*/examples/bench_"$family"*.rs; do
+  [ ! -e "$file" ] || examples+=("$(basename "$file" .rs)")
 done
-[ -n "$found" ] || die "there is no benchmark bench_$family"
+[ ${#examples[@]} -gt 0 ] || die "there is no benchmark bench_$family"
+
+# The extension and the encoder program are built along, for benchmarks that need a server, and with
+# the features that make test uses, so that nothing is compiled twice.
+flags=()
+for example in "${examples[@]}"; do flags+=(--example "$example"); done
+cargo build --locked --release --workspace --lib --bins "${flags[@]}" "${features[@]}" \
+  ${CARGO_FLAGS:-}
+for example in "${examples[@]}"; do
+  say "$example $*"
+  "$target/release/examples/$example" "$@"
+done
