@@ -67,3 +67,45 @@ CREATE OPERATOR CLASS halfembedding_ip_ops FOR TYPE halfembedding USING laser AS
 CREATE OPERATOR CLASS text_laser_ops DEFAULT FOR TYPE text USING laser AS
     OPERATOR 1 <=> (text, text) FOR ORDER BY float_ops,
     FUNCTION 1 (text, text) laser_text_cosine_kind();
+
+CREATE FUNCTION laser_index_info(
+    index regclass,
+    OUT segments integer, OUT live bigint, OUT dead bigint, OUT pending bigint,
+    OUT pending_bytes bigint, OUT bytes bigint, OUT type text, OUT dimensions integer,
+    OUT metric text, OUT quantization text, OUT m integer, OUT ef_construction integer,
+    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_info(regclass) IS
+    'segments, live and dead entries in them, pending entries, size and parameters of a laser index';
+
+CREATE FUNCTION laser_index_check(index regclass) RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'laser_index_check_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 100000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_check(regclass) IS
+    'what is wrong with a laser index: no rows if nothing is';
+
+CREATE FUNCTION laser_index_recall(index regclass, samples integer DEFAULT 100, k integer DEFAULT 10)
+RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000000;
+
+COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer) IS
+    'share of the k nearest entries that a search finds, for the vectors of random entries; null for an empty index';
+
+CREATE FUNCTION laser_merge(index regclass) RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_merge_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 1000000;
+
+COMMENT ON FUNCTION laser_merge(regclass) IS
+    'merges the pending list and the segments of a laser index, as far as maintenance_work_mem reaches; returns the number of segments written';
+
+CREATE FUNCTION laser_prewarm(index regclass) RETURNS bigint
+AS 'MODULE_PATHNAME', 'laser_prewarm_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
+
+COMMENT ON FUNCTION laser_prewarm(regclass) IS
+    'opens the segments of a laser index, making their files where they are missing; returns their bytes';

@@ -1,1 +1,346 @@
-//! Functions that look into an index.
+//! Functions that look into an index, and the two that work on it by hand. The declarations are in
+//! `sql/index.sql`.
+#![allow(unsafe_code)]
+
+use laser_index::maintain::{self, Merge, Plan};
+use laser_index::meta::Meta;
+use laser_index::page::DEAD;
+use laser_index::scan::{Hit, Iterate, Scan};
+use laser_index::segment::is_dead;
+use laser_index::{IndexError, Result, pending};
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use pgrx::{PgRelation, PgSqlErrorCode as Code};
+
+use super::build::{build_options, keep, pause};
+use super::element::{self, Element};
+use super::errors::OrReport;
+use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::{build, cache, options};
+use crate::types::raise;
+
+/// An open index of this access method.
+struct Opened {
+    relation: PgRelation,
+}
+
+impl Opened {
+    /// Opens and locks an index, until the end of the transaction.
+    fn new(oid: pg_sys::Oid, lock: u32) -> Self {
+        // SAFETY: raises an error for what is not an index. The lock is kept: letting it go while
+        // an error unwinds would let it go twice.
+        let relation = unsafe { PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE) };
+        let name = relation.name().to_owned();
+        // SAFETY: the relation is open; partitioned indexes have no routine of their own.
+        let ours = unsafe {
+            let class = &*(*relation.as_ptr()).rd_rel;
+            let routine = (*relation.as_ptr()).rd_indam;
+            class.relkind as u8 == pg_sys::RELKIND_INDEX
+                && !routine.is_null()
+                && (*routine)
+                    .ambuild
+                    .is_some_and(|f| f as usize == build::build as *const () as usize)
+        };
+        if !ours {
+            raise(
+                Code::ERRCODE_WRONG_OBJECT_TYPE,
+                format!("\"{name}\" is not a laser index"),
+            );
+        }
+        // SAFETY: the relation is open.
+        let other = unsafe {
+            (*relation.as_ptr()).rd_backend != INVALID_BACKEND
+                && !(*relation.as_ptr()).rd_islocaltemp
+        };
+        if other {
+            raise(
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "cannot access temporary indexes of other sessions",
+            );
+        }
+        Self { relation }
+    }
+
+    /// As [`Opened::new`], for changing the index: its owner alone, and not during recovery.
+    fn to_change(oid: pg_sys::Oid) -> Self {
+        // SAFETY: a plain question to the server.
+        if unsafe { pg_sys::RecoveryInProgress() } {
+            raise(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                "recovery is in progress: the index cannot be changed",
+            );
+        }
+        let opened = Self::new(oid, pg_sys::RowExclusiveLock);
+        // SAFETY: plain questions to the server.
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let owner = unsafe { pg_sys::pg_class_ownercheck(oid, pg_sys::GetUserId()) };
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        // SAFETY: as above.
+        let owner = unsafe {
+            pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, pg_sys::GetUserId())
+        };
+        if !owner {
+            raise(
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("must be owner of index {}", opened.relation.name()),
+            );
+        }
+        opened
+    }
+
+    fn raw(&self) -> pg_sys::Relation {
+        self.relation.as_ptr()
+    }
+
+    fn store(&self) -> RelationStore {
+        // SAFETY: the relation stays open as long as `self`, and locked longer.
+        unsafe { RelationStore::new(self.raw()) }
+    }
+}
+
+const INVALID_BACKEND: i32 = -1;
+
+/// Tries again when a merge comes in between.
+fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
+    let mut attempts = 0;
+    loop {
+        match look() {
+            Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
+            result => return result.or_report(),
+        }
+    }
+}
+
+/// Addresses and stored forms of the live pending entries.
+fn pending_entries(store: &RelationStore, meta: &Meta) -> Result<Vec<(u64, Vec<u8>)>> {
+    let mut entries = Vec::new();
+    pending::read(
+        store,
+        &meta.parameters.codec,
+        &meta.pending,
+        true,
+        |tid, stored| {
+            if tid & DEAD == 0 {
+                entries.push((tid, stored.to_vec()));
+            }
+        },
+    )?;
+    Ok(entries)
+}
+
+#[pg_extern(sql = "")]
+#[allow(clippy::type_complexity)]
+fn laser_index_info(
+    index: pg_sys::Oid,
+) -> TableIterator<
+    'static,
+    (
+        name!(segments, i32),
+        name!(live, i64),
+        name!(dead, i64),
+        name!(pending, i64),
+        name!(pending_bytes, i64),
+        name!(bytes, i64),
+        name!(type_name, String),
+        name!(dimensions, i32),
+        name!(metric, String),
+        name!(quantization, String),
+        name!(m, i32),
+        name!(ef_construction, i32),
+        name!(model, Option<String>),
+        name!(fingerprint, Option<String>),
+        name!(generation, i64),
+        name!(format_version, i32),
+    ),
+> {
+    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let store = opened.store();
+    let (meta, list) = retry(|| {
+        let meta = Meta::read(&store)?;
+        let list = pending_entries(&store, &meta)?.len();
+        Ok((meta, list))
+    });
+    let p = &meta.parameters;
+    let element = element::of(p);
+    let text = element == Element::Text;
+    let page = i64::from(pg_sys::BLCKSZ);
+    let live: i64 = meta.segments.iter().map(|s| i64::from(s.live())).sum();
+    let dead: i64 = meta.segments.iter().map(|s| i64::from(s.dead)).sum();
+    use laser_index::store::PageStore;
+    let row = (
+        meta.segments.len() as i32,
+        live,
+        dead,
+        list as i64,
+        meta.pending.pages() as i64 * page,
+        i64::from(store.blocks()) * page,
+        match element {
+            Element::Embedding => "embedding",
+            Element::HalfEmbedding => "halfembedding",
+            Element::Text => "text",
+        }
+        .to_owned(),
+        p.codec.dims as i32,
+        p.codec.metric.name().to_owned(),
+        p.codec.quantization.name().to_owned(),
+        p.m as i32,
+        p.ef_construction as i32,
+        text.then(|| p.model.clone()),
+        text.then(|| p.fingerprint.iter().map(|b| format!("{b:02x}")).collect()),
+        meta.generation as i64,
+        laser_index::page::FORMAT_VERSION as i32,
+    );
+    TableIterator::once(row)
+}
+
+#[pg_extern(sql = "")]
+fn laser_index_check(index: pg_sys::Oid) -> SetOfIterator<'static, String> {
+    // Merges and vacuums are kept away, inserts are not.
+    let opened = Opened::new(index, pg_sys::RowExclusiveLock);
+    let store = opened.store();
+    // SAFETY: the index is open; its table is opened for the number of its blocks.
+    let blocks = unsafe {
+        let heap = (*(*opened.raw()).rd_index).indrelid;
+        let table = PgRelation::with_lock(heap, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        pg_sys::RelationGetNumberOfBlocksInFork(table.as_ptr(), pg_sys::ForkNumber::MAIN_FORKNUM)
+    };
+    // A standby takes no such locks, and needs none: there nobody but recovery changes the index,
+    // and a merge in between is noticed and the check done again.
+    // SAFETY: the index is open.
+    let lock = unsafe { (!pg_sys::RecoveryInProgress()).then(|| MergeLock::wait(opened.raw())) };
+    let report = retry(|| {
+        maintain::check(&store, |tid| {
+            let (block, offset) = (tid >> 16, tid & 0xffff);
+            let beyond = block >= u64::from(blocks);
+            (beyond || offset == 0).then(|| format!("the table has {blocks} blocks only"))
+        })
+    });
+    drop(lock);
+    SetOfIterator::new(report.problems)
+}
+
+#[pg_extern(sql = "")]
+fn laser_merge(index: pg_sys::Oid) -> i32 {
+    let opened = Opened::to_change(index);
+    let store = opened.store();
+    // SAFETY: the index is open.
+    let lock = unsafe { MergeLock::wait(opened.raw()) };
+    let meta = Meta::read(&store).or_report();
+    let options = build_options(&meta.parameters, 0);
+    let how = Merge {
+        plan: Plan::All,
+        options: &options,
+    };
+    // SAFETY: the index is open.
+    let made = maintain::merge(&store, &how, |entry, built| unsafe {
+        keep(opened.raw(), entry, built);
+    })
+    .or_report();
+    maintain::sweep(&store).or_report();
+    drop(lock);
+    // SAFETY: the index is open.
+    unsafe { vacuum_free_space_map(opened.raw()) };
+    made as i32
+}
+
+#[pg_extern(sql = "")]
+fn laser_prewarm(index: pg_sys::Oid) -> i64 {
+    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let store = opened.store();
+    let bytes: usize = retry(|| {
+        let meta = Meta::read(&store)?;
+        // SAFETY: the index is open.
+        let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
+        Ok(views.iter().map(|view| view.bytes().len()).sum())
+    });
+    bytes as i64
+}
+
+/// Recall of searches against a look at every entry, with the vectors of random entries as queries.
+#[pg_extern(sql = "")]
+fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
+    if samples < 1 || k < 1 {
+        raise(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            "samples and k must be positive",
+        );
+    }
+    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let store = opened.store();
+    let (views, list, codec) = retry(|| {
+        let meta = Meta::read(&store)?;
+        // SAFETY: the index is open.
+        let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
+        Ok((
+            views,
+            pending_entries(&store, &meta)?,
+            meta.parameters.codec,
+        ))
+    });
+    let total: usize = views.iter().map(|view| view.len()).sum::<usize>() + list.len();
+    if total == 0 {
+        return None;
+    }
+    let k = k as usize;
+    let (mut found, mut wanted) = (0usize, 0usize);
+    let mut scratch = Vec::new();
+    for _ in 0..samples {
+        pause();
+        let mut at = (laser_index::meta::nonce() % total as u64) as usize;
+        let mut vector = None;
+        for view in &views {
+            if at < view.len() {
+                if !is_dead(&view.dead(), at) {
+                    let (graph, fine) = view.stored(at);
+                    vector = Some(codec.decode(graph, fine));
+                }
+                break;
+            }
+            at -= view.len();
+            if std::ptr::eq(view.as_ref(), views[views.len() - 1].as_ref()) && at < list.len() {
+                let (graph, fine) = list[at].1.split_at(codec.graph_len());
+                vector = Some(codec.decode(graph, fine));
+            }
+        }
+        if views.is_empty() {
+            let (graph, fine) = list[at].1.split_at(codec.graph_len());
+            vector = Some(codec.decode(graph, fine));
+        }
+        let Some(vector) = vector else { continue };
+        let query = codec.query(&vector).or_report();
+        let mut hits: Vec<Hit> = Vec::with_capacity(total);
+        for view in &views {
+            view.scan(&query, &mut scratch, &pause, |(distance, slot)| {
+                hits.push((distance, view.tid(slot as usize)));
+            });
+        }
+        let pending: Vec<Hit> = list
+            .iter()
+            .map(|(tid, stored)| {
+                let (graph, fine) = stored.split_at(codec.graph_len());
+                (codec.distance(&query, graph, fine, &mut scratch), *tid)
+            })
+            .collect();
+        hits.extend_from_slice(&pending);
+        let k = k.min(hits.len());
+        let (_, kth, _) = hits.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0));
+        let farthest = kth.0;
+        let ef = options::ef_search();
+        let mut scan = Scan::new(
+            query,
+            ef,
+            Iterate::Strict,
+            options::max_scan_tuples(),
+            views.clone(),
+            pending,
+        );
+        for _ in 0..k {
+            match scan.next(&pause).or_report() {
+                Some((distance, _)) => found += usize::from(distance <= farthest),
+                None => break,
+            }
+        }
+        wanted += k;
+    }
+    (wanted > 0).then(|| found as f64 / wanted as f64)
+}
