@@ -1,40 +1,184 @@
-//! What a scan costs.
+//! What a scan costs (`amcostestimate`).
+//!
+//! A scan of the index has a large start and cheap rows: the first row comes when every segment
+//! has been searched. `LIMIT` takes the start and a share of the rest, so the two are told apart:
+//!
+//! * start: opening the index, reading the pending list, walking every segment's graph once, and
+//!   embedding the query when the column is text
+//! * rest: the wider searches that return all the other rows; each is four times as wide as the
+//!   one before, up to looking at every vector
+//!
+//! Segments are searched in mapped memory and not through the buffer cache, so the work is counted
+//! in distances. Their unit is the cost of the distance functions in `sql/types.sql`: 20 times
+//! `cpu_operator_cost` for 1,024 dimensions of `f32`, most of which is fetching the value; the
+//! walk's own distances are cheaper, in proportion to the bytes that they read.
+//!
+//! The server adds the fetches of table rows itself (`cost_index` in
+//! `src/backend/optimizer/path/costsize.c`).
 #![allow(unsafe_code)]
 
+use laser_index::meta::Meta;
+use laser_index::scan::Iterate;
 use pgrx::pg_sys;
+
+use super::element::Element;
+use super::options;
+use super::pages::RelationStore;
+
+/// Bytes of a stored vector for which a distance costs one `cpu_operator_cost`.
+const BYTES_PER_OPERATOR: f64 = 512.0;
+/// Operators' worth of work to open an index and its mapped segments. It keeps tables of a few
+/// hundred rows, whose exact order is as cheap, to the sequential scan.
+const OPEN: f64 = 4000.0;
+/// The same for every segment beyond the first.
+const OPEN_SEGMENT: f64 = 400.0;
+/// Operators' worth of work to embed a query: the cost of `laser_embed` in `sql/encode.sql`.
+const EMBED: f64 = 10_000.0;
+/// Share of `seq_page_cost` for a page of the pending list: each scan reads all of them, which
+/// keeps them in the buffer cache.
+const PENDING_PAGE: f64 = 0.1;
+/// Part of a segment at which a search looks at every vector (`laser_index::scan`).
+const WALK_PART: f64 = 16.0;
+/// Neighbours of visited nodes that have not been seen before, as a share; fitted by pgvector to
+/// its own graphs (`hnswcostestimate`), and near to what usearch visits.
+const NOVELTY: f64 = 0.55;
+
+/// What the metapage says about the work.
+struct Shape {
+    /// Live entries of the segments.
+    segments: Vec<f64>,
+    pending_entries: f64,
+    pending_pages: f64,
+    /// Operators' worth of work for one distance.
+    distance: f64,
+    m: f64,
+    text: bool,
+}
+
+impl Shape {
+    /// Reads the metapage. A page that cannot be read is no reason to fail a plan: the scan will
+    /// say what is wrong.
+    ///
+    /// # Safety
+    /// `index` is the description of an index of this access method.
+    unsafe fn read(index: &pg_sys::IndexOptInfo) -> Self {
+        let unknown = Self {
+            segments: vec![index.tuples.max(1.0)],
+            pending_entries: 0.0,
+            pending_pages: 0.0,
+            distance: 2.0,
+            m: 16.0,
+            text: false,
+        };
+        if index.hypothetical {
+            return unknown;
+        }
+        // SAFETY: the planner holds a lock on the index.
+        let meta = unsafe {
+            let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
+            let meta = Meta::read(&RelationStore::new(relation));
+            pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+            meta
+        };
+        let Ok(meta) = meta else { return unknown };
+        let codec = meta.parameters.codec;
+        let segments: Vec<f64> = meta
+            .segments
+            .iter()
+            .map(|entry| f64::from(entry.live()))
+            .collect();
+        let pages = meta.pending.pages() as f64;
+        let entries = pages * laser_index::pending::entries_per_page(&codec) as f64;
+        Self {
+            segments,
+            pending_entries: entries,
+            pending_pages: pages,
+            distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
+            m: meta.parameters.m as f64,
+            text: Element::from_u8(meta.parameters.element) == Some(Element::Text),
+        }
+    }
+
+    /// Distances computed to find `ef` candidates among `n` entries.
+    fn walk(&self, n: f64, ef: f64) -> f64 {
+        if ef * WALK_PART >= n {
+            return n;
+        }
+        let levels = n.ln() / self.m.ln();
+        let novelty = (NOVELTY * levels / (1.0 + ef.ln())).min(1.0);
+        (levels * self.m + 2.0 * self.m * ef * novelty).min(n)
+    }
+
+    /// Distances computed by one search of all segments.
+    fn search(&self, ef: f64) -> f64 {
+        self.segments.iter().map(|&n| self.walk(n, ef)).sum()
+    }
+
+    fn entries(&self) -> f64 {
+        self.segments.iter().sum::<f64>() + self.pending_entries
+    }
+}
 
 /// `amcostestimate`
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn estimate(
     root: *mut pg_sys::PlannerInfo,
     path: *mut pg_sys::IndexPath,
-    loop_count: f64,
+    _loop_count: f64,
     startup: *mut pg_sys::Cost,
     total: *mut pg_sys::Cost,
     selectivity: *mut pg_sys::Selectivity,
     correlation: *mut f64,
     pages: *mut f64,
 ) {
-    // SAFETY: the server passes its planner's structures.
+    // SAFETY: the server passes its planner's structures and places for the results.
     unsafe {
+        let index = &*(*path).indexinfo;
+        *correlation = 0.0;
+        *pages = f64::from(index.pages);
+        let table = (*index.rel).tuples;
+        *selectivity = if table > 0.0 {
+            (index.tuples / table).min(1.0)
+        } else {
+            1.0
+        };
+
+        // The access method can only order.
         if (*path).indexorderbys.is_null() {
-            // The access method can only order; without ORDER BY this path must never win.
             *startup = f64::MAX;
             *total = f64::MAX;
-            *selectivity = 0.0;
-            *correlation = 0.0;
-            *pages = 0.0;
             return;
         }
-        let mut costs = pg_sys::GenericCosts::default();
-        let tuples = (*(*path).indexinfo).tuples.max(1.0);
-        let ef = super::options::ef_search() as f64;
-        costs.numIndexTuples = (ef * tuples.ln().max(1.0)).min(tuples);
-        pg_sys::genericcostestimate(root, path, loop_count, &mut costs);
-        *startup = costs.indexTotalCost;
-        *total = costs.indexTotalCost;
-        *selectivity = costs.indexSelectivity;
-        *correlation = costs.indexCorrelation;
-        *pages = costs.numIndexPages;
+        let shape = Shape::read(index);
+        let ef = options::ef_search() as f64;
+        let entries = shape.entries();
+        let deliverable = match options::iterate() {
+            Iterate::Off => ef * shape.segments.len().max(1) as f64 + shape.pending_entries,
+            _ => (options::max_scan_tuples() as f64).max(ef),
+        };
+        // A plan that wants all rows must not get only the nearest of them.
+        if (*root).tuple_fraction == 0.0 && entries > deliverable {
+            *startup = f64::MAX;
+            *total = f64::MAX;
+            return;
+        }
+
+        let mut random_page = 0.0;
+        let mut seq_page = 0.0;
+        pg_sys::get_tablespace_page_costs(index.reltablespace, &mut random_page, &mut seq_page);
+        let operator = pg_sys::cpu_operator_cost;
+        let more_segments = shape.segments.len().saturating_sub(1) as f64;
+        let embed = if shape.text { EMBED } else { 0.0 };
+        let distances = shape.search(ef) + shape.pending_entries;
+        let start = random_page
+            + PENDING_PAGE * seq_page * shape.pending_pages
+            + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + shape.distance * distances);
+
+        // Each wider search looks again at what the ones before have seen, which doubles the work
+        // at most; the last of them looks at everything.
+        let rest =
+            shape.distance * operator * 2.0 * entries + pg_sys::cpu_index_tuple_cost * entries;
+        *startup = start;
+        *total = start + rest;
     }
 }
