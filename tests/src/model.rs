@@ -161,7 +161,12 @@ impl Model {
                     ("feed_forward.up", 2 * d, d),
                     ("feed_forward.down", d, 2 * d),
                 ] {
-                    add(&format!("{layer}.{part}.weight"), &[rows, columns], 0.0, 0.3);
+                    add(
+                        &format!("{layer}.{part}.weight"),
+                        &[rows, columns],
+                        0.0,
+                        0.3,
+                    );
                     add(&format!("{layer}.{part}.bias"), &[rows], 0.0, 0.1);
                 }
             }

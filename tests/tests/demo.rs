@@ -8,17 +8,26 @@ use anyhow::{Context, Result};
 use laser_tests::Cluster;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
 }
 
 fn table(name: &str, columns: usize) -> Result<Vec<Vec<String>>> {
     let path = root().join("demo").join(name);
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let rows: Vec<Vec<String>> =
-        text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect();
+    let rows: Vec<Vec<String>> = text
+        .lines()
+        .map(|line| line.split('\t').map(str::to_owned).collect())
+        .collect();
     for row in &rows {
         assert_eq!(row.len(), columns, "{name}: {row:?}");
-        assert!(row.iter().all(|value| !value.is_empty() && value.trim() == value), "{row:?}");
+        assert!(
+            row.iter()
+                .all(|value| !value.is_empty() && value.trim() == value),
+            "{row:?}"
+        );
     }
     Ok(rows)
 }
@@ -30,7 +39,10 @@ fn every_sentence_is_there_in_every_language() -> Result<()> {
     let mut keys: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut texts = BTreeSet::new();
     for row in &rows {
-        assert!(keys.entry(&row[0]).or_default().insert(&row[1]), "twice: {row:?}");
+        assert!(
+            keys.entry(&row[0]).or_default().insert(&row[1]),
+            "twice: {row:?}"
+        );
         assert!(texts.insert(&row[2]), "twice: {row:?}");
     }
     assert!(rows.len() >= 1000, "{} sentences", rows.len());
@@ -40,7 +52,10 @@ fn every_sentence_is_there_in_every_language() -> Result<()> {
     }
     for query in table("queries.tsv", 2)? {
         assert!(languages.contains(query[0].as_str()), "{query:?}");
-        assert!(!texts.contains(&query[1]), "a query that is a demo sentence: {query:?}");
+        assert!(
+            !texts.contains(&query[1]),
+            "a query that is a demo sentence: {query:?}"
+        );
     }
     Ok(())
 }
@@ -70,20 +85,32 @@ fn make_psql_hands_the_statement_over_as_typed() -> Result<()> {
     let home = target.path().join("demo");
     std::fs::create_dir(&home)?;
     std::fs::write(home.join("socket"), cluster.socket().display().to_string())?;
-    std::fs::write(home.join("bin"), laser_tests::Tree::get()?.bin().display().to_string())?;
+    std::fs::write(
+        home.join("bin"),
+        laser_tests::Tree::get()?.bin().display().to_string(),
+    )?;
     for (typed, answer) in [
         (r#"SELECT 'a "b" $1 $x \n', 1"#, r#"a "b" $1 $x \n|1"#),
         ("SELECT $$x$$ || $q$'y'$q$", "x'y'"),
         ("SELECT 'größer (日本)' -- #", "größer (日本)"),
     ] {
         let output = Command::new("make")
-            .args(["--silent", "--no-print-directory", "psql", &format!("SQL={typed}")])
+            .args([
+                "--silent",
+                "--no-print-directory",
+                "psql",
+                &format!("SQL={typed}"),
+            ])
             .current_dir(root())
             .env("CARGO_TARGET_DIR", target.path())
             .env("PGDATABASE", "postgres")
             .env_remove("MAKEFLAGS")
             .output()?;
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert_eq!(String::from_utf8(output.stdout)?.trim_end(), answer);
     }
     Ok(())
