@@ -8,12 +8,16 @@ use crate::{Config, DeviceChoice, EncoderError};
 
 /// The device for a model.
 pub(crate) fn choose(choice: DeviceChoice, config: &Config) -> Result<Device, EncoderError> {
+    // The kernels for sums of table rows and for LSTMs are the CPU's.
+    let on_gpu = matches!(config.encoder, Architecture::Transformer(_));
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
-        // Sums of table rows are over before a GPU has received the ids.
-        DeviceChoice::Auto if matches!(config.encoder, Architecture::Mean(_)) => Ok(Device::Cpu),
-        DeviceChoice::Auto => Ok(cuda(0).unwrap_or(Device::Cpu)),
-        DeviceChoice::Cuda(n) => cuda(n),
+        DeviceChoice::Auto if on_gpu => Ok(cuda(0).unwrap_or(Device::Cpu)),
+        DeviceChoice::Auto => Ok(Device::Cpu),
+        DeviceChoice::Cuda(n) => {
+            let device = cuda(n)?;
+            Ok(if on_gpu { device } else { Device::Cpu })
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::arch::mean::Mean;
 use crate::arch::transformer::Transformer;
 use crate::config::Architecture;
 use crate::folder::{self, Weights};
-use crate::kernels::math;
+use crate::kernels::{math, quantized};
 use crate::tokenize::{Tokenized, Tokenizer};
 use crate::{Config, EncoderError, batch};
 
@@ -30,7 +30,8 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device of this number.
+    /// The CUDA device of this number; architectures without GPU code run on the CPU all the same
+    /// ([`Encoder::device_name`] tells).
     Cuda(usize),
 }
 
@@ -152,18 +153,23 @@ impl Encoder {
             n => n.min(1024),
         };
         let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
+        // Only the BiLSTM knows others; "auto" starts from f32.
+        let precision = match (&config.encoder, options.precision) {
+            (Architecture::Bilstm(_), wanted @ (Precision::Bf16 | Precision::I8)) => wanted,
+            _ => Precision::F32,
+        };
         // The tokenizer, the fingerprint and the weights are independent of each other.
         let (tokenizer, fingerprint, model) = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| Tokenizer::open(folder, &config));
             let fingerprint = scope.spawn(|| folder::fingerprint(folder));
-            let model = load_model(&config, &weights, &device, options.precision);
+            let model = load_model(&config, &weights, &device, precision);
             (
                 tokenizer.join().expect("panics are caught inside"),
                 fingerprint.join().expect("hashing does not panic"),
                 model,
             )
         });
-        let (tokenizer, fingerprint, (model, precision)) = (tokenizer?, fingerprint?, model?);
+        let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
         let head = Head::load(&config.dense, &weights)?;
         if tokenizer.vocabulary() > model.vocabulary() {
             return Err(EncoderError::tensor(
@@ -188,7 +194,7 @@ impl Encoder {
             None
         };
         let device_name = crate::device::name(&device);
-        Ok(Self {
+        let mut encoder = Self {
             config,
             tokenizer,
             fingerprint,
@@ -198,7 +204,43 @@ impl Encoder {
             threads,
             device_name,
             precision,
-        })
+        };
+        if options.precision == Precision::Auto
+            && matches!(encoder.config.encoder, Architecture::Bilstm(_))
+        {
+            encoder.choose_precision(&weights, &device)?;
+        }
+        Ok(encoder)
+    }
+
+    /// Replaces f32 by the fastest precision that this processor profits from, if it is accurate
+    /// enough on the check sentences.
+    fn choose_precision(
+        &mut self,
+        weights: &Weights,
+        device: &candle_core::Device,
+    ) -> Result<(), EncoderError> {
+        let candidates = quantized::candidates();
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let texts: Vec<&str> = match &self.config.checks[..] {
+            [] => CHECKS.to_vec(),
+            checks => checks.iter().map(String::as_str).collect(),
+        };
+        let ids: Vec<Vec<u32>> = self.tokenize(&texts)?.into_iter().map(|t| t.ids).collect();
+        let exact = self.encode_ids(&ids)?;
+        for &candidate in candidates {
+            let model = load_model(&self.config, weights, device, candidate)?;
+            let before = std::mem::replace(&mut self.model, model);
+            let rounded = self.encode_ids(&ids)?;
+            if smallest_cosine(&exact, &rounded) >= MIN_COSINE {
+                self.precision = candidate;
+                return Ok(());
+            }
+            self.model = before;
+        }
+        Ok(())
     }
 
     /// Embeds texts. A text without tokens is embedded as the lone end token (see
@@ -329,24 +371,44 @@ impl Encoder {
     }
 }
 
+/// Smallest cosine to f32 that an automatically chosen precision may have on a check sentence.
+const MIN_COSINE: f64 = 0.9995;
+
+/// Check sentences of models that bring none.
+const CHECKS: [&str; 8] = [
+    "Where is the railway station?",
+    "Der Zug nach München fährt um halb neun vom dritten Gleis ab.",
+    "El gobierno anunció ayer nuevas medidas para proteger los bosques.",
+    "Она читает книгу у окна, пока за окном идёт снег.",
+    "今天天气很好，我们去公园散步吧。",
+    "كم سعر هذا القميص؟",
+    "मुझे एक गिलास पानी चाहिए।",
+    "No.",
+];
+
 fn load_model(
     config: &Config,
     weights: &Weights,
     device: &candle_core::Device,
     precision: Precision,
-) -> Result<(Box<dyn Model>, Precision), EncoderError> {
-    match &config.encoder {
-        Architecture::Mean(c) => Ok((Box::new(Mean::load(c, weights)?), Precision::F32)),
-        Architecture::Bilstm(c) => {
-            let precision = match precision {
-                Precision::Auto => Precision::F32,
-                other => other,
-            };
-            Ok((Box::new(Bilstm::load(c, weights, precision)?), precision))
-        }
-        Architecture::Transformer(c) => Ok((
-            Box::new(Transformer::load(c, weights, device)?),
-            Precision::F32,
-        )),
-    }
+) -> Result<Box<dyn Model>, EncoderError> {
+    Ok(match &config.encoder {
+        Architecture::Mean(c) => Box::new(Mean::load(c, weights)?),
+        Architecture::Bilstm(c) => Box::new(Bilstm::load(c, weights, precision)?),
+        Architecture::Transformer(c) => Box::new(Transformer::load(c, weights, device)?),
+    })
+}
+
+/// Smallest cosine between rows of two equally large matrices.
+fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
+    a.rows()
+        .zip(b.rows())
+        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt().max(f64::MIN_POSITIVE))
+        .fold(1.0, f64::min)
 }

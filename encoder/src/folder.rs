@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -488,12 +487,19 @@ pub fn write_parts(
 ) -> Result<(), EncoderError> {
     config.validate()?;
     std::fs::create_dir_all(folder).map_err(|e| EncoderError::io(folder, e))?;
-    let weights = safetensors::serialize(tensors.iter().map(|(name, t)| (name, t)), None)
-        .map_err(|e| EncoderError::format(folder.join(WEIGHTS), e.to_string()))?;
-    replace(&folder.join(WEIGHTS), &weights)?;
-    drop(weights);
-    replace(&folder.join(TOKENIZER), tokenizer_json.as_bytes())?;
-    replace(&folder.join(CONFIG), (config.to_json() + "\n").as_bytes())?;
+    let tensors = tensors.iter().map(|(name, t)| (name, t));
+    replace(&folder.join(WEIGHTS), |path| {
+        safetensors::serialize_to_file(tensors, None, path).map_err(|e| match e {
+            safetensors::SafeTensorError::IoError(e) => e,
+            other => std::io::Error::other(other.to_string()),
+        })
+    })?;
+    replace(&folder.join(TOKENIZER), |path| {
+        std::fs::write(path, tokenizer_json)
+    })?;
+    replace(&folder.join(CONFIG), |path| {
+        std::fs::write(path, config.to_json() + "\n")
+    })?;
     crate::Encoder::load(
         folder,
         &crate::LoadOptions {
@@ -505,14 +511,17 @@ pub fn write_parts(
     Ok(())
 }
 
-fn replace(path: &Path, contents: &[u8]) -> Result<(), EncoderError> {
+/// Writes a file beside `path`, makes it durable and renames it.
+fn replace(
+    path: &Path,
+    write: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> Result<(), EncoderError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
     let result = (|| {
-        let mut file = File::create(&temporary)?;
-        file.write_all(contents)?;
-        file.sync_all()?;
+        write(&temporary)?;
+        File::open(&temporary)?.sync_all()?;
         std::fs::rename(&temporary, path)
     })();
     result.map_err(|e| {

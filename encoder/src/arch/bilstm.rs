@@ -11,16 +11,17 @@ use crate::EncoderError;
 use crate::config::{BilstmConfig, BilstmPooling};
 use crate::encoder::Precision;
 use crate::folder::{Matrix, Weights};
-use crate::kernels::gemm::{Packed, Start, Storage, matmul};
-use crate::kernels::lstm::{Step, interleaved, padded, step};
+use crate::kernels::gemm::Start;
+use crate::kernels::lstm::{Step, interleaved, padded};
+use crate::kernels::product::Weights as Product;
 use crate::kernels::{Isa, gather};
 
 /// One direction of one layer.
 struct Direction {
     /// Weights of the input, interleaved; behind the first layer in two parts, for the forward
     /// and the backward states of the layer before.
-    input: Vec<Packed>,
-    recurrent: Packed,
+    input: Vec<Product>,
+    recurrent: Product,
     /// Sum of both biases, interleaved.
     bias: Vec<f32>,
 }
@@ -81,10 +82,6 @@ impl Bilstm {
     ) -> Result<Self, EncoderError> {
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
-        let storage = match precision {
-            Precision::F32 | Precision::Auto => Storage::F32,
-            Precision::Bf16 | Precision::I8 => Storage::Bf16,
-        };
         let mut parts = Vec::new();
         for layer in 0..config.layers {
             for suffix in ["", "_reverse"] {
@@ -97,7 +94,7 @@ impl Bilstm {
             let threads: Vec<_> = parts
                 .iter()
                 .map(|&(layer, suffix)| {
-                    scope.spawn(move || Direction::load(config, weights, layer, suffix, storage))
+                    scope.spawn(move || Direction::load(config, weights, layer, suffix, precision))
                 })
                 .collect();
             threads
@@ -139,16 +136,7 @@ impl Bilstm {
                 Start::Accumulate
             };
             let stride = input.len() / tokens;
-            matmul(
-                isa,
-                tokens,
-                input,
-                stride,
-                weights,
-                start,
-                &mut products,
-                4 * width,
-            );
+            weights.matmul(isa, tokens, input, stride, start, &mut products, 4 * width);
         }
         let mut states = vec![0f32; tokens * width];
         let mut cell = vec![0f32; packing.active[0] * width];
@@ -170,12 +158,11 @@ impl Bilstm {
                     &mut high[..rows * width],
                 )
             };
-            step(
+            direction.recurrent.step(
                 isa,
                 rows,
                 Step {
-                    recurrent: &direction.recurrent,
-                    input: &products[packing.offset[t] * 4 * width..],
+                    input: &mut products[packing.offset[t] * 4 * width..],
                     previous,
                     cell: &mut cell,
                     state,
@@ -228,7 +215,7 @@ impl Direction {
         weights: &Weights,
         layer: usize,
         suffix: &str,
-        storage: Storage,
+        precision: Precision,
     ) -> Result<Self, EncoderError> {
         let hidden = config.hidden_size;
         let columns = 4 * padded(hidden);
@@ -244,7 +231,7 @@ impl Direction {
         let mut input = Vec::new();
         let mut column = 0;
         for &depth in &inputs {
-            input.push(Packed::new(columns, depth, storage, |j, row| {
+            input.push(Product::new(columns, depth, precision, |j, row| {
                 let Some(source) = interleaved(j, hidden) else {
                     return false;
                 };
@@ -255,7 +242,7 @@ impl Direction {
             column += depth;
         }
         let matrix = weights.matrix(&name("weight_hh"), 4 * hidden, hidden)?;
-        let recurrent = Packed::new(columns, hidden, storage, |j, row| {
+        let recurrent = Product::new(columns, hidden, precision, |j, row| {
             let Some(source) = interleaved(j, hidden) else {
                 return false;
             };
@@ -367,7 +354,7 @@ impl Model for Bilstm {
             .iter()
             .flatten()
             .map(|d| {
-                let inputs: usize = d.input.iter().map(Packed::depth).sum();
+                let inputs: usize = d.input.iter().map(Product::depth).sum();
                 2 * d.recurrent.columns() * (inputs + d.recurrent.depth())
             })
             .sum()
@@ -383,7 +370,7 @@ impl Model for Bilstm {
             .iter()
             .flatten()
             .map(|d| {
-                d.input.iter().map(Packed::bytes).sum::<usize>()
+                d.input.iter().map(Product::bytes).sum::<usize>()
                     + d.recurrent.bytes()
                     + d.bias.len() * 4
             })

@@ -32,10 +32,9 @@ pub fn interleaved(j: usize, hidden: usize) -> Option<usize> {
 
 /// Inputs and outputs of one step over `rows` sentences.
 pub struct Step<'a> {
-    /// Packed recurrent weights: depth H, `4 * padded(H)` interleaved columns.
-    pub recurrent: &'a Packed,
-    /// Input products with biases, interleaved, rows of `4 * padded(H)`.
-    pub input: &'a [f32],
+    /// Input products with biases, interleaved, rows of `4 * padded(H)`; overwritten by some
+    /// kernels.
+    pub input: &'a mut [f32],
     /// Previous states, rows of `padded(H)`; rows from `previous.len() / padded(H)` on start from
     /// zero.
     pub previous: &'a [f32],
@@ -47,14 +46,14 @@ pub struct Step<'a> {
     pub maximum: Option<&'a mut [f32]>,
 }
 
-/// One step of `rows` sentences.
+/// One step of `rows` sentences; `recurrent` has depth H and `4 * padded(H)` interleaved columns.
 ///
 /// # Panics
 /// If a slice is too short.
-pub fn step(isa: Isa, rows: usize, s: Step<'_>) {
-    let columns = s.recurrent.columns();
+pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
+    let columns = recurrent.columns();
     let width = columns / 4;
-    let depth = s.recurrent.depth();
+    let depth = recurrent.depth();
     assert!(
         columns % (4 * UNITS) == 0 && depth <= width,
         "interleaved weights"
@@ -100,7 +99,7 @@ pub fn step(isa: Isa, rows: usize, s: Step<'_>) {
                             s.previous.as_ptr()
                         },
                         width,
-                        s.recurrent.panel(block * 4 + gate),
+                        recurrent.panel(block * 4 + gate),
                         s.input
                             .as_ptr()
                             .add(r * columns + (block * 4 + gate) * UNITS),
@@ -125,6 +124,46 @@ pub fn step(isa: Isa, rows: usize, s: Step<'_>) {
                 }
             }
             r += n;
+        }
+    }
+}
+
+/// The gates alone: `input` holds the complete sums of `columns` = `4 * padded(H)` a row.
+///
+/// # Panics
+/// If a slice is too short.
+pub fn gates(isa: Isa, rows: usize, columns: usize, s: Step<'_>) {
+    let width = columns / 4;
+    assert!(columns % (4 * UNITS) == 0, "interleaved sums");
+    assert!(s.input.len() >= rows * columns, "input");
+    assert!(
+        s.cell.len() >= rows * width && s.state.len() >= rows * width,
+        "states"
+    );
+    let maximum = match s.maximum {
+        Some(maximum) => {
+            assert!(maximum.len() >= rows * width, "maximum");
+            maximum.as_mut_ptr()
+        }
+        None => std::ptr::null_mut(),
+    };
+    for r in 0..rows {
+        for block in 0..width / UNITS {
+            let at = r * width + block * UNITS;
+            // SAFETY: all slices hold `rows` rows (checked above), rows whole blocks.
+            unsafe {
+                cell(
+                    isa,
+                    s.input.as_ptr().add(4 * at),
+                    s.cell.as_mut_ptr().add(at),
+                    s.state.as_mut_ptr().add(at),
+                    if maximum.is_null() {
+                        maximum
+                    } else {
+                        maximum.add(at)
+                    },
+                );
+            }
         }
     }
 }

@@ -7,6 +7,8 @@ pub mod gather;
 pub mod gemm;
 pub mod lstm;
 pub(crate) mod math;
+pub mod product;
+pub mod quantized;
 
 use std::sync::OnceLock;
 

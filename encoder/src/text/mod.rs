@@ -77,3 +77,74 @@ impl Preparation {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config;
+
+    fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures")
+            .join(name);
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    fn laser2() -> TextConfig {
+        TextConfig {
+            non_printing: NonPrinting::Space,
+            punctuation: Some("en".into()),
+            lowercase: true,
+            ..TextConfig::default()
+        }
+    }
+
+    #[test]
+    fn laser2_texts_are_prepared_as_in_python() {
+        let expected: serde_json::Value = fixture("laser2/expected.json");
+        let list =
+            |key: &str| -> Vec<String> { serde_json::from_value(expected[key].clone()).unwrap() };
+        let preparation = Preparation::new(&laser2()).unwrap();
+        for (text, prepared) in list("texts").iter().zip(list("prepared")) {
+            assert_eq!(preparation.apply(text), prepared, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn greek_is_romanised_as_in_python() {
+        for [text, expected] in fixture::<Vec<[String; 2]>>("laser1/greek.json") {
+            assert_eq!(greek::romanize(&text), expected);
+        }
+    }
+
+    #[test]
+    fn escapes_are_undone() {
+        assert_eq!(
+            moses::descape("a &amp;lt; b &#124; &quot;c&apos;"),
+            "a &lt; b | \"c'"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_can_be_prepared(text: String, language in "(en|fr|fi|ca|so|de|tdt)") {
+            let everything = TextConfig {
+                punctuation: Some(language.clone()),
+                descape: true,
+                moses: Some(config::Moses { language, ..Default::default() }),
+                romanize_greek: true,
+                fast_bpe: Some(config::FastBpe {
+                    merges: vec!["a b</w>".into()],
+                    vocabulary: vec!["a@@".into()],
+                }),
+                ..laser2()
+            };
+            let prepared = Preparation::new(&everything).unwrap().apply(&text).into_owned();
+            prop_assert!(!prepared.contains("  ") && !prepared.contains(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Throughput of the encoder.
+//!
+//! ```text
+//! cargo run --release --example bench -- [--model FOLDER] [--threads N] [--seconds S] [--shape]
+//! ```
+//!
+//! Measures the 5-layer LASER shape with random weights (`--shape`, or without `--model`) and a
+//! model folder, in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
+//! wall time and of CPU time, and the smallest cosine to f32. With LASER_BENCH_PYTHON set to a
+//! Python that has torch, PyTorch's `nn.LSTM` of the same shape runs beside it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use laser_encoder::config::{
+    Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, TextConfig,
+};
+use laser_encoder::folder::{self, Tensor, Tensors};
+use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
+
+const VOCABULARY: usize = 8000;
+const WIDTH: usize = 320;
+const HIDDEN: usize = 512;
+const LAYERS: usize = 5;
+const TOKENS: usize = 20;
+const BATCHES: [usize; 3] = [1, 32, 128];
+
+/// Sentences for models with a vocabulary of their own.
+const TEXTS: [&str; 12] = [
+    "Where is the railway station, and when does the next train leave?",
+    "The committee will publish its report on the state of the forests in spring.",
+    "Der Zug nach München fährt um halb neun vom dritten Gleis ab.",
+    "Könnten Sie mir bitte sagen, wie spät es ist?",
+    "Le musée est fermé le lundi, mais le jardin reste ouvert toute la semaine.",
+    "El gobierno anunció ayer nuevas medidas para proteger los bosques.",
+    "Она читает книгу у окна, пока за окном идёт снег.",
+    "Vlak má dnes půl hodiny zpoždění kvůli opravám na trati.",
+    "今天天气很好，我们去公园散步吧。",
+    "كم سعر هذا القميص؟",
+    "मुझे एक गिलास पानी चाहिए।",
+    "駅までどのくらいかかりますか。",
+];
+
+/// User and system time of this process; Linux' `/proc/self/stat` counts in hundredths of seconds.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
+    let ticks = |i: usize| {
+        fields
+            .get(i)
+            .and_then(|f| f.parse::<f64>().ok())
+            .unwrap_or(f64::NAN)
+    };
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+struct Rate {
+    wall: f64,
+    cpu: f64,
+    calls: usize,
+}
+
+/// Calls `f` for about `seconds` after one call to warm up.
+fn measure(seconds: f64, mut f: impl FnMut()) -> Rate {
+    f();
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let mut calls = 0;
+    while start.elapsed() < Duration::from_secs_f64(seconds) {
+        f();
+        calls += 1;
+    }
+    Rate {
+        wall: start.elapsed().as_secs_f64(),
+        cpu: cpu_seconds() - cpu,
+        calls,
+    }
+}
+
+/// A folder with random weights of the LASER shape.
+fn laser_shape(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut random = |shape: &[usize], scale: f32| {
+        let n = shape.iter().product();
+        let values = (0..n).map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
+        });
+        Tensor::f32(shape, values.collect())
+    };
+    let mut tensors = Tensors::new();
+    tensors.insert(
+        "embed_tokens.weight".into(),
+        random(&[VOCABULARY, WIDTH], 0.5),
+    );
+    for l in 0..LAYERS {
+        let input = if l == 0 { WIDTH } else { 2 * HIDDEN };
+        for suffix in ["", "_reverse"] {
+            // PyTorch's initialisation: 1 / sqrt(hidden).
+            let scale = 1.0 / (HIDDEN as f32).sqrt();
+            for (name, shape) in [
+                ("weight_ih", vec![4 * HIDDEN, input]),
+                ("weight_hh", vec![4 * HIDDEN, HIDDEN]),
+                ("bias_ih", vec![4 * HIDDEN]),
+                ("bias_hh", vec![4 * HIDDEN]),
+            ] {
+                tensors.insert(format!("lstm.{name}_l{l}{suffix}"), random(&shape, scale));
+            }
+        }
+    }
+    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..VOCABULARY)
+        .map(|id| {
+            (
+                if id == 2 {
+                    "</s>".into()
+                } else {
+                    format!("w{id}")
+                },
+                id.into(),
+            )
+        })
+        .collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
+    });
+    let config = Config {
+        format: FORMAT,
+        name: "laser-shape".into(),
+        dimensions: 2 * HIDDEN,
+        max_tokens: 512,
+        normalize: false,
+        text: TextConfig::default(),
+        encoder: Architecture::Bilstm(BilstmConfig {
+            embedding_size: WIDTH,
+            hidden_size: HIDDEN,
+            layers: LAYERS,
+            pooling: BilstmPooling::Max,
+            append_eos: true,
+        }),
+        dense: vec![],
+        checks: vec![],
+    };
+    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)?;
+    Ok(())
+}
+
+fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
+    a.rows()
+        .zip(b.rows())
+        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt())
+        .fold(1.0, f64::min)
+}
+
+fn load(
+    folder: &Path,
+    precision: Precision,
+    threads: usize,
+) -> Result<Encoder, laser_encoder::EncoderError> {
+    Encoder::load(
+        folder,
+        &LoadOptions {
+            device: DeviceChoice::Cpu,
+            precision,
+            threads,
+        },
+    )
+}
+
+fn header() {
+    println!(
+        "{:<24}{:>6}{:>14}{:>14}{:>16}{:>16}{:>10}",
+        "", "batch", "sentences/s", "tokens/s", "sentences/CPU-s", "tokens/CPU-s", "cosine"
+    );
+}
+
+fn row(name: &str, batch: usize, tokens: usize, rate: &Rate, cosine: Option<f64>) {
+    let sentences = (rate.calls * batch) as f64;
+    let tokens = (rate.calls * tokens) as f64;
+    println!(
+        "{name:<24}{batch:>6}{:>14.1}{:>14.0}{:>16.1}{:>16.0}{}",
+        sentences / rate.wall,
+        tokens / rate.wall,
+        sentences / rate.cpu,
+        tokens / rate.cpu,
+        cosine.map_or_else(|| format!("{:>10}", ""), |c| format!("{c:>10.5}")),
+    );
+}
+
+/// All precisions and batch sizes of one model on the token sequences given.
+fn products(
+    folder: &Path,
+    ids: &[Vec<u32>],
+    threads: usize,
+    seconds: f64,
+) -> Result<(), laser_encoder::EncoderError> {
+    let exact = load(folder, Precision::F32, threads)?.encode_ids(ids)?;
+    let auto = load(folder, Precision::Auto, threads)?.precision();
+    for precision in [Precision::F32, Precision::Bf16, Precision::I8] {
+        let encoder = load(folder, precision, threads)?;
+        if encoder.precision() != precision {
+            continue;
+        }
+        let cosine = smallest_cosine(&exact, &encoder.encode_ids(ids)?);
+        for batch in BATCHES {
+            let ids = &ids[..batch];
+            let tokens = ids.iter().map(Vec::len).sum();
+            let rate = measure(seconds, || {
+                std::hint::black_box(encoder.encode_ids(ids).expect("it worked before"));
+            });
+            row(
+                &format!("laser {}", precision.name()),
+                batch,
+                tokens,
+                &rate,
+                Some(cosine),
+            );
+        }
+    }
+    println!("auto chooses {}", auto.name());
+    Ok(())
+}
+
+/// PyTorch's LSTM of the LASER shape.
+fn pytorch(python: &str, threads: usize, seconds: f64) {
+    let script = format!(
+        r#"
+import resource, time, torch
+torch.set_num_threads({threads})
+torch.set_grad_enabled(False)
+base = torch.nn.LSTM({WIDTH}, {HIDDEN}, {LAYERS}, bidirectional=True).eval()
+table = torch.randn({VOCABULARY}, {WIDTH})
+for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+    lstm, embed = base.to(dtype), table.to(dtype)
+    for batch in {BATCHES:?}:
+        ids = torch.randint(0, {VOCABULARY}, ({TOKENS}, batch))
+        f = lambda: lstm(embed[ids])[0].max(0).values
+        f()
+        cpu = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        start, before, calls = time.perf_counter(), cpu(), 0
+        while time.perf_counter() - start < {seconds}:
+            f(); calls += 1
+        print(name, batch, time.perf_counter() - start, cpu() - before, calls, flush=True)
+"#
+    );
+    let output = Command::new(python).arg("-c").arg(script).output();
+    let output = match output {
+        Ok(output) if output.status.success() => output,
+        Ok(output) => {
+            eprintln!(
+                "PyTorch failed: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            return;
+        }
+        Err(e) => {
+            eprintln!("could not run \"{python}\": {e}");
+            return;
+        }
+    };
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let number = |i: usize| {
+            fields
+                .get(i)
+                .and_then(|f| f.parse::<f64>().ok())
+                .unwrap_or(0.0)
+        };
+        let rate = Rate {
+            wall: number(2),
+            cpu: number(3),
+            calls: number(4) as usize,
+        };
+        let batch = number(1) as usize;
+        row(
+            &format!("PyTorch {}", fields[0]),
+            batch,
+            batch * TOKENS,
+            &rate,
+            None,
+        );
+    }
+}
+
+fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std::error::Error>> {
+    let start = Instant::now();
+    let encoder = load(folder, Precision::Auto, threads)?;
+    encoder.encode(&TEXTS[..1])?;
+    println!(
+        "\n{} ({}), {} threads, on {}: first sentence {:.0} ms after the start of loading, \
+         {:.1} MB packed weights",
+        encoder.config().name,
+        encoder.config().encoder.name(),
+        encoder.threads(),
+        encoder.device_name(),
+        start.elapsed().as_secs_f64() * 1e3,
+        encoder.resident_bytes() as f64 / 1e6,
+    );
+    let texts: Vec<&str> = TEXTS.iter().copied().cycle().take(1024).collect();
+    let ids: Vec<Vec<u32>> = encoder
+        .tokenize(&texts)?
+        .into_iter()
+        .map(|t| t.ids)
+        .collect();
+    header();
+    products(folder, &ids, threads, seconds)?;
+    for batch in [1, 32, 128, 1024] {
+        let texts = &texts[..batch];
+        let tokens: usize = ids[..batch].iter().map(Vec::len).sum();
+        let whole = measure(seconds, || {
+            std::hint::black_box(encoder.encode(texts).expect("it worked before"));
+        });
+        row("laser, text to embedding", batch, tokens, &whole, None);
+        let part = measure(seconds, || {
+            std::hint::black_box(encoder.tokenize(texts).expect("it worked before"));
+        });
+        let share = (part.cpu / part.calls as f64) / (whole.cpu / whole.calls as f64);
+        println!(
+            "{:<24}{batch:>6}{:>13.1}%",
+            "  tokenisation's share",
+            share * 100.0
+        );
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    let (mut threads, mut seconds, mut shape) = (1usize, 2.0f64, false);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || {
+            arguments
+                .next()
+                .ok_or_else(|| format!("{argument} needs a value"))
+        };
+        match argument.as_str() {
+            "--model" => folders.push(value()?.into()),
+            "--threads" => threads = value()?.parse()?,
+            "--seconds" => seconds = value()?.parse()?,
+            "--shape" => shape = true,
+            _ => return Err(format!("unknown argument \"{argument}\"").into()),
+        }
+    }
+    if shape || folders.is_empty() {
+        let dir = tempfile::TempDir::new()?;
+        laser_shape(dir.path())?;
+        let ids: Vec<Vec<u32>> = (0..BATCHES[2])
+            .map(|i| {
+                (0..TOKENS)
+                    .map(|t| ((i * 131 + t * 977) % VOCABULARY) as u32)
+                    .collect()
+            })
+            .collect();
+        println!(
+            "LASER shape: {LAYERS} layers of 2 x {HIDDEN}, embeddings {WIDTH}, random weights, \
+             {TOKENS} tokens a sentence, {threads} threads, on {}",
+            load(dir.path(), Precision::F32, threads)?.device_name()
+        );
+        header();
+        products(dir.path(), &ids, threads, seconds)?;
+        match std::env::var("LASER_BENCH_PYTHON") {
+            Ok(python) => pytorch(&python, threads, seconds),
+            Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
+        }
+    }
+    for folder in folders {
+        model(&folder, threads, seconds)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Products with bf16 and int8 weights on the processor's matrix or dot-product units, through
+//! NumKong: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
+//!
+//! NumKong chooses AMX, AVX-512 or AVX2 at run time. Which of the two types pays depends on the
+//! units: [`candidates`].
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+
+use numkong::{Dots, bf16, cap};
+
+use super::gemm::Start;
+use crate::encoder::Precision;
+
+/// Reduced precisions that are faster than f32 on this processor, fastest first.
+pub fn candidates() -> &'static [Precision] {
+    let has = |bits: u64| numkong::available() & bits != 0;
+    if has(cap::SAPPHIREAMX | cap::GRANITEAMX) {
+        &[Precision::I8, Precision::Bf16]
+    } else if has(cap::ICELAKE | cap::GENOA | cap::NEONSDOT | cap::SIERRA) {
+        // Dot products of four bytes in one instruction.
+        &[Precision::I8]
+    } else {
+        &[]
+    }
+}
+
+/// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
+/// as f32.
+pub fn has_bf16_unit() -> bool {
+    let units = cap::SAPPHIREAMX | cap::GRANITEAMX | cap::GENOA | cap::NEONBFDOT;
+    numkong::available() & units != 0
+}
+
+/// One cache line, for alignment.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+/// A matrix W of n x k, packed by NumKong.
+pub struct Quantized {
+    n: usize,
+    k: usize,
+    packed: Vec<Line>,
+    /// int8: the factor of each of the n rows. Empty for bf16.
+    scale: Vec<f32>,
+}
+
+/// Working memory of a thread.
+#[derive(Default)]
+struct Scratch {
+    bytes: Vec<i8>,
+    halves: Vec<bf16>,
+    scale: Vec<f32>,
+    sums: Vec<i32>,
+    products: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static CONFIGURED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Largest magnitude becomes 127.
+fn quantize(row: &[f32], out: &mut [i8]) -> f32 {
+    let largest = row.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    for (y, x) in out.iter_mut().zip(row) {
+        // Adding 1.5 * 2^23 rounds to the nearest integer in the low mantissa bits, and
+        // vectorises, which `f32::round` does not.
+        let shifted = x * inverse + 12_582_912.0;
+        *y = (shifted.to_bits() & 0xff) as u8 as i8;
+    }
+    largest / 127.0
+}
+
+impl Quantized {
+    /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`]; `precision` must be
+    /// [`Precision::Bf16`] or [`Precision::I8`].
+    pub fn new(
+        n: usize,
+        k: usize,
+        precision: Precision,
+        mut row: impl FnMut(usize, &mut [f32]) -> bool,
+    ) -> Self {
+        let mut buffer = vec![0f32; k];
+        let is_i8 = precision == Precision::I8;
+        let size = if is_i8 {
+            i8::dots_packed_size(n, k)
+        } else {
+            bf16::dots_packed_size(n, k)
+        };
+        let mut packed = vec![Line([0; 64]); size.div_ceil(64)];
+        let mut scale = Vec::new();
+        if is_i8 {
+            let mut bytes = vec![0i8; n * k];
+            scale = vec![0f32; n];
+            for j in 0..n {
+                if row(j, &mut buffer) {
+                    scale[j] = quantize(&buffer, &mut bytes[j * k..(j + 1) * k]);
+                }
+            }
+            // SAFETY: `bytes` is n x k, `packed` as large as NumKong asks for.
+            unsafe { i8::dots_pack(bytes.as_ptr(), n, k, k, packed.as_mut_ptr().cast()) };
+        } else {
+            let mut halves = vec![bf16(0); n * k];
+            for j in 0..n {
+                if row(j, &mut buffer) {
+                    for (y, x) in halves[j * k..(j + 1) * k].iter_mut().zip(&buffer) {
+                        *y = bf16(half::bf16::from_f32(*x).to_bits());
+                    }
+                }
+            }
+            // SAFETY: `halves` is n x k, `packed` as large as NumKong asks for.
+            unsafe { bf16::dots_pack(halves.as_ptr(), n, k, 2 * k, packed.as_mut_ptr().cast()) };
+        }
+        Self {
+            n,
+            k,
+            packed,
+            scale,
+        }
+    }
+
+    /// Output columns n.
+    pub fn columns(&self) -> usize {
+        self.n
+    }
+
+    /// Inner dimension k.
+    pub fn depth(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.packed.len() * 64 + self.scale.len() * 4
+    }
+
+    /// As [`super::gemm::matmul`].
+    ///
+    /// # Panics
+    /// If a slice is too short for the sizes given.
+    pub fn matmul(
+        &self,
+        m: usize,
+        a: &[f32],
+        lda: usize,
+        start: Start<'_>,
+        c: &mut [f32],
+        ldc: usize,
+    ) {
+        let (n, k) = (self.n, self.k);
+        if m == 0 || n == 0 {
+            return;
+        }
+        assert!(lda >= k && ldc >= n, "strides");
+        assert!(a.len() >= (m - 1) * lda + k, "A");
+        assert!(c.len() >= (m - 1) * ldc + n, "C");
+        if !CONFIGURED.get() {
+            // Asks the operating system for AMX's tiles, once a thread.
+            numkong::configure_thread();
+            CONFIGURED.set(true);
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let rows = a.chunks(lda).take(m).map(|row| &row[..k]);
+            scratch.scale.clear();
+            if self.scale.is_empty() {
+                scratch.halves.clear();
+                scratch.products.resize(m * n, 0.0);
+                for row in rows {
+                    let halves = row.iter().map(|x| bf16(half::bf16::from_f32(*x).to_bits()));
+                    scratch.halves.extend(halves);
+                }
+                // SAFETY: A is m x k, C m x n, the packed matrix n x k; strides are in bytes.
+                unsafe {
+                    bf16::dots_packed(
+                        scratch.halves.as_ptr(),
+                        self.packed.as_ptr().cast(),
+                        scratch.products.as_mut_ptr(),
+                        m,
+                        n,
+                        k,
+                        2 * k,
+                        4 * n,
+                    );
+                }
+            } else {
+                scratch.bytes.resize(m * k, 0);
+                scratch.sums.resize(m * n, 0);
+                for (row, out) in rows.zip(scratch.bytes.chunks_exact_mut(k.max(1))) {
+                    scratch.scale.push(quantize(row, out));
+                }
+                // SAFETY: as above.
+                unsafe {
+                    i8::dots_packed(
+                        scratch.bytes.as_ptr(),
+                        self.packed.as_ptr().cast(),
+                        scratch.sums.as_mut_ptr(),
+                        m,
+                        n,
+                        k,
+                        k,
+                        4 * n,
+                    );
+                }
+            }
+            for (i, c) in c.chunks_mut(ldc).take(m).enumerate() {
+                let c = &mut c[..n];
+                match start {
+                    Start::Zero => c.fill(0.0),
+                    Start::Bias(bias) => c.copy_from_slice(&bias[..n]),
+                    Start::Accumulate => {}
+                }
+                if self.scale.is_empty() {
+                    for (c, x) in c.iter_mut().zip(&scratch.products[i * n..(i + 1) * n]) {
+                        *c += x;
+                    }
+                } else {
+                    let row = scratch.scale[i];
+                    let sums = &scratch.sums[i * n..(i + 1) * n];
+                    for ((c, &x), &s) in c.iter_mut().zip(sums).zip(&self.scale) {
+                        *c += x as f32 * (s * row);
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_close_to_exact_ones() {
+        let value = |i: usize| ((i * 7919 % 1000) as f32 - 500.0) / 500.0;
+        for (m, n, k) in [(1, 64, 16), (5, 33, 70), (17, 128, 320)] {
+            let a: Vec<f32> = (0..m * (k + 3)).map(value).collect();
+            let w: Vec<f32> = (0..n * k).map(|i| value(i + 17)).collect();
+            let bias: Vec<f32> = (0..n).map(value).collect();
+            for (precision, tolerance) in [(Precision::Bf16, 0.01), (Precision::I8, 0.02)] {
+                let packed = Quantized::new(n, k, precision, |j, row| {
+                    row.copy_from_slice(&w[j * k..(j + 1) * k]);
+                    true
+                });
+                let mut c = vec![9f32; m * n];
+                packed.matmul(m, &a, k + 3, Start::Bias(&bias), &mut c, n);
+                packed.matmul(m, &a, k + 3, Start::Accumulate, &mut c, n);
+                for i in 0..m {
+                    for j in 0..n {
+                        let dot: f64 = (0..k)
+                            .map(|p| f64::from(a[i * (k + 3) + p]) * f64::from(w[j * k + p]))
+                            .sum();
+                        let exact = f64::from(bias[j]) + 2.0 * dot;
+                        let error = (f64::from(c[i * n + j]) - exact).abs();
+                        assert!(
+                            error < tolerance * (k as f64).sqrt(),
+                            "{precision:?} {error}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

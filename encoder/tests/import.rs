@@ -1,0 +1,286 @@
+//! Import of small checkpoints in the layouts of published ones, against what PyTorch computed from
+//! them (see `fixtures/make.py`), and of broken ones.
+
+use std::path::{Path, PathBuf};
+
+use laser_encoder::import::{Kind, Options, Table, import};
+use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use proptest::prelude::*;
+use serde::Deserialize;
+use tempfile::TempDir;
+
+#[derive(Deserialize)]
+struct Expected {
+    texts: Vec<String>,
+    ids: Vec<Vec<u32>>,
+    embeddings: Vec<Vec<f32>>,
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn load(folder: &Path) -> Encoder {
+    let options = LoadOptions {
+        device: DeviceChoice::Cpu,
+        precision: Precision::F32,
+        threads: 1,
+    };
+    Encoder::load(folder, &options).unwrap()
+}
+
+/// Imports a fixture and compares ids and embeddings with the original's.
+fn check(name: &str, kind: Kind, options: &Options) -> (TempDir, Encoder) {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("model");
+    // The kind is found without being told.
+    let report = import(&fixture(name), None, &out, options).unwrap();
+    assert_eq!(report.kind, kind);
+    assert_eq!(report.config.name, "model");
+    let expected: Expected =
+        serde_json::from_slice(&std::fs::read(fixture(name).join("expected.json")).unwrap())
+            .unwrap();
+    let encoder = load(&out);
+    let texts: Vec<&str> = expected.texts.iter().map(String::as_str).collect();
+    let tokens = encoder.tokenize(&texts).unwrap();
+    let embeddings = encoder.encode(&texts).unwrap();
+    for (i, text) in texts.iter().enumerate() {
+        // Pieces outside of the dictionary have ids of their own, with the unknown token's
+        // embedding.
+        let size = expected.ids.iter().flatten().max().unwrap();
+        let ids: Vec<u32> = tokens[i].ids.clone();
+        assert_eq!(ids.len(), expected.ids[i].len(), "{name}: {text}: {ids:?}");
+        for (a, b) in ids.iter().zip(&expected.ids[i]) {
+            assert!(
+                a == b || (*b == 3 && a > size),
+                "{name}: {text}: {ids:?} {:?}",
+                expected.ids[i]
+            );
+        }
+        for (a, b) in embeddings.row(i).iter().zip(&expected.embeddings[i]) {
+            assert!((a - b).abs() < 1e-5, "{name}: {text}: {a} {b}");
+        }
+    }
+    (dir, encoder)
+}
+
+#[test]
+fn laser2_unigram_in_a_zip() {
+    let (_dir, encoder) = check("laser2", Kind::Laser2, &Options::default());
+    assert!(!encoder.config().normalize);
+    assert_eq!(encoder.dimensions(), 16);
+}
+
+#[test]
+fn laser2_bpe_in_a_zip() {
+    check("laser2-bpe", Kind::Laser2, &Options::default());
+}
+
+#[test]
+fn laser1_in_the_legacy_container() {
+    let options = Options {
+        prefixes: Some(fixture("laser1/nonbreaking_prefix.en")),
+        ..Options::default()
+    };
+    check("laser1", Kind::Laser1, &options);
+}
+
+#[test]
+fn labse_with_dense_layer() {
+    let (_dir, encoder) = check("labse", Kind::SentenceTransformer, &Options::default());
+    assert!(encoder.config().normalize);
+    assert_eq!(encoder.config().max_tokens, 36);
+}
+
+#[test]
+fn bert_with_mean_pooling_from_bin() {
+    check("bert-mean", Kind::SentenceTransformer, &Options::default());
+}
+
+#[test]
+fn laser3_transformers() {
+    check("laser3", Kind::Laser3, &Options::default());
+    check("laser3-max", Kind::Laser3, &Options::default());
+}
+
+#[test]
+fn tables_can_be_made_smaller() {
+    let dir = TempDir::new().unwrap();
+    let mut embeddings = Vec::new();
+    for (i, table) in [Table::F32, Table::F16, Table::I8].into_iter().enumerate() {
+        let out = dir.path().join(i.to_string());
+        let options = Options {
+            table,
+            normalize: Some(true),
+            ..Options::default()
+        };
+        import(&fixture("laser2"), Some(Kind::Laser2), &out, &options).unwrap();
+        embeddings.push(load(&out).encode(&["to be or not to be"]).unwrap().data);
+    }
+    for other in &embeddings[1..] {
+        let cosine: f32 = embeddings[0].iter().zip(other).map(|(a, b)| a * b).sum();
+        assert!(cosine > 0.999 && cosine < 1.001, "{cosine}");
+    }
+}
+
+/// Copies a fixture and changes one of its files.
+fn broken(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
+    let dir = TempDir::new().unwrap();
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let path = dir.path().join(file);
+    let changed = change(std::fs::read(&path).unwrap());
+    std::fs::write(&path, changed).unwrap();
+    let out = dir.path().join("out");
+    let error = import(dir.path(), None, &out, &Options::default())
+        .unwrap_err()
+        .to_string();
+    assert!(!out.join("config.json").exists(), "nothing is left behind");
+    error
+}
+
+fn replace(bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let at = bytes
+        .windows(from.len())
+        .position(|w| w == from)
+        .expect("the bytes are there");
+    let mut bytes = bytes;
+    bytes[at..at + to.len()].copy_from_slice(to);
+    bytes
+}
+
+#[test]
+fn errors_name_the_key_or_tensor() {
+    for (name, file) in [("laser2", "laser2.pt"), ("laser1", "laser1.pt")] {
+        let error = broken(name, file, |b| b[..b.len() / 2].to_vec());
+        assert!(error.contains(file), "{error}");
+        let error = broken(name, file, |b| replace(b, b"weight_hh_l1", b"weight_xx_l1"));
+        assert!(
+            error.contains("lstm.weight_hh_l1") && error.contains("missing"),
+            "{error}"
+        );
+        let error = broken(name, file, |b| replace(b, b"hidden_size", b"hidden_sise"));
+        assert!(error.contains("hidden_size"), "{error}");
+        let error = broken(name, file, |_| b"not a checkpoint".to_vec());
+        assert!(error.contains("PyTorch"), "{error}");
+        let error = broken(name, file, |b| replace(b, b"dictionary", b"dictionarx"));
+        assert!(error.contains("dictionary"), "{error}");
+    }
+    let error = broken("laser2", "laser2.spm", |b| b[..b.len() - 3].to_vec());
+    assert!(error.contains("laser2.spm"), "{error}");
+    let error = broken("laser3", "laser3.pt", |b| {
+        replace(b, b"layers.1.fc2.bias", b"layers.1.fc3.bias")
+    });
+    assert!(error.contains("layers.1.fc2.bias"), "{error}");
+    let error = import(&fixture(""), None, Path::new("never"), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("no known checkpoint"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn damaged_checkpoints_never_panic(
+        which in 0usize..2,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(), cut_it: bool,
+    ) {
+        let (name, file) = [("laser1", "laser1.pt"), ("laser2-bpe", "laser2.pt")][which];
+        let mut bytes = std::fs::read(fixture(name).join(file)).unwrap();
+        for (index, byte) in changes {
+            let at = index.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if cut_it {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("x.pt");
+        std::fs::write(&path, bytes).unwrap();
+        if let Ok(checkpoint) = laser_encoder::import::torch::Checkpoint::open(&path) {
+            let root = checkpoint.pickle.root();
+            if let Some(model) = checkpoint.pickle.get(root, "model")
+                && let Ok(tensors) = checkpoint.tensors(model)
+            {
+                for (name, id) in tensors {
+                    let _ = checkpoint.tensor(&name, id);
+                }
+            }
+        }
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// The published weights give the published cosines. Runs when LASER2_DIR names the folder with
+/// `laser2.pt` and `laser2.spm`.
+#[test]
+fn laser2_reference_cosines() {
+    let Some(source) = std::env::var_os("LASER2_DIR") else {
+        eprintln!("skipped: LASER2_DIR is not set");
+        return;
+    };
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("laser2");
+    import(
+        Path::new(&source),
+        Some(Kind::Laser2),
+        &out,
+        &Options::default(),
+    )
+    .unwrap();
+    let e = load(&out)
+        .encode(&[
+            "to be or not to be",
+            "être ou ne pas être",
+            "i want to go biking",
+            "je veux faire du vélo",
+        ])
+        .unwrap();
+    for (i, j, expected) in [
+        (0, 1, 0.9614),
+        (0, 2, 0.4412),
+        (0, 3, 0.3923),
+        (1, 2, 0.4110),
+        (1, 3, 0.3935),
+        (2, 3, 0.6960),
+    ] {
+        let actual = cosine(e.row(i), e.row(j));
+        assert!(
+            (actual - expected).abs() < 1e-4,
+            "{i} {j}: {actual}, published {expected}"
+        );
+    }
+}
+
+/// LaBSE puts translations close. Runs when LABSE_DIR names the sentence-transformers folder.
+#[test]
+fn labse_finds_translations() {
+    let Some(source) = std::env::var_os("LABSE_DIR") else {
+        eprintln!("skipped: LABSE_DIR is not set");
+        return;
+    };
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("labse");
+    import(Path::new(&source), None, &out, &Options::default()).unwrap();
+    let e = load(&out)
+        .encode(&["dog", "Hund", "The weather is nice."])
+        .unwrap();
+    assert_eq!(e.dimensions, 768);
+    assert!(cosine(e.row(0), e.row(1)) > 0.8);
+    assert!(cosine(e.row(0), e.row(2)) < 0.5);
+}
