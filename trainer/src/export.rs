@@ -100,7 +100,11 @@ pub fn read(from: &Path) -> Result<Model, ExportError> {
         };
         tensors.insert(name.clone(), (shape, values));
     }
-    Ok(Model { config, tokenizer, tensors })
+    Ok(Model {
+        config,
+        tokenizer,
+        tensors,
+    })
 }
 
 impl Model {
@@ -125,13 +129,16 @@ impl Model {
         }
         let order = prune_tokenizer(&mut self.tokenizer, keep)?;
         if let Some(id) = order.iter().find(|id| **id >= old) {
-            return Err(ExportError::Tokenizer(format!("token {id} has no embedding")));
+            return Err(ExportError::Tokenizer(format!(
+                "token {id} has no embedding"
+            )));
         }
         for name in PER_TOKEN {
             if let Some((shape, values)) = self.tensors.get_mut(name) {
                 let width: usize = shape[1..].iter().product();
-                let kept =
-                    order.iter().flat_map(|id| values[id * width..(id + 1) * width].to_vec());
+                let kept = order
+                    .iter()
+                    .flat_map(|id| values[id * width..(id + 1) * width].to_vec());
                 *values = kept.collect();
                 shape[0] = order.len();
             }
@@ -208,32 +215,54 @@ fn prune_tokenizer(json: &mut Value, keep: &[bool]) -> Result<Vec<usize>, Export
     let kind = json["model"]["type"].as_str().unwrap_or("").to_owned();
     let mut pieces: Vec<String> = match kind.as_str() {
         "Unigram" => {
-            let vocab = json["model"]["vocab"].as_array().ok_or_else(|| wrong("no vocabulary"))?;
-            vocab.iter().map(|p| p[0].as_str().unwrap_or("").to_owned()).collect()
+            let vocab = json["model"]["vocab"]
+                .as_array()
+                .ok_or_else(|| wrong("no vocabulary"))?;
+            vocab
+                .iter()
+                .map(|p| p[0].as_str().unwrap_or("").to_owned())
+                .collect()
         }
         "BPE" => {
-            let vocab = json["model"]["vocab"].as_object().ok_or_else(|| wrong("no vocabulary"))?;
+            let vocab = json["model"]["vocab"]
+                .as_object()
+                .ok_or_else(|| wrong("no vocabulary"))?;
             let mut pieces = vec![String::new(); vocab.len()];
             for (piece, id) in vocab {
-                let id = id.as_u64().map(|id| id as usize).filter(|id| *id < pieces.len());
+                let id = id
+                    .as_u64()
+                    .map(|id| id as usize)
+                    .filter(|id| *id < pieces.len());
                 let id = id.ok_or_else(|| wrong("ids are not consecutive"))?;
                 pieces[id].clone_from(piece);
             }
             pieces
         }
-        other => return Err(wrong(&format!("a model of type \"{other}\" cannot be pruned"))),
+        other => {
+            return Err(wrong(&format!(
+                "a model of type \"{other}\" cannot be pruned"
+            )));
+        }
     };
     let added: Vec<(usize, String)> = json["added_tokens"]
         .as_array()
         .map(|tokens| {
             let parse = |t: &Value| {
-                (t["id"].as_u64().unwrap_or(u64::MAX) as usize, t["content"].as_str().unwrap_or("").to_owned())
+                (
+                    t["id"].as_u64().unwrap_or(u64::MAX) as usize,
+                    t["content"].as_str().unwrap_or("").to_owned(),
+                )
             };
             tokens.iter().map(parse).collect()
         })
         .unwrap_or_default();
-    if added.iter().any(|(id, content)| pieces.get(*id) != Some(content)) {
-        return Err(wrong("added tokens outside the model's vocabulary are not supported"));
+    if added
+        .iter()
+        .any(|(id, content)| pieces.get(*id) != Some(content))
+    {
+        return Err(wrong(
+            "added tokens outside the model's vocabulary are not supported",
+        ));
     }
     let is_byte = |p: &str| p.len() == 6 && p.starts_with("<0x") && p.ends_with('>');
     let mut kept: Vec<bool> = pieces
@@ -247,13 +276,19 @@ fn prune_tokenizer(json: &mut Value, keep: &[bool]) -> Result<Vec<usize>, Export
     if let Some(unk) = json["model"]["unk_id"].as_u64() {
         kept[unk as usize] = true;
     }
-    let by_piece: HashMap<String, usize> =
-        pieces.iter().enumerate().map(|(id, p)| (p.clone(), id)).collect();
+    let by_piece: HashMap<String, usize> = pieces
+        .iter()
+        .enumerate()
+        .map(|(id, p)| (p.clone(), id))
+        .collect();
     if kind == "BPE" {
         let merges = merges(json)?;
         // Later merges build on earlier ones, so that one pass backwards keeps all parts.
         for (left, right) in merges.iter().rev() {
-            if by_piece.get(&format!("{left}{right}")).is_some_and(|id| kept[*id]) {
+            if by_piece
+                .get(&format!("{left}{right}"))
+                .is_some_and(|id| kept[*id])
+            {
                 for part in [left, right] {
                     if let Some(id) = by_piece.get(part) {
                         kept[*id] = true;
@@ -266,12 +301,17 @@ fn prune_tokenizer(json: &mut Value, keep: &[bool]) -> Result<Vec<usize>, Export
                 .iter()
                 .all(|p| by_piece.get(p).is_some_and(|id| kept[*id]))
         });
-        json["model"]["merges"] =
-            left.map(|(l, r)| Value::from(vec![l, r])).collect::<Vec<_>>().into();
+        json["model"]["merges"] = left
+            .map(|(l, r)| Value::from(vec![l, r]))
+            .collect::<Vec<_>>()
+            .into();
     }
     let order: Vec<usize> = (0..pieces.len()).filter(|id| kept[*id]).collect();
-    let new_id: HashMap<usize, usize> =
-        order.iter().enumerate().map(|(new, old)| (*old, new)).collect();
+    let new_id: HashMap<usize, usize> = order
+        .iter()
+        .enumerate()
+        .map(|(new, old)| (*old, new))
+        .collect();
     if kind == "BPE" {
         let vocab: serde_json::Map<String, Value> = order
             .iter()
@@ -304,9 +344,10 @@ fn merges(json: &Value) -> Result<Vec<(String, String)>, ExportError> {
         .ok_or_else(wrong)?
         .iter()
         .map(|merge| match merge {
-            Value::String(text) => {
-                text.split_once(' ').map(|(l, r)| (l.to_owned(), r.to_owned())).ok_or_else(wrong)
-            }
+            Value::String(text) => text
+                .split_once(' ')
+                .map(|(l, r)| (l.to_owned(), r.to_owned()))
+                .ok_or_else(wrong),
             Value::Array(parts) => match parts.as_slice() {
                 [Value::String(l), Value::String(r)] => Ok((l.clone(), r.clone())),
                 _ => Err(wrong()),
@@ -323,11 +364,16 @@ mod tests {
 
     #[test]
     fn a_pruned_tokenizer_still_covers_everything() {
-        let texts: Vec<String> =
-            (0..300).map(|i| format!("lower newest widest {} слово слова", i % 17)).collect();
+        let texts: Vec<String> = (0..300)
+            .map(|i| format!("lower newest widest {} слово слова", i % 17))
+            .collect();
         for kind in [Kind::Bpe, Kind::Unigram] {
-            let options =
-                TokenizerOptions { kind, vocab_size: 330, coverage: 1.0, ..Default::default() };
+            let options = TokenizerOptions {
+                kind,
+                vocab_size: 330,
+                coverage: 1.0,
+                ..Default::default()
+            };
             let tokenizer = train(&texts, &options).expect("trained");
             let size = tokenizer.get_vocab_size(true);
             let mut json: Value =
@@ -342,7 +388,10 @@ mod tests {
                 assert_eq!(pruned.token_to_id(token), Some(id as u32));
             }
             for (new, old) in order.iter().enumerate() {
-                assert_eq!(pruned.id_to_token(new as u32), tokenizer.id_to_token(*old as u32));
+                assert_eq!(
+                    pruned.id_to_token(new as u32),
+                    tokenizer.id_to_token(*old as u32)
+                );
             }
             let encoding = pruned.encode("newest слово x", true).expect("encode");
             assert!(!encoding.get_ids().contains(&1), "{kind:?}");

@@ -75,24 +75,39 @@ impl DataArgs {
             None => DataConfig::default(),
         };
         for path in &self.keyed {
-            config.corpus.push(CorpusSpec::Keyed { path: path.clone(), source: None });
+            config.corpus.push(CorpusSpec::Keyed {
+                path: path.clone(),
+                source: None,
+            });
         }
         for text in &self.lines {
-            config.corpus.push(CorpusSpec::Lines { files: aligned(text)?, source: None });
+            config.corpus.push(CorpusSpec::Lines {
+                files: aligned(text)?,
+                source: None,
+            });
         }
         for text in &self.tsv {
             let (columns, path) = columns(text)?;
-            config.corpus.push(CorpusSpec::Tsv { path, columns, source: None });
+            config.corpus.push(CorpusSpec::Tsv {
+                path,
+                columns,
+                source: None,
+            });
         }
         for path in &self.tmx {
-            config.corpus.push(CorpusSpec::Tmx { path: path.clone(), source: None });
+            config.corpus.push(CorpusSpec::Tmx {
+                path: path.clone(),
+                source: None,
+            });
         }
         if config.corpus.is_empty() {
             bail!("no text is named: use --data, --keyed, --lines, --tsv or --tmx");
         }
         config.include.extend(self.include.iter().cloned());
         config.exclude.extend(self.exclude.iter().cloned());
-        config.exclude_restrictions.extend(self.exclude_restriction.iter().cloned());
+        config
+            .exclude_restrictions
+            .extend(self.exclude_restriction.iter().cloned());
         config.languages.extend(self.languages.iter().cloned());
         config.held_out.extend(self.held_out.iter().cloned());
         config.manifest = self.manifest.clone().or(config.manifest);

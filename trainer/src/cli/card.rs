@@ -43,8 +43,17 @@ pub fn run(args: &CardArgs, threads: Option<usize>) -> Result<()> {
     }
     let metrics = [Metric::Cosine, Metric::Margin];
     let results = measure(&encoder, &sets, &args.sets.pivot, &metrics)?;
-    let fingerprint: String = encoder.fingerprint()[..8].iter().map(|b| format!("{b:02x}")).collect();
-    let text = tables(&results, &args.main, &args.detail, &encoder.config().name, &fingerprint);
+    let fingerprint: String = encoder.fingerprint()[..8]
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    let text = tables(
+        &results,
+        &args.main,
+        &args.detail,
+        &encoder.config().name,
+        &fingerprint,
+    );
     match &args.into {
         None => write_out(None, &text),
         Some(path) => replace(path, &text),
@@ -68,7 +77,12 @@ fn tables(
     if let Some(result) = results.iter().find(|r| r.name == main) {
         let (there, back) = result.macro_accuracy(Metric::Cosine, 1);
         let pivot = result.pivot.as_deref().unwrap_or("xx");
-        let candidates = result.pairs.iter().map(|p| p.forward.candidates).max().unwrap_or(0);
+        let candidates = result
+            .pairs
+            .iter()
+            .map(|p| p.forward.candidates)
+            .max()
+            .unwrap_or(0);
         let _ = writeln!(
             out,
             "Model `{model}`, fingerprint `{fingerprint}`. **Mean over the {} languages of {main}, \
@@ -82,7 +96,11 @@ fn tables(
     for name in detail.iter().map(String::as_str).chain([main]) {
         if let Some(result) = results.iter().find(|r| r.name == name) {
             out.push('\n');
-            out.push_str(&render(std::slice::from_ref(result), Form::Markdown, &options(false)));
+            out.push_str(&render(
+                std::slice::from_ref(result),
+                Form::Markdown,
+                &options(false),
+            ));
         }
     }
     out
@@ -100,7 +118,12 @@ fn replace(path: &Path, text: &str) -> Result<()> {
 fn between(old: &str, text: &str) -> Option<String> {
     let begin = old.find(BEGIN)? + BEGIN.len();
     let end = begin + old[begin..].find(END)?;
-    Some(format!("{}\n\n{}\n{}", &old[..begin], text.trim_end_matches('\n'), &old[end..]))
+    Some(format!(
+        "{}\n\n{}\n{}",
+        &old[..begin],
+        text.trim_end_matches('\n'),
+        &old[end..]
+    ))
 }
 
 #[cfg(test)]

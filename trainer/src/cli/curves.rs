@@ -24,9 +24,16 @@ pub struct CurvesArgs {
 /// Runs `laser curves`.
 pub fn run(args: &CurvesArgs) -> Result<()> {
     let name = |path: &PathBuf| {
-        path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into())
+        path.file_name().map_or_else(
+            || path.display().to_string(),
+            |n| n.to_string_lossy().into(),
+        )
     };
-    let runs: Vec<_> = args.runs.iter().map(|path| (name(path), path.as_path())).collect();
+    let runs: Vec<_> = args
+        .runs
+        .iter()
+        .map(|path| (name(path), path.as_path()))
+        .collect();
     let names: Vec<&str> = runs.iter().map(|r| r.0.as_str()).collect();
     let title = args.title.clone().unwrap_or_else(|| names.join(", "));
     let picture = curves::draw(&title, "step", &curves::read_runs(&runs)?)?;

@@ -88,22 +88,39 @@ impl SetArgs {
     pub fn read(&self) -> Result<Vec<EvalSet>> {
         let mut corpus = Vec::new();
         for path in &self.keyed {
-            corpus.push(CorpusSpec::Keyed { path: path.clone(), source: None });
+            corpus.push(CorpusSpec::Keyed {
+                path: path.clone(),
+                source: None,
+            });
         }
         for text in &self.lines {
-            corpus.push(CorpusSpec::Lines { files: aligned(text)?, source: None });
+            corpus.push(CorpusSpec::Lines {
+                files: aligned(text)?,
+                source: None,
+            });
         }
         for text in &self.tsv {
             let (columns, path) = columns(text)?;
-            corpus.push(CorpusSpec::Tsv { path, columns, source: None });
+            corpus.push(CorpusSpec::Tsv {
+                path,
+                columns,
+                source: None,
+            });
         }
         for path in &self.tmx {
-            corpus.push(CorpusSpec::Tmx { path: path.clone(), source: None });
+            corpus.push(CorpusSpec::Tmx {
+                path: path.clone(),
+                source: None,
+            });
         }
         if corpus.is_empty() {
             bail!("no set is named: give keyed files, --lines, --tsv or --tmx");
         }
-        let (inputs, _) = DataConfig { corpus, ..DataConfig::default() }.resolve()?;
+        let (inputs, _) = DataConfig {
+            corpus,
+            ..DataConfig::default()
+        }
+        .resolve()?;
         let mut problems = Problems::new(self.strict);
         let sets = inputs
             .iter()
@@ -174,7 +191,13 @@ pub fn measure(
     for set in sets {
         let embeddings = embed_all(encoder, set.texts(), &mut |n| bar.set_position(done + n))?;
         done += set.texts().len() as u64;
-        results.push(evaluate(set, encoder.dimensions(), &embeddings, pivot, metrics)?);
+        results.push(evaluate(
+            set,
+            encoder.dimensions(),
+            &embeddings,
+            pivot,
+            metrics,
+        )?);
     }
     bar.finish_and_clear();
     Ok(results)
@@ -204,7 +227,10 @@ pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
         errors: !args.accuracy,
         summary: args.summary,
     };
-    write_out(args.output.as_ref(), &render(&results, args.format, &options))
+    write_out(
+        args.output.as_ref(),
+        &render(&results, args.format, &options),
+    )
 }
 
 /// Arguments of `laser eval bucc`.
@@ -260,7 +286,10 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
     };
     let options = BuccOptions {
         margin,
-        retrieval: args.retrieval.parse::<Retrieval>().map_err(anyhow::Error::msg)?,
+        retrieval: args
+            .retrieval
+            .parse::<Retrieval>()
+            .map_err(anyhow::Error::msg)?,
         neighbours: args.neighbours,
         threshold: args.threshold,
         threads: threads.unwrap_or_else(rayon::current_num_threads),
@@ -270,8 +299,14 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
     let done = source.texts.len() as u64;
     let y = embed_all(&encoder, &target.texts, &mut |n| bar.set_position(done + n))?;
     bar.finish_and_clear();
-    let result =
-        bucc::evaluate(&source, &target, (&x, &y), encoder.dimensions(), &gold, &options)?;
+    let result = bucc::evaluate(
+        &source,
+        &target,
+        (&x, &y),
+        encoder.dimensions(),
+        &gold,
+        &options,
+    )?;
     if let Some(path) = &args.pairs {
         let lines: String = result
             .pairs
@@ -296,7 +331,15 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
         ),
         Form::Text | Form::Markdown => {
             let mut table = Table::new();
-            for name in ["precision", "recall", "F1", "threshold", "extracted", "correct", "gold"] {
+            for name in [
+                "precision",
+                "recall",
+                "F1",
+                "threshold",
+                "extracted",
+                "correct",
+                "gold",
+            ] {
                 table.column(name, Align::Right);
             }
             table.row(vec![
@@ -308,7 +351,11 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
                 result.correct.to_string(),
                 result.gold.to_string(),
             ]);
-            if args.format == Form::Text { table.text() } else { table.markdown() }
+            if args.format == Form::Text {
+                table.text()
+            } else {
+                table.markdown()
+            }
         }
     };
     write_out(None, &text)

@@ -31,7 +31,12 @@ pub struct ExportArgs {
     #[arg(long, value_name = "N", requires = "count")]
     prune_below: Option<u64>,
     /// Keep only about so many tokens, the most frequent ones in the corpus of --count.
-    #[arg(long, value_name = "N", requires = "count", conflicts_with = "prune_below")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "count",
+        conflicts_with = "prune_below"
+    )]
     prune_to: Option<usize>,
     /// Packed corpus in which tokens are counted.
     #[arg(long, value_name = "FILE")]
@@ -48,7 +53,10 @@ fn model_folder(folder: &Path) -> Result<PathBuf> {
             return Ok(candidate);
         }
     }
-    bail!("\"{}\" is neither a model folder nor the output of a training run", folder.display())
+    bail!(
+        "\"{}\" is neither a model folder nor the output of a training run",
+        folder.display()
+    )
 }
 
 fn size(folder: &Path) -> Result<u64> {
@@ -77,7 +85,11 @@ pub fn run(args: &ExportArgs) -> Result<()> {
             (None, Some(wanted)) => {
                 let mut sorted = counts.clone();
                 sorted.sort_unstable_by_key(|c| std::cmp::Reverse(*c));
-                sorted.get(wanted.saturating_sub(1)).copied().unwrap_or(0).max(1)
+                sorted
+                    .get(wanted.saturating_sub(1))
+                    .copied()
+                    .unwrap_or(0)
+                    .max(1)
             }
             (None, None) => bail!("--count is of no use without --prune-below or --prune-to"),
         };
@@ -93,11 +105,17 @@ pub fn run(args: &ExportArgs) -> Result<()> {
             .collect(),
         None => Vec::new(),
     };
-    let name = args
-        .name
-        .clone()
-        .or_else(|| args.output.file_name().map(|n| n.to_string_lossy().into_owned()));
-    let options = ExportOptions { name, table: args.table, matrices: args.matrices, checks };
+    let name = args.name.clone().or_else(|| {
+        args.output
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+    });
+    let options = ExportOptions {
+        name,
+        table: args.table,
+        matrices: args.matrices,
+        checks,
+    };
     model.write(&args.output, &options)?;
     println!(
         "{} of {before} tokens, {:.1} MB (from {:.1} MB) in {}",

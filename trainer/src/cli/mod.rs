@@ -57,7 +57,9 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Some(threads) = cli.threads {
         // Fails only if the pool exists already, and nothing has used it yet.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        let _ = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build_global();
     }
     let result = match cli.command {
         Command::Tokenizer(args) => tokenizer::train(&args),

@@ -47,7 +47,9 @@ pub fn run(args: &PackArgs) -> Result<()> {
         tokenizer.vocab_size,
         args.max_tokens,
     )?;
-    let report = pack(&pipeline, &tokenizer, &mut writer, &mut |n| bar.set_position(n))?;
+    let report = pack(&pipeline, &tokenizer, &mut writer, &mut |n| {
+        bar.set_position(n)
+    })?;
     bar.set_message("writing");
     let header = writer.finish(args.compress)?;
     bar.finish_and_clear();

@@ -78,7 +78,9 @@ pub fn train(args: &TokenizerArgs) -> Result<()> {
     };
     let tokenizer = tokenizer::train(&sample.texts, &options)?;
     bar.finish_and_clear();
-    tokenizer.save(&args.output, false).map_err(|e| anyhow::anyhow!("{e}"))?;
+    tokenizer
+        .save(&args.output, false)
+        .map_err(|e| anyhow::anyhow!("{e}"))?;
     println!(
         "{} tokens from {} sentences in {} languages, {:.0} s: {}",
         tokenizer.get_vocab_size(true),
@@ -108,7 +110,9 @@ pub fn coverage(args: &CoverageArgs) -> Result<()> {
     let pipeline = Pipeline::new(&args.data.config()?, args.data.strict)?;
     let tokenizer = tokenizer::load(&args.tokenizer)?;
     let table = tokenizer::coverage(&pipeline, &tokenizer, args.limit)?;
-    println!("language\tsentences\ttokens_per_sentence\ttokens_per_word\ttokens_per_char\tbyte_share");
+    println!(
+        "language\tsentences\ttokens_per_sentence\ttokens_per_word\ttokens_per_char\tbyte_share"
+    );
     for (language, c) in table {
         println!(
             "{language}\t{}\t{:.2}\t{:.3}\t{:.3}\t{:.4}",

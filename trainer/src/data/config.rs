@@ -152,9 +152,8 @@ impl DataConfig {
     /// [`DataError::Io`] or [`DataError::Config`].
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|e| DataError::io(path, e))?;
-        let fail = |e: &dyn std::fmt::Display| {
-            DataError::Config(format!("{}: {e}", path.display()))
-        };
+        let fail =
+            |e: &dyn std::fmt::Display| DataError::Config(format!("{}: {e}", path.display()));
         let table: toml::Table = toml::from_str(&text).map_err(|e| fail(&e))?;
         let table = match table.get("data") {
             Some(toml::Value::Table(data)) => data.clone(),
@@ -189,7 +188,9 @@ impl DataConfig {
     pub fn resolve(&self) -> Result<Resolved> {
         let manifest = self.manifest.as_deref().map(Manifest::read).transpose()?;
         if manifest.is_none() && !self.exclude_restrictions.is_empty() {
-            return Err(DataError::Config("exclude_restrictions needs a manifest".into()));
+            return Err(DataError::Config(
+                "exclude_restrictions needs a manifest".into(),
+            ));
         }
         let mut all = Vec::new();
         for corpus in &self.corpus {
@@ -244,8 +245,14 @@ impl DataConfig {
 /// `ntrex` of `dev/ntrex.tsv.zst`.
 #[must_use]
 pub fn source_name(path: &Path) -> String {
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    name.split('.').find(|part| !part.is_empty()).unwrap_or("corpus").to_owned()
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    name.split('.')
+        .find(|part| !part.is_empty())
+        .unwrap_or("corpus")
+        .to_owned()
 }
 
 /// The keyed files of a folder in the order of their names, or the file itself.
@@ -260,7 +267,10 @@ pub fn keyed_files(path: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(path).map_err(|e| DataError::io(path, e))? {
         let file = entry.map_err(|e| DataError::io(path, e))?.path();
         let name = file.to_string_lossy();
-        if [".tsv", ".tsv.gz", ".tsv.zst"].iter().any(|end| name.ends_with(end)) {
+        if [".tsv", ".tsv.gz", ".tsv.zst"]
+            .iter()
+            .any(|end| name.ends_with(end))
+        {
             files.push(file);
         }
     }
@@ -273,7 +283,13 @@ fn expand(corpus: &CorpusSpec, out: &mut Vec<Input>) -> Result<()> {
         CorpusSpec::Keyed { path, source } => {
             for file in keyed_files(path)? {
                 let source = source.clone().unwrap_or_else(|| source_name(&file));
-                out.push(Input { source, spec: CorpusSpec::Keyed { path: file, source: None } });
+                out.push(Input {
+                    source,
+                    spec: CorpusSpec::Keyed {
+                        path: file,
+                        source: None,
+                    },
+                });
             }
             return Ok(());
         }
@@ -281,7 +297,11 @@ fn expand(corpus: &CorpusSpec, out: &mut Vec<Input>) -> Result<()> {
             check_languages(files.keys())?;
             (files.values().next(), source)
         }
-        CorpusSpec::Tsv { path, columns, source } => {
+        CorpusSpec::Tsv {
+            path,
+            columns,
+            source,
+        } => {
             check_languages(columns.iter())?;
             (Some(path), source)
         }
@@ -292,14 +312,19 @@ fn expand(corpus: &CorpusSpec, out: &mut Vec<Input>) -> Result<()> {
         (None, Some(path)) => source_name(path),
         (None, None) => return Err(DataError::Config("a corpus names no files".into())),
     };
-    out.push(Input { source, spec: corpus.clone() });
+    out.push(Input {
+        source,
+        spec: corpus.clone(),
+    });
     Ok(())
 }
 
 fn check_languages<'a>(codes: impl Iterator<Item = &'a String>) -> Result<()> {
     for code in codes {
         if !is_language(code) {
-            return Err(DataError::Config(format!("\"{code}\" is not a language code")));
+            return Err(DataError::Config(format!(
+                "\"{code}\" is not a language code"
+            )));
         }
     }
     Ok(())
@@ -327,9 +352,15 @@ mod tests {
         let (inputs, skipped) = config.resolve().expect("resolve");
         let names: Vec<_> = inputs.iter().map(|i| i.source.as_str()).collect();
         assert_eq!(names, ["b", "moses"]);
-        assert_eq!(skipped[0], ("a".into(), "its licence is restricted (research)".into()));
+        assert_eq!(
+            skipped[0],
+            ("a".into(), "its licence is restricted (research)".into())
+        );
         assert_eq!(skipped[1].1, "excluded");
-        let wrong = DataConfig { include: vec!["nosuch".into()], ..config };
+        let wrong = DataConfig {
+            include: vec!["nosuch".into()],
+            ..config
+        };
         assert!(wrong.resolve().is_err());
         std::fs::write(root.join("d.toml"), "typo = 1\n").expect("write");
         assert!(DataConfig::read(&root.join("d.toml")).is_err());

@@ -81,7 +81,10 @@ impl Dedup {
     /// # Errors
     /// [`DataError::Io`] if the temporary file cannot be written.
     pub fn push(&mut self, hash: u64) -> Result<()> {
-        let entry = Entry { hash, ordinal: self.rows };
+        let entry = Entry {
+            hash,
+            ordinal: self.rows,
+        };
         self.rows += 1;
         self.partitions[(hash >> 56) as usize].push(entry);
         self.held += 1;
@@ -96,7 +99,11 @@ impl Dedup {
             Some(spill) => spill,
             None => {
                 let file = super::pack::unnamed_file(&self.folder)?;
-                self.spill.insert(Spill { file, runs: Vec::new(), end: 0 })
+                self.spill.insert(Spill {
+                    file,
+                    runs: Vec::new(),
+                    end: 0,
+                })
             }
         };
         for (index, partition) in self.partitions.iter_mut().enumerate() {
@@ -118,7 +125,9 @@ impl Dedup {
         let mut bits = vec![0u64; (self.rows as usize).div_ceil(64)];
         let mut count = 0;
         for index in 0..PARTITIONS {
-            let mut entries = self.load(index).map_err(|e| DataError::io(&self.folder, e))?;
+            let mut entries = self
+                .load(index)
+                .map_err(|e| DataError::io(&self.folder, e))?;
             entries.sort_unstable();
             for pair in entries.windows(2) {
                 if pair[0].hash == pair[1].hash {
@@ -137,9 +146,17 @@ impl Dedup {
             for &(partition, offset, len) in &spill.runs {
                 if partition == index && len > 0 {
                     let start = entries.len();
-                    entries.resize(start + len, Entry { hash: 0, ordinal: 0 });
+                    entries.resize(
+                        start + len,
+                        Entry {
+                            hash: 0,
+                            ordinal: 0,
+                        },
+                    );
                     spill.file.seek(SeekFrom::Start(offset))?;
-                    spill.file.read_exact(bytemuck::cast_slice_mut(&mut entries[start..]))?;
+                    spill
+                        .file
+                        .read_exact(bytemuck::cast_slice_mut(&mut entries[start..]))?;
                 }
             }
         }

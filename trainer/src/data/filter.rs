@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::readers::{Keyed, Problems, Reader};
-use super::{Group, Result, canonical, hash64, text_hash};
+use super::{Group, Result, hash64, same_text, text_hash};
 
 /// Why a row was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,14 +79,23 @@ pub struct FilterOptions {
 
 impl Default for FilterOptions {
     fn default() -> Self {
-        Self { min_chars: 1, max_chars: 1000, max_ratio: 9.0, drop_untranslated: true }
+        Self {
+            min_chars: 1,
+            max_chars: 1000,
+            max_ratio: 9.0,
+            drop_untranslated: true,
+        }
     }
 }
 
 /// Position of the pivot row: the first of language `pivot`, or else the first row.
 #[must_use]
 pub fn pivot_of(group: &Group, pivot: &str) -> usize {
-    group.rows.iter().position(|r| r.language == pivot).unwrap_or(0)
+    group
+        .rows
+        .iter()
+        .position(|r| r.language == pivot)
+        .unwrap_or(0)
 }
 
 impl FilterOptions {
@@ -112,9 +121,8 @@ impl FilterOptions {
         if self.max_ratio > 0.0 && (a / b).max(b / a) > self.max_ratio {
             return Some(Reason::Ratio);
         }
-        let same = self.drop_untranslated
-            && language != pivot.language
-            && canonical(text) == canonical(&pivot.text);
+        let same =
+            self.drop_untranslated && language != pivot.language && same_text(text, &pivot.text);
         same.then_some(Reason::Untranslated)
     }
 
@@ -163,7 +171,8 @@ impl HeldOut {
         let mut reader = Keyed::open(path)?;
         while let Some(group) = reader.next_group(problems)? {
             self.keys.insert(hash64(group.key.as_bytes()));
-            self.texts.extend(group.rows.iter().map(|r| text_hash(&r.text)));
+            self.texts
+                .extend(group.rows.iter().map(|r| text_hash(&r.text)));
         }
         Ok(())
     }
@@ -213,14 +222,24 @@ mod tests {
     fn group(rows: &[(&str, &str)]) -> Group {
         let rows = rows
             .iter()
-            .map(|(l, t)| Row { language: (*l).into(), text: (*t).into() })
+            .map(|(l, t)| Row {
+                language: (*l).into(),
+                text: (*t).into(),
+            })
             .collect();
-        Group { key: "k".into(), rows }
+        Group {
+            key: "k".into(),
+            rows,
+        }
     }
 
     #[test]
     fn reasons_are_told() {
-        let options = FilterOptions { min_chars: 2, max_chars: 200, ..Default::default() };
+        let options = FilterOptions {
+            min_chars: 2,
+            max_chars: 200,
+            ..Default::default()
+        };
         let long = "x".repeat(201);
         let off = "word ".repeat(30);
         let mut g = group(&[

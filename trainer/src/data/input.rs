@@ -69,7 +69,11 @@ pub struct Lines<R> {
 impl<R: BufRead> Lines<R> {
     /// Reads the lines of `input`.
     pub fn new(input: R) -> Self {
-        Self { input, buffer: Vec::new(), number: 0 }
+        Self {
+            input,
+            buffer: Vec::new(),
+            number: 0,
+        }
     }
 
     /// Number of the last line, from 1.
@@ -139,7 +143,10 @@ mod tests {
     fn formats_are_told_by_magic() {
         assert_eq!(read_all(b"a\nb\n".to_vec()), "a\nb\n");
         assert_eq!(read_all(Vec::new()), "");
-        assert_eq!(read_all(zstd::encode_all(&b"zst"[..], 3).expect("zstd")), "zst");
+        assert_eq!(
+            read_all(zstd::encode_all(&b"zst"[..], 3).expect("zstd")),
+            "zst"
+        );
         let gzip = |text: &[u8]| {
             let mut encoder = flate2::write::GzEncoder::new(Vec::new(), Default::default());
             encoder.write_all(text).expect("write");

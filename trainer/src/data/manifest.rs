@@ -27,7 +27,10 @@ impl Manifest {
             message: message.to_owned(),
         };
         let mut lines = text.lines().enumerate();
-        let names: Vec<&str> = lines.next().map(|l| l.1.split('\t').collect()).unwrap_or_default();
+        let names: Vec<&str> = lines
+            .next()
+            .map(|l| l.1.split('\t').collect())
+            .unwrap_or_default();
         if !names.contains(&"source") {
             return Err(malformed(0, "the manifest has no column \"source\""));
         }
@@ -35,10 +38,16 @@ impl Manifest {
         for (number, line) in lines.filter(|(_, l)| !l.is_empty()) {
             let values: Vec<&str> = line.split('\t').collect();
             if values.len() != names.len() {
-                return Err(malformed(number, "the number of columns differs from the header's"));
+                return Err(malformed(
+                    number,
+                    "the number of columns differs from the header's",
+                ));
             }
-            let entry: Entry =
-                names.iter().zip(values).map(|(n, v)| ((*n).to_owned(), v.to_owned())).collect();
+            let entry: Entry = names
+                .iter()
+                .zip(values)
+                .map(|(n, v)| ((*n).to_owned(), v.to_owned()))
+                .collect();
             entries.insert(entry["source"].clone(), entry);
         }
         Ok(Self { entries })
@@ -55,7 +64,10 @@ impl Manifest {
     #[must_use]
     pub fn restricted<'a>(&self, source: &str, terms: &'a [String]) -> Option<&'a str> {
         let restriction = self.get(source)?.get("restriction")?;
-        terms.iter().find(|t| restriction.contains(t.as_str())).map(String::as_str)
+        terms
+            .iter()
+            .find(|t| restriction.contains(t.as_str()))
+            .map(String::as_str)
     }
 }
 

@@ -79,7 +79,10 @@ pub enum DataError {
 impl DataError {
     /// Wraps an I/O error with the path it concerns.
     pub fn io(path: impl AsRef<std::path::Path>, source: std::io::Error) -> Self {
-        Self::Io { path: path.as_ref().display().to_string(), source }
+        Self::Io {
+            path: path.as_ref().display().to_string(),
+            source,
+        }
     }
 }
 
@@ -101,17 +104,31 @@ pub fn hash64(bytes: &[u8]) -> u64 {
 #[must_use]
 pub fn canonical(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_alphanumeric() || is_mark(c) {
-            out.extend(c.to_lowercase());
-        }
-    }
+    out.extend(letters(text));
     if out.is_empty() { text.to_owned() } else { out }
+}
+
+/// The letters and digits of a text in lower case.
+fn letters(text: &str) -> impl Iterator<Item = char> {
+    text.chars()
+        .filter(|c| c.is_alphanumeric() || is_mark(*c))
+        .flat_map(char::to_lowercase)
+}
+
+/// Whether two texts are the same without case, punctuation and white space.
+#[must_use]
+pub fn same_text(a: &str, b: &str) -> bool {
+    let mut left = letters(a).peekable();
+    let mut right = letters(b).peekable();
+    if left.peek().is_none() || right.peek().is_none() {
+        return a == b;
+    }
+    left.eq(right)
 }
 
 /// Combining marks carry meaning in Indic and Semitic scripts, so they count as letters.
 fn is_mark(c: char) -> bool {
-    unicode_normalization::char::is_combining_mark(c)
+    !c.is_ascii() && unicode_normalization::char::is_combining_mark(c)
 }
 
 /// Hash of [`canonical`] text: equal for sentences that differ in case, punctuation or spacing.
@@ -130,5 +147,13 @@ mod tests {
         assert_ne!(text_hash("hello world"), text_hash("hello word"));
         assert_ne!(text_hash("?"), text_hash("!"));
         assert_ne!(canonical("कि"), canonical("की"));
+        for (a, b) in [
+            ("Hello, World!", "hello world"),
+            ("?", "!"),
+            ("?", "a"),
+            ("a", "ab"),
+        ] {
+            assert_eq!(same_text(a, b), canonical(a) == canonical(b), "{a} {b}");
+        }
     }
 }

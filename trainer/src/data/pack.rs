@@ -19,7 +19,10 @@ struct Section {
 
 impl Section {
     fn new(folder: &Path) -> std::io::Result<Self> {
-        Ok(Self { file: BufWriter::new(unnamed_file(folder)?), bytes: 0 })
+        Ok(Self {
+            file: BufWriter::new(unnamed_file(folder)?),
+            bytes: 0,
+        })
     }
 
     fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
@@ -31,8 +34,11 @@ impl Section {
 /// An unnamed file: it is gone when it is closed, however the program ends.
 pub(super) fn unnamed_file(folder: &Path) -> std::io::Result<File> {
     let name = folder.join(format!(".pack-{}-{:x}", std::process::id(), unique()));
-    let file =
-        File::options().read(true).write(true).create_new(true).open(&name)?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&name)?;
     std::fs::remove_file(&name)?;
     Ok(file)
 }
@@ -83,7 +89,12 @@ impl PackWriter {
     ///
     /// # Errors
     /// [`DataError::Io`] if the folder cannot be written.
-    pub fn create(path: &Path, tokenizer: String, vocab_size: u32, max_tokens: u32) -> Result<Self> {
+    pub fn create(
+        path: &Path,
+        tokenizer: String,
+        vocab_size: u32,
+        max_tokens: u32,
+    ) -> Result<Self> {
         let folder = match path.parent() {
             Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
             _ => PathBuf::from("."),
@@ -290,8 +301,10 @@ pub fn pack(
     let mut rows = 0;
     let mut done = 0;
     let mut flush = |waiting: &mut Vec<(String, Group)>| -> Result<()> {
-        let texts: Vec<&str> =
-            waiting.iter().flat_map(|(_, g)| g.rows.iter().map(|r| r.text.as_str())).collect();
+        let texts: Vec<&str> = waiting
+            .iter()
+            .flat_map(|(_, g)| g.rows.iter().map(|r| r.text.as_str()))
+            .collect();
         let mut ids = tokenizer.encode(&texts)?.into_iter();
         for (source, group) in waiting.iter() {
             let ids: Vec<Vec<u32>> = ids.by_ref().take(group.rows.len()).collect();
@@ -299,7 +312,11 @@ pub fn pack(
                 .rows
                 .iter()
                 .zip(&ids)
-                .map(|(r, ids)| PackedSentence { language: &r.language, text: &r.text, ids })
+                .map(|(r, ids)| PackedSentence {
+                    language: &r.language,
+                    text: &r.text,
+                    ids,
+                })
                 .collect();
             writer.push(source, &group.key, &sentences)?;
             done += sentences.len() as u64;
@@ -336,10 +353,16 @@ mod tests {
             let sentences: Vec<_> = rows
                 .iter()
                 .zip(&names)
-                .map(|((_, ids), language)| PackedSentence { language, text: language, ids })
+                .map(|((_, ids), language)| PackedSentence {
+                    language,
+                    text: language,
+                    ids,
+                })
                 .collect();
             let source = if i % 2 == 0 { "even" } else { "odd" };
-            writer.push(source, &i.to_string(), &sentences).expect("push");
+            writer
+                .push(source, &i.to_string(), &sentences)
+                .expect("push");
         }
         writer.finish(compress).expect("finish")
     }
@@ -393,8 +416,8 @@ mod tests {
                 for s in 0..corpus.sentences() {
                     let mut out = Vec::new();
                     corpus.tokens_into(s, 3, &mut out);
-                    corpus.language(s);
-                    corpus.group_of(s);
+                    assert!(usize::from(corpus.language(s)) < corpus.header().languages.len());
+                    assert!(corpus.group_of(s) < corpus.groups());
                 }
             }
         }
@@ -405,7 +428,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let mut writer =
             PackWriter::create(&folder.path().join("c"), "t".into(), 5, 6).expect("create");
-        let sentence = PackedSentence { language: "a", text: "x", ids: &[5] };
+        let sentence = PackedSentence {
+            language: "a",
+            text: "x",
+            ids: &[5],
+        };
         assert!(writer.push("s", "k", &[sentence]).is_err());
         drop(writer);
         let left = std::fs::read_dir(folder.path()).expect("folder").count();

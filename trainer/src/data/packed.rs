@@ -89,7 +89,10 @@ impl Ragged {
     /// No sentences.
     #[must_use]
     pub fn new() -> Self {
-        Self { ids: Vec::new(), starts: vec![0] }
+        Self {
+            ids: Vec::new(),
+            starts: vec![0],
+        }
     }
 
     /// Number of sentences.
@@ -119,7 +122,11 @@ impl Ragged {
     /// Length of the longest sentence, 0 if there is none.
     #[must_use]
     pub fn longest(&self) -> usize {
-        self.starts.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
+        self.starts
+            .windows(2)
+            .map(|w| w[1] - w[0])
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -133,7 +140,9 @@ pub struct PackedCorpus {
 
 impl std::fmt::Debug for PackedCorpus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PackedCorpus").field("header", &self.header).finish_non_exhaustive()
+        f.debug_struct("PackedCorpus")
+            .field("header", &self.header)
+            .finish_non_exhaustive()
     }
 }
 
@@ -163,9 +172,13 @@ impl PackedCorpus {
         let storage = if magic[..start] == super::input::ZSTD_MAGIC {
             let file = File::open(path).map_err(|e| DataError::io(path, e))?;
             let mut decoder = zstd::Decoder::new(file).map_err(|e| DataError::io(path, e))?;
-            decoder.window_log_max(31).map_err(|e| DataError::io(path, e))?;
+            decoder
+                .window_log_max(31)
+                .map_err(|e| DataError::io(path, e))?;
             let mut bytes = Vec::new();
-            decoder.read_to_end(&mut bytes).map_err(|e| DataError::io(path, e))?;
+            decoder
+                .read_to_end(&mut bytes)
+                .map_err(|e| DataError::io(path, e))?;
             Storage::Owned(to_words(&bytes))
         } else {
             // SAFETY: the map is read-only and lives as long as `Storage`. Another process that
@@ -203,7 +216,11 @@ impl PackedCorpus {
             }
             sections.insert(name, (base + at as usize, len as usize));
         }
-        let corpus = Self { header, storage, sections };
+        let corpus = Self {
+            header,
+            storage,
+            sections,
+        };
         corpus.check().map_err(|message| bad(path, message))?;
         Ok(corpus)
     }
@@ -245,18 +262,34 @@ impl PackedCorpus {
         {
             return Err("sentence offsets are not in order".into());
         }
-        if self.group_sources().iter().any(|s| usize::from(*s) >= h.sources.len()) {
+        if self
+            .group_sources()
+            .iter()
+            .any(|s| usize::from(*s) >= h.sources.len())
+        {
             return Err("source out of range".into());
         }
-        if self.sentence_languages().iter().any(|l| usize::from(*l) >= h.languages.len()) {
+        if self
+            .sentence_languages()
+            .iter()
+            .any(|l| usize::from(*l) >= h.languages.len())
+        {
             return Err("language out of range".into());
         }
         let in_range = if h.token_width == 2 {
-            self.section::<u16>("tokens").par_iter().all(|t| u32::from(*t) < h.vocab_size)
+            self.section::<u16>("tokens")
+                .par_iter()
+                .all(|t| u32::from(*t) < h.vocab_size)
         } else {
-            self.section::<u32>("tokens").par_iter().all(|t| *t < h.vocab_size)
+            self.section::<u32>("tokens")
+                .par_iter()
+                .all(|t| *t < h.vocab_size)
         };
-        if in_range { Ok(()) } else { Err("token id out of range".into()) }
+        if in_range {
+            Ok(())
+        } else {
+            Err("token id out of range".into())
+        }
     }
 
     fn section<T: bytemuck::AnyBitPattern>(&self, name: &str) -> &[T] {
@@ -347,7 +380,11 @@ impl PackedCorpus {
         let at = starts[sentence as usize] as usize;
         let end = (starts[sentence as usize + 1] as usize).min(at.saturating_add(limit));
         if self.header.token_width == 2 {
-            out.extend(self.section::<u16>("tokens")[at..end].iter().map(|t| u32::from(*t)));
+            out.extend(
+                self.section::<u16>("tokens")[at..end]
+                    .iter()
+                    .map(|t| u32::from(*t)),
+            );
         } else {
             out.extend_from_slice(&self.section::<u32>("tokens")[at..end]);
         }
@@ -368,12 +405,19 @@ impl PackedCorpus {
     /// Position of a language code.
     #[must_use]
     pub fn language_id(&self, code: &str) -> Option<LanguageId> {
-        self.header.languages.iter().position(|l| l == code).map(|i| i as LanguageId)
+        self.header
+            .languages
+            .iter()
+            .position(|l| l == code)
+            .map(|i| i as LanguageId)
     }
 }
 
 fn bad(path: &Path, message: impl Into<String>) -> DataError {
-    DataError::Packed { path: path.display().to_string(), message: message.into() }
+    DataError::Packed {
+        path: path.display().to_string(),
+        message: message.into(),
+    }
 }
 
 fn read_up_to(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -20,13 +20,21 @@ impl Permutation {
     pub fn new(n: u64, key: u64) -> Self {
         assert!((1..1 << 62).contains(&n), "permutation of {n} elements");
         let bits = 64 - (n - 1).leading_zeros();
-        Self { n, half_bits: bits.div_ceil(2).max(1), key }
+        Self {
+            n,
+            half_bits: bits.div_ceil(2).max(1),
+            key,
+        }
     }
 
     /// Image of `index`, which must be below `n`.
     #[must_use]
     pub fn get(&self, index: u64) -> u64 {
-        assert!(index < self.n, "index {index} of a permutation of {}", self.n);
+        assert!(
+            index < self.n,
+            "index {index} of a permutation of {}",
+            self.n
+        );
         let mut value = self.round_trip(index);
         // The domain is at most four times `n`, so that few steps are expected; the walk ends
         // because it follows a cycle that contains `index` itself.

@@ -32,7 +32,14 @@ impl Pipeline {
             held_out.add(&file, &mut problems)?;
         }
         let config = config.clone();
-        Ok(Self { config, inputs, skipped, held_out, repeats: None, strict })
+        Ok(Self {
+            config,
+            inputs,
+            skipped,
+            held_out,
+            repeats: None,
+            strict,
+        })
     }
 
     /// Reads everything once to find repeats, spilling to an unnamed file in `folder`. Without
@@ -47,10 +54,15 @@ impl Pipeline {
         let mut dedup = Dedup::new(self.config.dedup_memory << 20, folder);
         self.repeats = None;
         for input in &self.inputs {
-            self.read(input, &mut Report::default(), &mut Problems::new(self.strict), &mut |g| {
-                let hashes = self.fingerprints(&g);
-                hashes.into_iter().try_for_each(|hash| dedup.push(hash))
-            })?;
+            self.read(
+                input,
+                &mut Report::default(),
+                &mut Problems::new(self.strict),
+                &mut |g| {
+                    let hashes = self.fingerprints(&g);
+                    hashes.into_iter().try_for_each(|hash| dedup.push(hash))
+                },
+            )?;
         }
         self.repeats = Some(dedup.finish()?);
         Ok(())
@@ -104,7 +116,8 @@ impl Pipeline {
                     keep
                 });
             }
-            self.held_out.apply(&mut group, input.is_keyed(), pivot, &mut dropped);
+            self.held_out
+                .apply(&mut group, input.is_keyed(), pivot, &mut dropped);
             self.config.filter.apply(&mut group, pivot, &mut dropped);
             if group.rows.is_empty() {
                 continue;
@@ -119,7 +132,10 @@ impl Pipeline {
     /// # Errors
     /// Of the readers, of `each`, and [`super::DataError::Malformed`] if strict.
     pub fn run(&self, each: &mut dyn FnMut(&str, Group) -> Result<()>) -> Result<Report> {
-        let mut report = Report { skipped: self.skipped.clone(), ..Report::default() };
+        let mut report = Report {
+            skipped: self.skipped.clone(),
+            ..Report::default()
+        };
         let mut problems = Problems::new(self.strict);
         let mut ordinal = 0u64;
         for input in &self.inputs {
@@ -212,7 +228,12 @@ mod tests {
         assert_eq!(report.languages["de"], 2);
         let sum: u64 = total.dropped.values().sum();
         assert_eq!(total.rows + sum, total.rows_read);
-        assert!(report.tsv().lines().any(|l| l.starts_with("total\t4\t2\t8\t5\t")));
+        assert!(
+            report
+                .tsv()
+                .lines()
+                .any(|l| l.starts_with("total\t4\t2\t8\t5\t"))
+        );
         let (kept, _) = groups(text, |c| c.dedup = DedupMode::Canonical);
         assert_eq!(kept.len(), 1);
         let (kept, _) = groups(text, |c| c.dedup = DedupMode::None);

@@ -80,7 +80,11 @@ impl Report {
         }
         out.push('\n');
         let total = self.total();
-        let rows = self.sources.iter().map(|(n, c)| (n.as_str(), c)).chain([("total", &total)]);
+        let rows = self
+            .sources
+            .iter()
+            .map(|(n, c)| (n.as_str(), c))
+            .chain([("total", &total)]);
         for (name, c) in rows {
             let _ = write!(
                 out,

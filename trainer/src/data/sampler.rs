@@ -109,13 +109,19 @@ impl Batch {
     /// Duplicate hashes of the source sides.
     #[must_use]
     pub fn source_hashes(&self, corpus: &PackedCorpus) -> Vec<u32> {
-        self.pairs.iter().map(|p| corpus.text_hash(p.source)).collect()
+        self.pairs
+            .iter()
+            .map(|p| corpus.text_hash(p.source))
+            .collect()
     }
 
     /// Duplicate hashes of the target sides.
     #[must_use]
     pub fn target_hashes(&self, corpus: &PackedCorpus) -> Vec<u32> {
-        self.pairs.iter().map(|p| corpus.text_hash(p.target)).collect()
+        self.pairs
+            .iter()
+            .map(|p| corpus.text_hash(p.target))
+            .collect()
     }
 }
 
@@ -201,12 +207,20 @@ impl Sampler {
             let pool = build_pool(corpus, &options, &source_weight, target, &mut strata);
             if pool.languages.is_empty() {
                 let of = target.map_or("any language", |t| &header.languages[usize::from(t)]);
-                return Err(DataError::Config(format!("no sentence is paired with {of}")));
+                return Err(DataError::Config(format!(
+                    "no sentence is paired with {of}"
+                )));
             }
             pools.push(pool);
         }
         let drawn = vec![0; strata.len()];
-        Ok(Self { options, strata, pools, any, state: SamplerState { batches: 0, drawn } })
+        Ok(Self {
+            options,
+            strata,
+            pools,
+            any,
+            state: SamplerState { batches: 0, drawn },
+        })
     }
 
     /// The options it was made with.
@@ -291,7 +305,9 @@ impl Sampler {
             let stratum = candidates.draw(&mut rng);
             let anchor = self.next_anchor(stratum);
             let wanted = self.pools[pool_index].target.or(partner_language);
-            let Some(partner) = choose_partner(corpus, anchor, wanted, &mut rng) else { continue };
+            let Some(partner) = choose_partner(corpus, anchor, wanted, &mut rng) else {
+                continue;
+            };
             if homogeneous && wanted.is_none() {
                 partner_language = Some(corpus.language(partner));
             }
@@ -304,7 +320,10 @@ impl Sampler {
             seen.extend([a, b]);
             let length = |s| corpus.token_count(s).min(self.options.max_tokens);
             tokens += length(anchor) + length(partner);
-            batch.pairs.push(Pair { source: anchor, target: partner });
+            batch.pairs.push(Pair {
+                source: anchor,
+                target: partner,
+            });
             if self.options.batch_tokens > 0 && tokens >= self.options.batch_tokens {
                 break;
             }
@@ -324,7 +343,11 @@ impl Sampler {
         let mut total = 0.0;
         let cumulative: Vec<f64> = (0..self.pools.len())
             .map(|i| {
-                total += if Some(i) == self.any { 0.0 } else { self.pools[i].size };
+                total += if Some(i) == self.any {
+                    0.0
+                } else {
+                    self.pools[i].size
+                };
                 total
             })
             .collect();
@@ -418,7 +441,9 @@ impl Candidates {
 fn pick(cumulative: &[f64], rng: &mut ChaCha8Rng) -> usize {
     let total = cumulative[cumulative.len() - 1];
     let x = rng.random::<f64>() * total;
-    cumulative.partition_point(|c| *c <= x).min(cumulative.len() - 1)
+    cumulative
+        .partition_point(|c| *c <= x)
+        .min(cumulative.len() - 1)
 }
 
 /// A sentence of the same group: of language `wanted`, or of any other than the anchor's.
@@ -466,13 +491,19 @@ fn build_pool(
         }
         for (sentence, language) in range.zip(languages) {
             if Some(*language) != target && corpus.token_count(sentence) > 0 {
-                by_stratum.entry((*language, source)).or_default().push(sentence);
+                by_stratum
+                    .entry((*language, source))
+                    .or_default()
+                    .push(sentence);
             }
         }
     }
     let mut grouped: BTreeMap<LanguageId, Vec<Stratum>> = BTreeMap::new();
     for ((language, source), anchors) in by_stratum {
-        grouped.entry(language).or_default().push(Stratum { source, anchors });
+        grouped
+            .entry(language)
+            .or_default()
+            .push(Stratum { source, anchors });
     }
     let mut languages = Vec::new();
     let mut cumulative = Vec::new();
@@ -485,7 +516,12 @@ fn build_pool(
             continue;
         }
         let (mut within, mut anchors, mut weighted) = (0.0, 0, 0.0);
-        let mut entry = Language { id, strata: Vec::new(), cumulative: Vec::new(), anchors: 0 };
+        let mut entry = Language {
+            id,
+            strata: Vec::new(),
+            cumulative: Vec::new(),
+            anchors: 0,
+        };
         for part in parts {
             let n = part.anchors.len() as f64;
             let weight = source_weight[usize::from(part.source)];
@@ -512,7 +548,14 @@ fn build_pool(
             source_total
         })
         .collect();
-    Pool { target, languages, cumulative, sources, source_cumulative, size }
+    Pool {
+        target,
+        languages,
+        cumulative,
+        sources,
+        source_cumulative,
+        size,
+    }
 }
 
 fn check(corpus: &PackedCorpus, options: &SamplerOptions) -> Result<()> {
@@ -537,16 +580,26 @@ fn check(corpus: &PackedCorpus, options: &SamplerOptions) -> Result<()> {
             return fail(format!("{name} must lie between 0 and 10, not {exponent}"));
         }
     }
-    for weight in options.source_weights.values().chain(options.language_weights.values()) {
+    for weight in options
+        .source_weights
+        .values()
+        .chain(options.language_weights.values())
+    {
         if !(weight.is_finite() && *weight >= 0.0) {
-            return fail(format!("a weight must be a number of at least 0, not {weight}"));
+            return fail(format!(
+                "a weight must be a number of at least 0, not {weight}"
+            ));
         }
     }
     if options.targets.is_empty() && options.any_pair_share < 1.0 {
         return fail("name at least one target language, or set any_pair_share to 1".into());
     }
     let header = corpus.header();
-    if let Some(name) = options.targets.iter().find(|t| corpus.language_id(t).is_none()) {
+    if let Some(name) = options
+        .targets
+        .iter()
+        .find(|t| corpus.language_id(t).is_none())
+    {
         return fail(format!("the corpus has no language \"{name}\""));
     }
     // A corpus may have been packed without a source or language that a shared configuration
@@ -561,4 +614,244 @@ fn check(corpus: &PackedCorpus, options: &SamplerOptions) -> Result<()> {
         return fail("none of the languages in language_weights is in the corpus".into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pack::{PackWriter, PackedSentence};
+    use super::*;
+
+    /// 40 keys in en, de, fr (source "news"), 400 in en and de ("bible"), 30 in de and fr without
+    /// English ("other"). The text of key k in a language is `language k`.
+    fn corpus() -> PackedCorpus {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("c.pack");
+        let mut writer = PackWriter::create(&path, "t".into(), 1000, 8).expect("create");
+        for (source, keys, languages) in [
+            ("news", 40, &["en", "de", "fr"][..]),
+            ("bible", 400, &["en", "de"][..]),
+            ("other", 30, &["de", "fr"][..]),
+        ] {
+            for key in 0..keys {
+                let texts: Vec<String> = languages
+                    .iter()
+                    .map(|l| format!("{source} {l} {key}"))
+                    .collect();
+                let ids = [1, 2, 3, key as u32];
+                let group: Vec<_> = languages
+                    .iter()
+                    .zip(&texts)
+                    .map(|(language, text)| PackedSentence {
+                        language,
+                        text,
+                        ids: &ids,
+                    })
+                    .collect();
+                writer.push(source, &key.to_string(), &group).expect("push");
+            }
+        }
+        writer.finish(None).expect("finish");
+        PackedCorpus::open(&path).expect("open")
+    }
+
+    fn options() -> SamplerOptions {
+        SamplerOptions {
+            batch_pairs: 16,
+            ..SamplerOptions::default()
+        }
+    }
+
+    fn name(corpus: &PackedCorpus, sentence: SentenceId) -> &str {
+        &corpus.header().languages[usize::from(corpus.language(sentence))]
+    }
+
+    #[test]
+    fn pairs_are_translations_without_repeats() {
+        let corpus = corpus();
+        let mut sampler = Sampler::new(&corpus, options()).expect("sampler");
+        assert_eq!(sampler.anchors(), 40 * 2 + 400);
+        for _ in 0..50 {
+            let batch = sampler.next_batch(&corpus);
+            assert_eq!(batch.pairs.len(), 16);
+            let mut seen = HashSet::new();
+            for pair in &batch.pairs {
+                assert_eq!(corpus.group_of(pair.source), corpus.group_of(pair.target));
+                assert_eq!(name(&corpus, pair.target), "en");
+                assert_ne!(name(&corpus, pair.source), "en");
+                assert!(seen.insert(corpus.text_hash(pair.target)));
+            }
+            assert_eq!(batch.sources(&corpus).len(), 16);
+            assert_eq!(batch.targets(&corpus).row(3).len(), 4);
+        }
+    }
+
+    #[test]
+    fn a_run_resumes_exactly() {
+        let corpus = corpus();
+        let options = SamplerOptions {
+            homogeneous_share: 0.5,
+            any_pair_share: 0.3,
+            ..options()
+        };
+        let mut whole = Sampler::new(&corpus, options.clone()).expect("sampler");
+        let all: Vec<Batch> = (0..60).map(|_| whole.next_batch(&corpus)).collect();
+        let mut first = Sampler::new(&corpus, options.clone()).expect("sampler");
+        for batch in &all[..25] {
+            assert_eq!(first.next_batch(&corpus), *batch);
+        }
+        let state = serde_json::to_string(&first.state()).expect("json");
+        let mut second = Sampler::new(&corpus, options.clone()).expect("sampler");
+        second
+            .restore(serde_json::from_str(&state).expect("json"))
+            .expect("state");
+        for batch in &all[25..] {
+            assert_eq!(second.next_batch(&corpus), *batch);
+        }
+        let other = SamplerOptions { seed: 2, ..options };
+        let mut other = Sampler::new(&corpus, other).expect("sampler");
+        assert_ne!(other.next_batch(&corpus), all[0]);
+        let fewer = SamplerOptions {
+            targets: vec!["en".into()],
+            ..SamplerOptions::default()
+        };
+        let mut fewer = Sampler::new(&corpus, fewer).expect("sampler");
+        assert!(fewer.restore(first.state()).is_err());
+    }
+
+    #[test]
+    fn every_anchor_comes_once_before_any_comes_twice() {
+        let corpus = corpus();
+        let options = SamplerOptions {
+            source_weights: BTreeMap::from([("bible".into(), 0.0), ("other".into(), 0.0)]),
+            language_weights: BTreeMap::from([("fr".into(), 0.0)]),
+            batch_pairs: 10,
+            ..SamplerOptions::default()
+        };
+        let mut sampler = Sampler::new(&corpus, options).expect("sampler");
+        let mut seen = HashSet::new();
+        for _ in 0..4 {
+            for pair in sampler.next_batch(&corpus).pairs {
+                assert!(seen.insert(pair.source));
+            }
+        }
+        assert_eq!(seen.len(), 40);
+    }
+
+    #[test]
+    fn the_exponent_moves_languages_together() {
+        let corpus = corpus();
+        let share = |exponent: f64| {
+            let options = SamplerOptions {
+                language_exponent: exponent,
+                ..options()
+            };
+            let sampler = Sampler::new(&corpus, options).expect("sampler");
+            let fr = corpus.language_id("fr").expect("fr");
+            let shares = sampler.language_shares();
+            assert!((shares.iter().map(|s| s.1).sum::<f64>() - 1.0).abs() < 1e-9);
+            shares.into_iter().find(|s| s.0 == fr).expect("fr").1
+        };
+        assert!((share(1.0) - 40.0 / 480.0).abs() < 1e-9);
+        assert!((share(0.0) - 0.5).abs() < 1e-9);
+        let options = SamplerOptions {
+            language_exponent: 0.0,
+            ..options()
+        };
+        let mut sampler = Sampler::new(&corpus, options).expect("sampler");
+        let french = (0..200)
+            .flat_map(|_| sampler.next_batch(&corpus).pairs)
+            .filter(|p| name(&corpus, p.source) == "fr")
+            .count();
+        assert!((1400..1800).contains(&french), "{french} of 3200");
+    }
+
+    #[test]
+    fn batches_of_one_kind() {
+        let corpus = corpus();
+        let one = SamplerOptions {
+            homogeneous_share: 1.0,
+            one_source_share: 1.0,
+            language_exponent: 0.0,
+            ..options()
+        };
+        let mut sampler = Sampler::new(&corpus, one.clone()).expect("sampler");
+        for _ in 0..40 {
+            let batch = sampler.next_batch(&corpus);
+            let source = |s| corpus.group_sources()[corpus.group_of(s) as usize];
+            let first = batch.pairs[0].source;
+            assert!(batch.source_language.is_some());
+            for pair in &batch.pairs {
+                assert_eq!(Some(corpus.language(pair.source)), batch.source_language);
+                assert_eq!(source(pair.source), source(first));
+            }
+        }
+        let any = SamplerOptions {
+            any_pair_share: 1.0,
+            targets: Vec::new(),
+            ..one
+        };
+        let mut sampler = Sampler::new(&corpus, any).expect("sampler");
+        let mut without_english = 0;
+        for _ in 0..200 {
+            let batch = sampler.next_batch(&corpus);
+            for pair in &batch.pairs {
+                assert_ne!(corpus.language(pair.source), corpus.language(pair.target));
+                assert_eq!(Some(corpus.language(pair.target)), batch.target_language);
+                assert_eq!(Some(corpus.language(pair.source)), batch.source_language);
+            }
+            let names: HashSet<_> = batch
+                .pairs
+                .iter()
+                .map(|p| name(&corpus, p.target))
+                .collect();
+            without_english += usize::from(!names.contains("en"));
+        }
+        assert!(without_english > 20);
+        let limited = SamplerOptions {
+            batch_tokens: 20,
+            ..options()
+        };
+        let mut sampler = Sampler::new(&corpus, limited).expect("sampler");
+        assert_eq!(sampler.next_batch(&corpus).pairs.len(), 3);
+    }
+
+    #[test]
+    fn wrong_options_are_refused() {
+        let corpus = corpus();
+        for wrong in [
+            SamplerOptions {
+                targets: vec!["xx".into()],
+                ..options()
+            },
+            SamplerOptions {
+                targets: Vec::new(),
+                ..options()
+            },
+            SamplerOptions {
+                any_pair_share: 1.5,
+                ..options()
+            },
+            SamplerOptions {
+                language_exponent: f64::NAN,
+                ..options()
+            },
+            SamplerOptions {
+                batch_pairs: 0,
+                ..options()
+            },
+            SamplerOptions {
+                source_weights: BTreeMap::from([("nwes".into(), 2.0)]),
+                ..options()
+            },
+            SamplerOptions {
+                source_weights: BTreeMap::from([("news".into(), f64::INFINITY)]),
+                ..options()
+            },
+        ] {
+            assert!(matches!(
+                Sampler::new(&corpus, wrong),
+                Err(DataError::Config(_))
+            ));
+        }
+    }
 }

@@ -72,7 +72,9 @@ impl Side {
 /// As [`Side::read`].
 pub fn read_gold(path: &Path, problems: &mut Problems) -> DataResult<Vec<(String, String)>> {
     let mut gold = Vec::new();
-    columns(path, problems, &mut |a, b| gold.push((a.to_owned(), b.trim_end().to_owned())))?;
+    columns(path, problems, &mut |a, b| {
+        gold.push((a.to_owned(), b.trim_end().to_owned()))
+    })?;
     Ok(gold)
 }
 
@@ -125,13 +127,24 @@ pub fn evaluate(
     gold: &[(String, String)],
     options: &BuccOptions,
 ) -> Result<BuccResult, EvalError> {
-    let search = knn::Options { threads: options.threads, ..knn::Options::default() };
-    let (forward, backward) = knn::both(x, y, dimensions, options.neighbours, &search)
-        .map_err(|source| EvalError::Mining { set: "the BUCC texts".into(), source })?;
+    let search = knn::Options {
+        threads: options.threads,
+        ..knn::Options::default()
+    };
+    let (forward, backward) =
+        knn::both(x, y, dimensions, options.neighbours, &search).map_err(|source| {
+            EvalError::Mining {
+                set: "the BUCC texts".into(),
+                source,
+            }
+        })?;
     let all = f64::NEG_INFINITY;
     let pairs = select(&forward, &backward, options.margin, options.retrieval, all);
     let number = |ids: &[String]| -> HashMap<String, i64> {
-        ids.iter().enumerate().map(|(i, id)| (id.clone(), i as i64)).collect()
+        ids.iter()
+            .enumerate()
+            .map(|(i, id)| (id.clone(), i as i64))
+            .collect()
     };
     let (source_ids, target_ids) = (number(&source.ids), number(&target.ids));
     // A gold pair of an id that is not there (a repeat that was dropped) can never be found and
@@ -143,8 +156,10 @@ pub fn evaluate(
             missing
         })
     };
-    let gold: Vec<(i64, i64)> =
-        gold.iter().map(|(a, b)| (find(&source_ids, a), find(&target_ids, b))).collect();
+    let gold: Vec<(i64, i64)> = gold
+        .iter()
+        .map(|(a, b)| (find(&source_ids, a), find(&target_ids, b)))
+        .collect();
     let candidates: Vec<Candidate> = pairs
         .iter()
         .map(|p| Candidate {
@@ -195,7 +210,10 @@ mod tests {
         let source = Side::read(&de, &mut problems).expect("de");
         let target = Side::read(&en, &mut problems).expect("en");
         let gold = read_gold(&gold, &mut problems).expect("gold");
-        assert_eq!((source.ids.len(), source.repeats, problems.count()), (3, 1, 1));
+        assert_eq!(
+            (source.ids.len(), source.repeats, problems.count()),
+            (3, 1, 1)
+        );
         let x = [1.0, 0.0, 0.0, 1.0, -0.7, -0.7];
         let y = [0.9, 0.1, 0.1, 0.9, -1.0, 0.1];
         let options = BuccOptions {
@@ -208,7 +226,10 @@ mod tests {
         let result = evaluate(&source, &target, (&x, &y), 2, &gold, &options).expect("result");
         assert_eq!((result.correct, result.extracted, result.f1), (2, 2, 1.0));
         assert!(result.threshold > 0.7 && result.threshold < 1.0);
-        let strict = BuccOptions { threshold: Some(0.0), ..options };
+        let strict = BuccOptions {
+            threshold: Some(0.0),
+            ..options
+        };
         let result = evaluate(&source, &target, (&x, &y), 2, &gold, &strict).expect("result");
         assert_eq!((result.correct, result.extracted), (2, 3));
         assert_eq!(result.pairs.len(), 3);

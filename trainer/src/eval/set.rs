@@ -51,7 +51,10 @@ impl EvalSet {
     /// # Errors
     /// [`DataError::Config`] if there are more than 2^32 lines.
     pub fn new(name: &str, groups: Vec<Group>) -> Result<Self, DataError> {
-        let mut set = Self { name: name.to_owned(), ..Self::default() };
+        let mut set = Self {
+            name: name.to_owned(),
+            ..Self::default()
+        };
         let mut known: HashMap<String, u32> = HashMap::new();
         for group in groups {
             let key = set.keys;
@@ -72,7 +75,10 @@ impl EvalSet {
                         text
                     }
                 };
-                set.languages.entry(row.language).or_default().push(Line { key, text });
+                set.languages
+                    .entry(row.language)
+                    .or_default()
+                    .push(Line { key, text });
             }
         }
         Ok(set)

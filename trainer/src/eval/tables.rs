@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::similarity::{Direction, Metric, SetResult};
+use super::similarity::{Direction, Metric, PairResult, SetResult};
 use crate::report::table::{Align, Table};
 
 /// Form of a table.
@@ -60,18 +60,18 @@ pub fn render(results: &[SetResult], form: Form, options: &TableOptions) -> Stri
     }
 }
 
-fn people(
-    results: &[SetResult],
-    options: &TableOptions,
-    print: fn(&Table) -> String,
-) -> String {
+fn people(results: &[SetResult], options: &TableOptions, print: fn(&Table) -> String) -> String {
     let mut out = String::new();
     let what = if options.errors { "error" } else { "accuracy" };
     if !options.summary {
         for result in results {
-            let pivot = result.pivot.as_deref();
-            let _ = writeln!(out, "{}: {what} in %\n", result.name);
-            out.push_str(&print(&languages(result, pivot, options)));
+            let what_of = if result.pivot.is_some() {
+                ""
+            } else {
+                ", means over all partners"
+            };
+            let _ = writeln!(out, "{}: {what} in %{what_of}\n", result.name);
+            out.push_str(&print(&languages(result, options)));
             out.push('\n');
         }
     }
@@ -82,37 +82,85 @@ fn people(
     out
 }
 
-fn languages(result: &SetResult, pivot: Option<&str>, options: &TableOptions) -> Table {
+/// One line of a table of languages: name, queries, accuracy to and from by metric.
+type LanguageRow = (String, usize, Vec<(f64, f64)>);
+
+fn with_pivot(result: &SetResult, metrics: &[Metric]) -> Vec<LanguageRow> {
+    result
+        .pairs
+        .iter()
+        .map(|pair| {
+            let both = |m: &Metric| (pair.forward.accuracy(*m), pair.backward.accuracy(*m));
+            (
+                pair.source.clone(),
+                pair.forward.queries,
+                metrics.iter().map(both).collect(),
+            )
+        })
+        .collect()
+}
+
+/// Without a pivot: means of each language over its partners.
+fn without_pivot(result: &SetResult, metrics: &[Metric]) -> Vec<LanguageRow> {
+    let mut names: Vec<&String> = result
+        .pairs
+        .iter()
+        .flat_map(|p| [&p.source, &p.target])
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+        .into_iter()
+        .map(|name| {
+            // Queries of this language, and queries of others for it.
+            let of = |p: &PairResult| -> Option<(Direction, Direction)> {
+                if p.source == *name {
+                    Some((p.forward.clone(), p.backward.clone()))
+                } else if p.target == *name {
+                    Some((p.backward.clone(), p.forward.clone()))
+                } else {
+                    None
+                }
+            };
+            let all: Vec<(Direction, Direction)> = result.pairs.iter().filter_map(of).collect();
+            let mean = |m: &Metric| {
+                let n = all.len() as f64;
+                let there = all.iter().map(|d| d.0.accuracy(*m)).sum::<f64>() / n;
+                (there, all.iter().map(|d| d.1.accuracy(*m)).sum::<f64>() / n)
+            };
+            let queries = all.iter().map(|d| d.0.queries).sum();
+            (name.clone(), queries, metrics.iter().map(mean).collect())
+        })
+        .collect()
+}
+
+fn languages(result: &SetResult, options: &TableOptions) -> Table {
+    let pivot = result.pivot.as_deref().unwrap_or("yy");
     let mut table = Table::new();
-    table.column(if pivot.is_some() { "language" } else { "pair" }, Align::Left);
+    table.column("language", Align::Left);
     table.column("queries", Align::Right);
     for metric in &options.metrics {
-        let (there, back) = match pivot {
-            Some(pivot) => (format!("xx→{pivot}"), format!("{pivot}→xx")),
-            None => ("→".to_owned(), "←".to_owned()),
-        };
-        table.column(&format!("{there} {}", short(*metric)), Align::Right);
-        table.column(&format!("{back} {}", short(*metric)), Align::Right);
+        table.column(&format!("xx→{pivot} {}", short(*metric)), Align::Right);
+        table.column(&format!("{pivot}→xx {}", short(*metric)), Align::Right);
     }
-    for pair in &result.pairs {
-        let name = match pivot {
-            Some(_) => pair.source.clone(),
-            None => format!("{}-{}", pair.source, pair.target),
-        };
-        let mut row = vec![name, pair.forward.queries.to_string()];
-        for metric in &options.metrics {
-            row.push(percent(pair.forward.accuracy(*metric), options.errors));
-            row.push(percent(pair.backward.accuracy(*metric), options.errors));
+    let lines = match result.pivot {
+        Some(_) => with_pivot(result, &options.metrics),
+        None => without_pivot(result, &options.metrics),
+    };
+    let means = options
+        .metrics
+        .iter()
+        .map(|m| result.macro_accuracy(*m, options.min_queries))
+        .collect();
+    let last = ("macro average".to_owned(), queries(result), means);
+    for (name, queries, values) in lines.into_iter().chain([last]) {
+        let mut row = vec![name, queries.to_string()];
+        for (there, back) in values {
+            row.push(percent(there, options.errors));
+            row.push(percent(back, options.errors));
         }
         table.row(row);
     }
-    let mut row = vec!["macro average".to_owned(), queries(result).to_string()];
-    for metric in &options.metrics {
-        let (there, back) = result.macro_accuracy(*metric, options.min_queries);
-        row.push(percent(there, options.errors));
-        row.push(percent(back, options.errors));
-    }
-    table.row(row);
     table
 }
 
@@ -131,8 +179,11 @@ fn summary(results: &[SetResult], options: &TableOptions) -> Table {
     }
     let mut sums = vec![(0.0, 0usize); options.metrics.len() * 2];
     for result in results {
-        let counted =
-            result.pairs.iter().filter(|p| p.forward.queries >= options.min_queries.max(1)).count();
+        let counted = result
+            .pairs
+            .iter()
+            .filter(|p| p.forward.queries >= options.min_queries.max(1))
+            .count();
         let mut name = result.name.clone();
         if result.pivot.is_none() {
             name.push_str(" (all pairs)");
@@ -152,14 +203,18 @@ fn summary(results: &[SetResult], options: &TableOptions) -> Table {
     }
     if results.len() > 1 {
         let mut row = vec!["mean over sets".to_owned(), String::new(), String::new()];
-        row.extend(sums.iter().map(|(sum, n)| percent(sum / *n as f64, options.errors)));
+        row.extend(
+            sums.iter()
+                .map(|(sum, n)| percent(sum / *n as f64, options.errors)),
+        );
         table.row(row);
     }
     table
 }
 
 fn tsv(results: &[SetResult]) -> String {
-    let mut out = String::from("set\tsource\ttarget\tmetric\tqueries\tcandidates\tcorrect\taccuracy\n");
+    let mut out =
+        String::from("set\tsource\ttarget\tmetric\tqueries\tcandidates\tcorrect\taccuracy\n");
     for result in results {
         for pair in &result.pairs {
             let mut direction = |from: &str, to: &str, d: &Direction| {

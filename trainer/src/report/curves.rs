@@ -60,8 +60,10 @@ fn read_columns(path: &Path, names: &[&str]) -> Result<Vec<Vec<String>>, CurveEr
     let text = std::fs::read_to_string(path).map_err(|e| CurveError::Io(file.clone(), e))?;
     let wrong = |message: String| CurveError::Csv(file.clone(), message);
     let mut lines = text.lines().enumerate();
-    let header: Vec<&str> =
-        lines.next().map(|(_, line)| line.split(',').map(str::trim).collect()).unwrap_or_default();
+    let header: Vec<&str> = lines
+        .next()
+        .map(|(_, line)| line.split(',').map(str::trim).collect())
+        .unwrap_or_default();
     let places = names
         .iter()
         .map(|name| {
@@ -87,7 +89,12 @@ fn read_columns(path: &Path, names: &[&str]) -> Result<Vec<Vec<String>>, CurveEr
 }
 
 fn number(path: &Path, cell: &str) -> Result<f64, CurveError> {
-    let wrong = || CurveError::Csv(path.display().to_string(), format!("\"{cell}\" is no number"));
+    let wrong = || {
+        CurveError::Csv(
+            path.display().to_string(),
+            format!("\"{cell}\" is no number"),
+        )
+    };
     cell.parse().map_err(|_| wrong())
 }
 
@@ -97,8 +104,14 @@ fn number(path: &Path, cell: &str) -> Result<f64, CurveError> {
 /// # Errors
 /// [`CurveError::Io`] or [`CurveError::Csv`].
 pub fn read_runs(runs: &[(String, &Path)]) -> Result<Vec<Panel>, CurveError> {
-    let mut losses = Panel { label: "loss".into(), series: Vec::new() };
-    let mut accuracies = Panel { label: "dev accuracy, %".into(), series: Vec::new() };
+    let mut losses = Panel {
+        label: "loss".into(),
+        series: Vec::new(),
+    };
+    let mut accuracies = Panel {
+        label: "dev accuracy, %".into(),
+        series: Vec::new(),
+    };
     for (run, folder) in runs {
         let several = runs.len() > 1;
         let path = folder.join("train.csv");
@@ -120,7 +133,11 @@ pub fn read_runs(runs: &[(String, &Path)]) -> Result<Vec<Panel>, CurveError> {
             }
         }
         for (set, points) in sets {
-            let name = if several { format!("{run}, {set}") } else { set };
+            let name = if several {
+                format!("{run}, {set}")
+            } else {
+                set
+            };
             accuracies.push(name, points);
         }
     }
@@ -128,7 +145,10 @@ pub fn read_runs(runs: &[(String, &Path)]) -> Result<Vec<Panel>, CurveError> {
     panels.retain(|p| !p.series.is_empty());
     if panels.is_empty() {
         let names: Vec<&str> = runs.iter().map(|r| r.0.as_str()).collect();
-        return Err(CurveError::Csv(names.join(", "), "the run has no values yet".into()));
+        return Err(CurveError::Csv(
+            names.join(", "),
+            "the run has no values yet".into(),
+        ));
     }
     Ok(panels)
 }
@@ -155,7 +175,8 @@ pub fn draw(title: &str, x_label: &str, panels: &[Panel]) -> Result<String, Curv
         root.fill(&WHITE).map_err(|e| failed(&e))?;
         let (head, body) = root.split_vertically(TITLE_HEIGHT);
         let style = ("sans-serif", 18).into_font().color(&BLACK);
-        head.draw_text(title, &style, (16, 14)).map_err(|e| failed(&e))?;
+        head.draw_text(title, &style, (16, 14))
+            .map_err(|e| failed(&e))?;
         for (area, panel) in body.split_evenly((panels.len(), 1)).iter().zip(panels) {
             draw_panel(area, x_label, panel).map_err(|e| failed(&e))?;
         }
@@ -166,8 +187,9 @@ pub fn draw(title: &str, x_label: &str, panels: &[Panel]) -> Result<String, Curv
 
 /// Smallest and largest value, a little apart from each other.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (low, high) =
-        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
+        (l.min(v), h.max(v))
+    });
     if high - low > 1e-12 * high.abs().max(1e-12) {
         (low, high)
     } else {
@@ -177,7 +199,11 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn draw_panel(area: &Area<'_>, x_label: &str, panel: &Panel) -> Result<(), Box<dyn std::error::Error>> {
+fn draw_panel(
+    area: &Area<'_>,
+    x_label: &str,
+    panel: &Panel,
+) -> Result<(), Box<dyn std::error::Error>> {
     let points = || panel.series.iter().flat_map(|s| s.points.iter());
     let (left, right) = range(points().map(|p| p.0));
     let (low, high) = range(points().map(|p| p.1));
@@ -211,7 +237,10 @@ fn draw_panel(area: &Area<'_>, x_label: &str, panel: &Panel) -> Result<(), Box<d
             .label(&series.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         if series.points.len() <= 40 {
-            let dots = series.points.iter().map(|p| Circle::new(*p, 3, colour.filled()));
+            let dots = series
+                .points
+                .iter()
+                .map(|p| Circle::new(*p, 3, colour.filled()));
             chart.draw_series(dots)?;
         }
     }
@@ -220,8 +249,11 @@ fn draw_panel(area: &Area<'_>, x_label: &str, panel: &Panel) -> Result<(), Box<d
         // opposite corner is free.
         let falls = panel.series[0].points.first().map(|p| p.1)
             > panel.series[0].points.last().map(|p| p.1);
-        let corner =
-            if falls { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight };
+        let corner = if falls {
+            SeriesLabelPosition::UpperRight
+        } else {
+            SeriesLabelPosition::LowerRight
+        };
         chart
             .configure_series_labels()
             .position(corner)
@@ -246,7 +278,11 @@ fn grouped(value: f64) -> String {
         }
         out.push(c);
     }
-    if value < 0.0 { format!("−{out}") } else { out }
+    if value < 0.0 {
+        format!("−{out}")
+    } else {
+        out
+    }
 }
 
 #[cfg(test)]
@@ -260,8 +296,14 @@ mod tests {
             std::fs::write(folder.path().join(name), text).expect("write");
         };
         let runs = [("a <run>".to_owned(), folder.path())];
-        write("train.csv", "step,lr,loss\n50,0.1,7.5\n100,0.1,NaN\n150,0.1,3.25\n");
-        write("dev.csv", "step,set,language,accuracy\n100,ntrex,*,0.25\n100,ntrex,de,0.5\n");
+        write(
+            "train.csv",
+            "step,lr,loss\n50,0.1,7.5\n100,0.1,NaN\n150,0.1,3.25\n",
+        );
+        write(
+            "dev.csv",
+            "step,set,language,accuracy\n100,ntrex,*,0.25\n100,ntrex,de,0.5\n",
+        );
         let panels = read_runs(&runs).expect("csv");
         assert_eq!(panels[0].series[0].points, [(50.0, 7.5), (150.0, 3.25)]);
         assert_eq!(panels[1].series.len(), 1);
@@ -272,6 +314,11 @@ mod tests {
         let error = read_runs(&runs).expect_err("not a number").to_string();
         assert!(error.contains("\"x\" is no number"), "{error}");
         write("train.csv", "step,lr\n0,1\n");
-        assert!(read_runs(&runs).expect_err("no loss").to_string().contains("column \"loss\""));
+        assert!(
+            read_runs(&runs)
+                .expect_err("no loss")
+                .to_string()
+                .contains("column \"loss\"")
+        );
     }
 }

@@ -41,7 +41,10 @@ impl Table {
         (0..self.columns.len())
             .map(|i| {
                 let cells = self.rows.iter().map(|r| r[i].chars().count());
-                cells.chain([self.columns[i].0.chars().count()]).max().unwrap_or(0)
+                cells
+                    .chain([self.columns[i].0.chars().count()])
+                    .max()
+                    .unwrap_or(0)
             })
             .collect()
     }
@@ -66,7 +69,11 @@ impl Table {
             padded.join(by)
         };
         let header = join(self.columns.iter().map(|c| &c.0).collect(), "\u{1f}");
-        let rows = self.rows.iter().map(|r| join(r.iter().collect(), "\u{1f}")).collect();
+        let rows = self
+            .rows
+            .iter()
+            .map(|r| join(r.iter().collect(), "\u{1f}"))
+            .collect();
         (header, rows, widths)
     }
 
@@ -75,7 +82,11 @@ impl Table {
     pub fn text(&self) -> String {
         let (header, rows, widths) = self.lines();
         let total = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-        let mut out = format!("{}\n{}\n", header.replace('\u{1f}', "  "), "-".repeat(total));
+        let mut out = format!(
+            "{}\n{}\n",
+            header.replace('\u{1f}', "  "),
+            "-".repeat(total)
+        );
         for row in rows {
             out.push_str(row.replace('\u{1f}', "  ").trim_end());
             out.push('\n');
@@ -95,7 +106,11 @@ impl Table {
                 Align::Right => format!("{}:", "-".repeat((*w).max(3) - 1)),
             })
             .collect();
-        let mut out = format!("| {} |\n| {} |\n", header.replace('\u{1f}', " | "), rule.join(" | "));
+        let mut out = format!(
+            "| {} |\n| {} |\n",
+            header.replace('\u{1f}', " | "),
+            rule.join(" | ")
+        );
         for row in rows {
             out.push_str(&format!("| {} |\n", row.replace('\u{1f}', " | ")));
         }
@@ -114,6 +129,9 @@ mod tests {
         table.column("n", Align::Right);
         table.row(vec!["añ".into(), "100".into()]);
         assert_eq!(table.text(), "set    n\n--------\nañ   100\n");
-        assert_eq!(table.markdown(), "| set |   n |\n| --- | --: |\n| añ  | 100 |\n");
+        assert_eq!(
+            table.markdown(),
+            "| set |   n |\n| --- | --: |\n| añ  | 100 |\n"
+        );
     }
 }

@@ -62,7 +62,7 @@ pub fn coverage(
     let mut table: BTreeMap<String, Coverage> = BTreeMap::new();
     let mut waiting: Vec<(String, String)> = Vec::new();
     let flush = |waiting: &mut Vec<(String, String)>,
-                     table: &mut BTreeMap<String, Coverage>|
+                 table: &mut BTreeMap<String, Coverage>|
      -> Result<()> {
         let texts: Vec<&str> = waiting.iter().map(|w| w.1.as_str()).collect();
         for ((language, text), ids) in waiting.iter().zip(tokenizer.encode(&texts)?) {
@@ -84,7 +84,11 @@ pub fn coverage(
             entry.sentences += 1;
             waiting.push((row.language, row.text));
         }
-        if waiting.len() >= 8192 { flush(&mut waiting, &mut table) } else { Ok(()) }
+        if waiting.len() >= 8192 {
+            flush(&mut waiting, &mut table)
+        } else {
+            Ok(())
+        }
     })?;
     flush(&mut waiting, &mut table)?;
     Ok(table)

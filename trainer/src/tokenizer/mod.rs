@@ -55,7 +55,11 @@ pub fn load(path: &Path) -> Result<Loaded> {
     let vocab = tokenizer.get_vocab(true);
     let vocab_size = vocab.values().max().map_or(0, |m| m + 1);
     let fingerprint = blake3::hash(&bytes).to_hex().to_string();
-    Ok(Loaded { tokenizer, fingerprint, vocab_size })
+    Ok(Loaded {
+        tokenizer,
+        fingerprint,
+        vocab_size,
+    })
 }
 
 impl Loaded {

@@ -182,7 +182,9 @@ fn count_words(preparation: &Preparation, texts: &[String]) -> Result<HashMap<St
 /// [`DataError::Tokenizer`] if the training fails.
 pub fn train(texts: &[String], options: &TokenizerOptions) -> Result<Tokenizer> {
     if !(0.0..=1.0).contains(&options.coverage) {
-        return Err(DataError::Config("coverage must lie between 0 and 1".into()));
+        return Err(DataError::Config(
+            "coverage must lie between 0 and 1".into(),
+        ));
     }
     let preparation = Preparation::new(options);
     let words = count_words(&preparation, texts)?;
@@ -196,14 +198,18 @@ pub fn train(texts: &[String], options: &TokenizerOptions) -> Result<Tokenizer> 
             alphabet.len()
         )));
     }
-    let mut words: Vec<(String, u64)> =
-        words.into_iter().filter(|(w, _)| w.chars().all(|c| alphabet.contains(&c))).collect();
+    let mut words: Vec<(String, u64)> = words
+        .into_iter()
+        .filter(|(w, _)| w.chars().all(|c| alphabet.contains(&c)))
+        .collect();
     words.sort_unstable();
     let mut tokenizer = match options.kind {
         Kind::Bpe => Tokenizer::new(train_bpe(&words, options)?),
         Kind::Unigram => Tokenizer::new(train_unigram(&words, options)?),
     };
-    tokenizer.with_normalizer(Some(preparation.normalizer)).map_err(failed)?;
+    tokenizer
+        .with_normalizer(Some(preparation.normalizer))
+        .map_err(failed)?;
     tokenizer.with_pre_tokenizer(Some(preparation.splitter));
     let decoders = vec![
         ByteFallback::default().into(),
@@ -216,7 +222,10 @@ pub fn train(texts: &[String], options: &TokenizerOptions) -> Result<Tokenizer> 
 }
 
 fn train_bpe(words: &[(String, u64)], options: &TokenizerOptions) -> Result<BPE> {
-    let reserved = SPECIAL.iter().map(|t| (*t).to_owned()).chain((0..=255).map(byte_token));
+    let reserved = SPECIAL
+        .iter()
+        .map(|t| (*t).to_owned())
+        .chain((0..=255).map(byte_token));
     let mut trainer = BpeTrainer::builder()
         .show_progress(false)
         .vocab_size(options.vocab_size)
@@ -256,8 +265,10 @@ fn train_unigram(words: &[(String, u64)], options: &TokenizerOptions) -> Result<
         .max_piece_length(options.max_piece)
         .build()
         .map_err(failed)?;
-    let sentences =
-        words.iter().map(|(w, n)| (w.clone(), u32::try_from(*n).unwrap_or(u32::MAX))).collect();
+    let sentences = words
+        .iter()
+        .map(|(w, n)| (w.clone(), u32::try_from(*n).unwrap_or(u32::MAX)))
+        .collect();
     let mut model = Unigram::default();
     trainer.do_train(sentences, &mut model).map_err(failed)?;
     let mut pieces: Vec<(String, f64)> = SPECIAL
@@ -281,22 +292,46 @@ mod tests {
     use super::*;
 
     fn texts() -> Vec<String> {
-        let words = ["lower", "newest", "widest", "Wörter", "слово", "слова", "単語", "คำ"];
+        let words = [
+            "lower",
+            "newest",
+            "widest",
+            "Wörter",
+            "слово",
+            "слова",
+            "単語",
+            "คำ",
+        ];
         (0..400)
-            .map(|i| format!("{} {}, {}!", words[i % 8], words[(i / 8) % 8], words[(i / 3) % 8]))
+            .map(|i| {
+                format!(
+                    "{} {}, {}!",
+                    words[i % 8],
+                    words[(i / 8) % 8],
+                    words[(i / 3) % 8]
+                )
+            })
             .collect()
     }
 
     #[test]
     fn nothing_is_unknown_and_text_comes_back() {
         for kind in [Kind::Bpe, Kind::Unigram] {
-            let options =
-                TokenizerOptions { kind, vocab_size: 330, coverage: 1.0, ..Default::default() };
+            let options = TokenizerOptions {
+                kind,
+                vocab_size: 330,
+                coverage: 1.0,
+                ..Default::default()
+            };
             let tokenizer = train(&texts(), &options).expect("trained");
             assert!(tokenizer.get_vocab_size(true) <= 330);
             for text in ["lower newest", "🦀 новый", "単語 words", "a\u{301}"] {
                 let encoding = tokenizer.encode(text, true).expect("encode");
-                assert!(!encoding.get_ids().contains(&1), "{kind:?} {text}: {:?}", encoding.get_tokens());
+                assert!(
+                    !encoding.get_ids().contains(&1),
+                    "{kind:?} {text}: {:?}",
+                    encoding.get_tokens()
+                );
                 assert!(!encoding.get_ids().is_empty());
             }
             for (id, token) in SPECIAL.iter().enumerate() {
@@ -320,16 +355,29 @@ mod tests {
             ..Default::default()
         };
         let tokenizer = train(&texts(), &options).expect("trained");
-        let ids = |t: &str| tokenizer.encode(t, true).expect("encode").get_ids().to_vec();
+        let ids = |t: &str| {
+            tokenizer
+                .encode(t, true)
+                .expect("encode")
+                .get_ids()
+                .to_vec()
+        };
         assert_eq!(ids("LOWER"), ids("lower"));
         assert_eq!(ids("ｌｏｗｅｒ"), ids("lower"));
-        let small = TokenizerOptions { vocab_size: 262, ..options };
+        let small = TokenizerOptions {
+            vocab_size: 262,
+            ..options
+        };
         assert!(matches!(train(&texts(), &small), Err(DataError::Config(_))));
     }
 
     #[test]
     fn file_round_trip() {
-        let options = TokenizerOptions { vocab_size: 330, coverage: 1.0, ..Default::default() };
+        let options = TokenizerOptions {
+            vocab_size: 330,
+            coverage: 1.0,
+            ..Default::default()
+        };
         let tokenizer = train(&texts(), &options).expect("trained");
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("tokenizer.json");

@@ -21,12 +21,19 @@ impl Keyed {
     /// # Errors
     /// [`DataError::Io`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), lines: Lines::new(input::open(path)?), next: None })
+        Ok(Self {
+            path: path.to_owned(),
+            lines: Lines::new(input::open(path)?),
+            next: None,
+        })
     }
 
     fn next_row(&mut self, problems: &mut Problems) -> Result<Option<(String, Row)>> {
         loop {
-            let line = self.lines.next_line().map_err(|e| DataError::io(&self.path, e))?;
+            let line = self
+                .lines
+                .next_line()
+                .map_err(|e| DataError::io(&self.path, e))?;
             let parsed = match line {
                 Line::End => return Ok(None),
                 Line::Malformed(message) => Err(message),
@@ -43,9 +50,12 @@ impl Keyed {
 /// Splits a line of the keyed format.
 fn parse(line: &str) -> std::result::Result<(String, Row), &'static str> {
     let mut columns = line.split('\t');
-    let (Some(key), Some(language), Some(text), None) =
-        (columns.next(), columns.next(), columns.next(), columns.next())
-    else {
+    let (Some(key), Some(language), Some(text), None) = (
+        columns.next(),
+        columns.next(),
+        columns.next(),
+        columns.next(),
+    ) else {
         return Err("expected three columns: key, language, text");
     };
     if key.is_empty() {
@@ -54,7 +64,13 @@ fn parse(line: &str) -> std::result::Result<(String, Row), &'static str> {
     if !is_language(language) {
         return Err("the second column is not a language code");
     }
-    Ok((key.to_owned(), Row { language: language.to_owned(), text: text.to_owned() }))
+    Ok((
+        key.to_owned(),
+        Row {
+            language: language.to_owned(),
+            text: text.to_owned(),
+        },
+    ))
 }
 
 impl Reader for Keyed {
@@ -63,8 +79,13 @@ impl Reader for Keyed {
             Some(row) => Some(row),
             None => self.next_row(problems)?,
         };
-        let Some((key, row)) = first else { return Ok(None) };
-        let mut group = Group { key, rows: vec![row] };
+        let Some((key, row)) = first else {
+            return Ok(None);
+        };
+        let mut group = Group {
+            key,
+            rows: vec![row],
+        };
         while let Some((key, row)) = self.next_row(problems)? {
             if key != group.key {
                 self.next = Some((key, row));
@@ -73,7 +94,11 @@ impl Reader for Keyed {
             if group.rows.len() < MOST_ROWS {
                 group.rows.push(row);
             } else {
-                problems.report(&self.path, self.lines.number(), "too many rows under one key")?;
+                problems.report(
+                    &self.path,
+                    self.lines.number(),
+                    "too many rows under one key",
+                )?;
             }
         }
         Ok(Some(group))

@@ -30,11 +30,17 @@ impl AlignedLines {
             .into_iter()
             .map(|(language, path)| {
                 let lines = Lines::new(input::open(path)?);
-                Ok(Side { language: language.to_owned(), path: path.to_owned(), lines })
+                Ok(Side {
+                    language: language.to_owned(),
+                    path: path.to_owned(),
+                    lines,
+                })
             })
             .collect::<Result<_>>()?;
         if sides.len() < 2 {
-            return Err(DataError::Config("line-aligned text needs at least two files".into()));
+            return Err(DataError::Config(
+                "line-aligned text needs at least two files".into(),
+            ));
         }
         Ok(Self { sides, line: 0 })
     }
@@ -48,11 +54,18 @@ impl Reader for AlignedLines {
             let mut malformed = None;
             let mut ended = None;
             for side in &mut self.sides {
-                match side.lines.next_line().map_err(|e| DataError::io(&side.path, e))? {
+                match side
+                    .lines
+                    .next_line()
+                    .map_err(|e| DataError::io(&side.path, e))?
+                {
                     Line::End => ended = Some(side.path.clone()),
                     Line::Malformed(message) => malformed = Some((side.path.clone(), message)),
                     Line::Text(text) => {
-                        rows.push(Row { language: side.language.clone(), text: text.to_owned() });
+                        rows.push(Row {
+                            language: side.language.clone(),
+                            text: text.to_owned(),
+                        });
                     }
                 }
             }
@@ -66,7 +79,12 @@ impl Reader for AlignedLines {
             match malformed {
                 // The line is dropped from all files, so that the rest stays aligned.
                 Some((path, message)) => problems.report(&path, self.line, message)?,
-                None => return Ok(Some(Group { key: self.line.to_string(), rows })),
+                None => {
+                    return Ok(Some(Group {
+                        key: self.line.to_string(),
+                        rows,
+                    }));
+                }
             }
         }
     }
@@ -92,7 +110,8 @@ mod tests {
 
     #[test]
     fn stays_aligned_over_a_bad_line() {
-        let (groups, problems) = read(b"eins\n\xff\ndrei\n", b"one\ntwo\nthree\n", false).expect("ok");
+        let (groups, problems) =
+            read(b"eins\n\xff\ndrei\n", b"one\ntwo\nthree\n", false).expect("ok");
         assert_eq!(groups.len(), 2);
         assert_eq!(groups[1].rows[0].text, "drei");
         assert_eq!(groups[1].rows[1].text, "three");
@@ -104,7 +123,11 @@ mod tests {
     fn different_lengths_are_reported() {
         let (groups, problems) = read(b"a\nb\nc\n", b"x\n", false).expect("ok");
         assert_eq!(groups.len(), 1);
-        assert!(problems[0].contains("x.en:2: the file ends here"), "{}", problems[0]);
+        assert!(
+            problems[0].contains("x.en:2: the file ends here"),
+            "{}",
+            problems[0]
+        );
         assert!(read(b"a\nb\nc\n", b"x\n", true).is_err());
     }
 

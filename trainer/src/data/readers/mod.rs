@@ -42,7 +42,10 @@ impl Problems {
     /// Collects problems, or fails at the first if `strict`.
     #[must_use]
     pub fn new(strict: bool) -> Self {
-        Self { strict, ..Self::default() }
+        Self {
+            strict,
+            ..Self::default()
+        }
     }
 
     /// Records a malformed line.
@@ -51,7 +54,11 @@ impl Problems {
     /// [`DataError::Malformed`] if strict.
     pub fn report(&mut self, path: &Path, line: u64, message: impl Into<String>) -> Result<()> {
         let path = path.display().to_string();
-        let error = DataError::Malformed { path, line, message: message.into() };
+        let error = DataError::Malformed {
+            path,
+            line,
+            message: message.into(),
+        };
         if self.strict {
             return Err(error);
         }
@@ -79,5 +86,7 @@ impl Problems {
 #[must_use]
 pub fn is_language(code: &str) -> bool {
     (1..=24).contains(&code.len())
-        && code.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        && code
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }

@@ -65,10 +65,20 @@ impl Tmx {
     /// # Errors
     /// [`DataError::Io`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Self> {
-        let input = Bounded { input: input::open(path)?, line: 1, since_reset: 0 };
+        let input = Bounded {
+            input: input::open(path)?,
+            line: 1,
+            since_reset: 0,
+        };
         let mut xml = XmlReader::from_reader(input);
         xml.config_mut().check_end_names = true;
-        Ok(Self { path: path.to_owned(), xml, buffer: Vec::new(), units: 0, finished: false })
+        Ok(Self {
+            path: path.to_owned(),
+            xml,
+            buffer: Vec::new(),
+            units: 0,
+            finished: false,
+        })
     }
 
     fn line(&self) -> u64 {
@@ -88,7 +98,11 @@ fn language_of(tag: &BytesStart<'_>) -> Option<String> {
     for attribute in tag.attributes().flatten() {
         if matches!(attribute.key.as_ref(), "xml:lang" | "lang") {
             let value = attribute.value.into_owned();
-            let primary = value.split(['-', '_']).next().unwrap_or("").to_ascii_lowercase();
+            let primary = value
+                .split(['-', '_'])
+                .next()
+                .unwrap_or("")
+                .to_ascii_lowercase();
             if is_language(&primary) {
                 found = Some(primary);
             }
@@ -180,7 +194,10 @@ impl Reader for Tmx {
                         self.units += 1;
                         let rows = unit.take().map(|u| u.rows).unwrap_or_default();
                         if rows.len() >= 2 {
-                            return Ok(Some(Group { key: self.units.to_string(), rows }));
+                            return Ok(Some(Group {
+                                key: self.units.to_string(),
+                                rows,
+                            }));
                         }
                         message = Some("a translation unit has fewer than two segments");
                     }

@@ -21,18 +21,30 @@ impl Tsv {
     /// [`DataError::Io`] if it cannot be opened, [`DataError::Config`] for fewer than two
     /// languages.
     pub fn open(path: &Path, columns: &[String]) -> Result<Self> {
-        let columns: Vec<_> = columns.iter().map(|c| (c != "-").then(|| c.clone())).collect();
+        let columns: Vec<_> = columns
+            .iter()
+            .map(|c| (c != "-").then(|| c.clone()))
+            .collect();
         if columns.iter().flatten().count() < 2 {
-            return Err(DataError::Config("a TSV corpus needs columns of two languages".into()));
+            return Err(DataError::Config(
+                "a TSV corpus needs columns of two languages".into(),
+            ));
         }
-        Ok(Self { path: path.to_owned(), lines: Lines::new(input::open(path)?), columns })
+        Ok(Self {
+            path: path.to_owned(),
+            lines: Lines::new(input::open(path)?),
+            columns,
+        })
     }
 }
 
 impl Reader for Tsv {
     fn next_group(&mut self, problems: &mut Problems) -> Result<Option<Group>> {
         loop {
-            let line = self.lines.next_line().map_err(|e| DataError::io(&self.path, e))?;
+            let line = self
+                .lines
+                .next_line()
+                .map_err(|e| DataError::io(&self.path, e))?;
             let parsed = match line {
                 Line::End => return Ok(None),
                 Line::Malformed(message) => Err(message.to_owned()),
@@ -40,7 +52,12 @@ impl Reader for Tsv {
             };
             let number = self.lines.number();
             match parsed {
-                Ok(rows) => return Ok(Some(Group { key: number.to_string(), rows })),
+                Ok(rows) => {
+                    return Ok(Some(Group {
+                        key: number.to_string(),
+                        rows,
+                    }));
+                }
                 Err(message) => problems.report(&self.path, number, message)?,
             }
         }
@@ -56,7 +73,10 @@ fn split(line: &str, columns: &[Option<String>]) -> std::result::Result<Vec<Row>
         .split('\t')
         .zip(columns)
         .filter_map(|(text, language)| {
-            language.as_ref().map(|l| Row { language: l.clone(), text: text.to_owned() })
+            language.as_ref().map(|l| Row {
+                language: l.clone(),
+                text: text.to_owned(),
+            })
         })
         .collect())
 }
@@ -69,13 +89,29 @@ mod tests {
     fn columns_may_be_skipped() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("x.tsv");
-        std::fs::write(&path, "1.08\teins\tone\nonly two\tcolumns\n1.05\tzwei\ttwo\n").expect("write");
+        std::fs::write(
+            &path,
+            "1.08\teins\tone\nonly two\tcolumns\n1.05\tzwei\ttwo\n",
+        )
+        .expect("write");
         let columns = ["-".to_owned(), "de".to_owned(), "en".to_owned()];
         let mut reader = Tsv::open(&path, &columns).expect("open");
         let mut problems = Problems::new(false);
-        let first = reader.next_group(&mut problems).expect("io").expect("group");
-        assert_eq!(first.rows[1], Row { language: "en".into(), text: "one".into() });
-        let second = reader.next_group(&mut problems).expect("io").expect("group");
+        let first = reader
+            .next_group(&mut problems)
+            .expect("io")
+            .expect("group");
+        assert_eq!(
+            first.rows[1],
+            Row {
+                language: "en".into(),
+                text: "one".into()
+            }
+        );
+        let second = reader
+            .next_group(&mut problems)
+            .expect("io")
+            .expect("group");
         assert_eq!(second.rows[0].text, "zwei");
         assert_eq!(reader.next_group(&mut problems).expect("io"), None);
         assert!(problems.examples()[0].ends_with("x.tsv:2: expected 3 columns, found 2"));
