@@ -1,0 +1,691 @@
+//! laser beside pgvector: build time, size, recall, queries and inserts a second, in one run on one
+//! server.
+//!
+//! ```text
+//! bench_index [--rows 50000] [--dimensions 1024] [--queries 200] [--seconds 5] [--ef 40,100,200]
+//!             [--with "quantization = f16"]… [--set easy|hard] [--memory 1GB]
+//!             [--model FOLDER --sentences FILE]
+//! ```
+//!
+//! Two sets of vectors. The *easy* one is made: 500 Gaussian centres, points around them with a
+//! standard deviation of 0.7, unit length. The *hard* one is real: the lines of a text file,
+//! embedded by the model in a folder; it is left out where these are not given. `--with` adds a
+//! contender with other storage parameters. pgvector takes part where the server has it (`vector`
+//! and `halfvec`, HNSW with its default parameters).
+//!
+//! Times are of the wall; in brackets is processor time, which other work on the machine disturbs
+//! less. Recall@10 is counted against exact distances of the original vectors.
+
+use std::collections::HashSet;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use laser_tests::Cluster;
+use postgres::Client;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const K: usize = 10;
+/// Rows that are inserted to measure inserts.
+const EXTRA: usize = 5000;
+/// The recall at which contenders are compared.
+const WANTED: f64 = 0.99;
+
+struct Settings {
+    rows: usize,
+    dimensions: usize,
+    queries: usize,
+    seconds: u32,
+    ef: Vec<u32>,
+    with: Vec<String>,
+    sets: Vec<String>,
+    memory: String,
+    model: Option<PathBuf>,
+    sentences: Option<PathBuf>,
+}
+
+fn settings() -> Result<Settings> {
+    let mut s = Settings {
+        rows: 50_000,
+        dimensions: 1024,
+        queries: 200,
+        seconds: 5,
+        ef: vec![40, 100, 200],
+        with: Vec::new(),
+        sets: Vec::new(),
+        memory: "1GB".to_owned(),
+        model: None,
+        sentences: None,
+    };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(name) = arguments.next() {
+        let value = arguments
+            .next()
+            .with_context(|| format!("{name} needs a value"))?;
+        match name.as_str() {
+            "--rows" => s.rows = value.parse()?,
+            "--dimensions" => s.dimensions = value.parse()?,
+            "--queries" => s.queries = value.parse()?,
+            "--seconds" => s.seconds = value.parse()?,
+            "--ef" => s.ef = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--with" => s.with.push(value),
+            "--set" => s.sets.push(value),
+            "--memory" => s.memory = value,
+            "--model" => s.model = Some(value.into()),
+            "--sentences" => s.sentences = Some(value.into()),
+            _ => bail!("unknown argument {name}"),
+        }
+    }
+    if s.sets.is_empty() {
+        s.sets = vec!["easy".to_owned(), "hard".to_owned()];
+    }
+    Ok(s)
+}
+
+/// Row-major vectors: those that are indexed, then [`EXTRA`] to insert, then the queries.
+struct Set {
+    name: &'static str,
+    dimensions: usize,
+    data: Vec<f32>,
+}
+
+impl Set {
+    fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
+    }
+}
+
+fn normalize(row: &mut [f32]) {
+    let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+    row.iter_mut().for_each(|x| *x /= norm);
+}
+
+/// A standard normal number (Box and Muller).
+fn normal(rng: &mut ChaCha8Rng) -> f32 {
+    let (u, v): (f32, f32) = (1.0 - rng.random::<f32>(), rng.random());
+    (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
+}
+
+fn easy(s: &Settings) -> Set {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let d = s.dimensions;
+    let centres: Vec<f32> = (0..500 * d).map(|_| normal(&mut rng)).collect();
+    let mut data = Vec::with_capacity((s.rows + EXTRA + s.queries) * d);
+    for _ in 0..s.rows + EXTRA + s.queries {
+        let centre = rng.random_range(0..500) * d;
+        let start = data.len();
+        data.extend((0..d).map(|i| centres[centre + i] + 0.7 * normal(&mut rng)));
+        normalize(&mut data[start..]);
+    }
+    Set {
+        name: "easy",
+        dimensions: d,
+        data,
+    }
+}
+
+/// Embeds lines of the file, spread over all of it, without repetitions.
+fn hard(s: &Settings, client: &mut Client) -> Result<Option<Set>> {
+    let (Some(_), Some(path)) = (&s.model, &s.sentences) else {
+        println!("\nhard set: left out, it needs --model FOLDER and --sentences FILE");
+        return Ok(None);
+    };
+    let wanted = s.rows + EXTRA + s.queries;
+    let mut seen = HashSet::new();
+    let mut lines = Vec::new();
+    for line in std::io::BufReader::new(std::fs::File::open(path)?).lines() {
+        let line = line?.trim().to_owned();
+        if !line.is_empty() && !line.contains('\0') && seen.insert(line.clone()) {
+            lines.push(line);
+        }
+    }
+    ensure!(
+        lines.len() >= wanted,
+        "{} has {} lines, not {wanted}",
+        path.display(),
+        lines.len()
+    );
+    // A deterministic shuffle, so that queries and rows come from the same places.
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    for i in (1..lines.len()).rev() {
+        lines.swap(i, rng.random_range(0..=i));
+    }
+    lines.truncate(wanted);
+    let mut data = Vec::new();
+    for chunk in lines.chunks(1000) {
+        let row: Vec<String> = client
+            .query_one(
+                "SELECT array_agg(e::text ORDER BY i) FROM unnest(laser_embed($1)) WITH ORDINALITY x(e, i)",
+                &[&chunk],
+            )?
+            .get(0);
+        for text in row {
+            let numbers = text.trim_matches(['[', ']', '{', '}']).split(',');
+            data.extend(
+                numbers
+                    .map(str::parse::<f32>)
+                    .collect::<Result<Vec<_>, _>>()?,
+            );
+        }
+    }
+    let dimensions = data.len() / wanted;
+    ensure!(
+        data.len() == dimensions * wanted,
+        "embeddings differ in their dimensions"
+    );
+    data.chunks_exact_mut(dimensions).for_each(normalize);
+    Ok(Some(Set {
+        name: "hard",
+        dimensions,
+        data,
+    }))
+}
+
+/// The exact nearest rows of every query, by brute force.
+fn truth(set: &Set, s: &Settings) -> Vec<Vec<i32>> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let queries: Vec<usize> = (0..s.queries).map(|q| s.rows + EXTRA + q).collect();
+    let part = queries.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = queries
+            .chunks(part)
+            .map(|part| {
+                scope.spawn(move || {
+                    part.iter()
+                        .map(|&q| nearest(set, s.rows, q))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        handles
+            .into_iter()
+            .flat_map(|h| h.join().expect("no panic"))
+            .collect::<Vec<Vec<i32>>>()
+    })
+}
+
+fn nearest(set: &Set, rows: usize, query: usize) -> Vec<i32> {
+    let query = set.row(query);
+    let mut all: Vec<(f32, i32)> = (0..rows)
+        .map(|i| {
+            // Independent partial sums, which the compiler can put into vector registers.
+            let mut sums = [0f32; 16];
+            let (a, b) = (set.row(i).as_chunks::<16>(), query.as_chunks::<16>());
+            for (x, y) in a.0.iter().zip(b.0) {
+                for lane in 0..16 {
+                    sums[lane] += x[lane] * y[lane];
+                }
+            }
+            let rest: f32 = a.1.iter().zip(b.1).map(|(x, y)| x * y).sum();
+            (-(sums.iter().sum::<f32>() + rest), i as i32)
+        })
+        .collect();
+    all.select_nth_unstable_by(K, |a, b| a.0.total_cmp(&b.0));
+    all.truncate(K);
+    all.into_iter().map(|(_, i)| i).collect()
+}
+
+struct Contender {
+    name: String,
+    /// Type of the column.
+    kind: &'static str,
+    /// What follows `CREATE INDEX ON table`.
+    index: String,
+    /// The setting for the width of the search.
+    ef: &'static str,
+    table: String,
+}
+
+fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
+    let available = "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'vector'";
+    let mut list = Vec::new();
+    let mut add = |name: String, kind, index: String, ef| {
+        let table = format!("items{}", list.len());
+        list.push(Contender {
+            name,
+            kind,
+            index,
+            ef,
+            table,
+        });
+    };
+    if client.query_one(available, &[])?.get(0) {
+        client.batch_execute("CREATE EXTENSION IF NOT EXISTS vector")?;
+        let ef = "hnsw.ef_search";
+        add(
+            "pgvector vector".into(),
+            "vector",
+            "USING hnsw (v vector_cosine_ops)".into(),
+            ef,
+        );
+        add(
+            "pgvector halfvec".into(),
+            "halfvec",
+            "USING hnsw (v halfvec_cosine_ops)".into(),
+            ef,
+        );
+    } else {
+        println!("pgvector is not installed for this server: laser runs alone");
+    }
+    add(
+        "laser".into(),
+        "embedding",
+        "USING laser (v)".into(),
+        "laser.ef_search",
+    );
+    for with in &s.with {
+        let index = format!("USING laser (v) WITH ({with})");
+        add(
+            format!("laser {with}"),
+            "embedding",
+            index,
+            "laser.ef_search",
+        );
+    }
+    Ok(list)
+}
+
+/// Writes rows of a set into a table, in the binary format that all types share.
+fn load(
+    client: &mut Client,
+    table: &str,
+    kind: &str,
+    set: &Set,
+    rows: std::ops::Range<usize>,
+) -> Result<()> {
+    client.batch_execute(&format!(
+        "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v {kind}({}))",
+        set.dimensions
+    ))?;
+    let mut writer = client.copy_in(&format!("COPY {table} FROM STDIN (FORMAT binary)"))?;
+    writer.write_all(b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0")?;
+    let half = kind == "halfvec";
+    let mut line = Vec::new();
+    for (id, i) in rows.enumerate() {
+        line.clear();
+        line.extend_from_slice(&2i16.to_be_bytes());
+        line.extend_from_slice(&4i32.to_be_bytes());
+        line.extend_from_slice(&(id as i32).to_be_bytes());
+        let row = set.row(i);
+        let size = 4 + row.len() * if half { 2 } else { 4 };
+        line.extend_from_slice(&(size as i32).to_be_bytes());
+        line.extend_from_slice(&(row.len() as i16).to_be_bytes());
+        line.extend_from_slice(&[0, 0]);
+        for x in row {
+            if half {
+                line.extend_from_slice(&laser_vector::f16::from_f32(*x).to_be_bytes());
+            } else {
+                line.extend_from_slice(&x.to_be_bytes());
+            }
+        }
+        writer.write_all(&line)?;
+    }
+    writer.write_all(&(-1i16).to_be_bytes())?;
+    writer.finish()?;
+    Ok(())
+}
+
+/// Seconds of processor time of a process, and of its children that have ended.
+fn cpu(pid: u32) -> Result<(f64, f64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
+    let ticks = |i: usize| {
+        fields
+            .get(i)
+            .and_then(|x| x.parse::<f64>().ok())
+            .unwrap_or(0.0)
+            / 100.0
+    };
+    Ok((ticks(11) + ticks(12), ticks(13) + ticks(14)))
+}
+
+/// Runs something in a session; wall seconds, and processor seconds of the session and of the
+/// parallel workers that it started.
+fn timed<T>(
+    cluster: &Cluster,
+    client: &mut Client,
+    run: impl FnOnce(&mut Client) -> Result<T>,
+) -> Result<(T, f64, f64)> {
+    let pid = client
+        .query_one("SELECT pg_backend_pid()", &[])?
+        .get::<_, i32>(0) as u32;
+    let postmaster = cluster.pid().context("the server runs")?;
+    let before = (cpu(pid)?.0, cpu(postmaster)?.1);
+    let start = Instant::now();
+    let result = run(client)?;
+    let wall = start.elapsed().as_secs_f64();
+    let after = (cpu(pid)?.0, cpu(postmaster)?.1);
+    Ok((result, wall, after.0 - before.0 + after.1 - before.1))
+}
+
+struct Search {
+    ef: u32,
+    recall: f64,
+    lateral: f64,
+    lateral_cpu: f64,
+    one: f64,
+    eight: f64,
+}
+
+struct Outcome {
+    name: String,
+    build: f64,
+    build_cpu: f64,
+    bytes: i64,
+    searches: Vec<Search>,
+    inserts: f64,
+    inserts_cpu: f64,
+    inserts_eight: f64,
+}
+
+fn tps(output: &str) -> Result<f64> {
+    let line = output.lines().find_map(|line| line.strip_prefix("tps = "));
+    let number = line
+        .and_then(|rest| rest.split_whitespace().next())
+        .context("pgbench prints tps")?;
+    Ok(number.parse()?)
+}
+
+fn pgbench(
+    cluster: &Cluster,
+    script: &str,
+    options: &str,
+    clients: u32,
+    seconds: u32,
+) -> Result<f64> {
+    let mut file = tempfile::Builder::new()
+        .suffix(".sql")
+        .tempfile_in(cluster.scratch()?)?;
+    file.write_all(script.as_bytes())?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(file.path(), mode)?;
+    let output = cluster
+        .command("pgbench")
+        .env("PGOPTIONS", options)
+        .args([
+            "-n",
+            "-M",
+            "prepared",
+            "-f",
+            &file.path().display().to_string(),
+        ])
+        .args([
+            "-T",
+            &seconds.to_string(),
+            "-c",
+            &clients.to_string(),
+            "-j",
+            "2",
+            "bench",
+        ])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ok = output.status.success() && !text.contains("aborted");
+    ensure!(
+        ok,
+        "pgbench:\n{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    tps(&text)
+}
+
+fn measure(
+    cluster: &Cluster,
+    client: &mut Client,
+    s: &Settings,
+    set: &Set,
+    c: &Contender,
+    truth: &[Vec<i32>],
+) -> Result<Outcome> {
+    let table = &c.table;
+    let (extra, queries) = (format!("{table}_extra"), format!("{table}_queries"));
+    load(client, table, c.kind, set, 0..s.rows)?;
+    load(client, &extra, c.kind, set, s.rows..s.rows + EXTRA)?;
+    load(
+        client,
+        &queries,
+        c.kind,
+        set,
+        s.rows + EXTRA..s.rows + EXTRA + s.queries,
+    )?;
+    client.batch_execute(&format!(
+        "CREATE INDEX ON {extra} (id); CREATE INDEX ON {queries} (id)"
+    ))?;
+    client.batch_execute(&format!("VACUUM (ANALYZE) {table}, {extra}, {queries}"))?;
+    client.batch_execute("CHECKPOINT")?;
+    let create = format!("CREATE INDEX {table}_index ON {table} {}", c.index);
+    let ((), build, build_cpu) =
+        timed(cluster, client, |client| Ok(client.batch_execute(&create)?))?;
+    let bytes = client
+        .query_one(&format!("SELECT pg_relation_size('{table}_index')"), &[])?
+        .get(0);
+    println!(
+        "{}: built in {build:.1} s ({build_cpu:.1} s), {} MB",
+        c.name,
+        bytes / 1_000_000
+    );
+    client.batch_execute("CHECKPOINT")?;
+
+    let lateral = format!(
+        "SELECT q.id, x.id FROM {queries} q,
+             LATERAL (SELECT i.id FROM {table} i ORDER BY i.v <=> q.v LIMIT {K}) x"
+    );
+    let plan: Vec<String> = client
+        .query(&format!("EXPLAIN {lateral}"), &[])?
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    ensure!(
+        plan.iter().any(|line| line.contains("_index")),
+        "{}",
+        plan.join("\n")
+    );
+
+    let mut searches = Vec::new();
+    for &ef in &s.ef {
+        client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
+        let rows = client.query(&lateral, &[])?;
+        let found = rows
+            .iter()
+            .filter(|row| truth[row.get::<_, i32>(0) as usize].contains(&row.get(1)))
+            .count();
+        let count = format!("SELECT count(*) FROM ({lateral}) x");
+        // Whole rounds, for about as long as pgbench runs.
+        let (rounds, wall, cpu) = timed(cluster, client, |client| {
+            let start = Instant::now();
+            let mut rounds = 0;
+            while rounds == 0 || start.elapsed().as_secs_f64() < f64::from(s.seconds) {
+                client.query(&count, &[])?;
+                rounds += 1;
+            }
+            Ok(rounds)
+        })?;
+        let script = format!(
+            "\\set i random(0, {})\nSELECT id FROM {table} ORDER BY v <=> (SELECT v FROM {queries} WHERE id = :i) LIMIT {K};",
+            s.queries - 1
+        );
+        let options = format!("-c {}={ef}", c.ef);
+        let done = f64::from(rounds) * s.queries as f64;
+        let search = Search {
+            ef,
+            recall: found as f64 / (s.queries * K) as f64,
+            lateral: done / wall,
+            lateral_cpu: done / cpu.max(0.01),
+            one: pgbench(cluster, &script, &options, 1, s.seconds)?,
+            eight: pgbench(cluster, &script, &options, 8, s.seconds)?,
+        };
+        println!(
+            "  ef {ef}: recall {:.4}, {:.0} queries/s in one backend ({:.0} a CPU second), \
+             pgbench {:.0} with 1 client, {:.0} with 8",
+            search.recall, search.lateral, search.lateral_cpu, search.one, search.eight
+        );
+        searches.push(search);
+    }
+
+    // One session inserts in one statement, then eight in statements of one row.
+    let half = EXTRA / 2;
+    let insert =
+        format!("INSERT INTO {table} SELECT id + 1000000, v FROM {extra} WHERE id < {half}");
+    let ((), wall, cpu) = timed(cluster, client, |client| Ok(client.batch_execute(&insert)?))?;
+    let script = format!(
+        "\\set i random({half}, {})\nINSERT INTO {table} SELECT id + 2000000, v FROM {extra} WHERE id = :i;",
+        EXTRA - 1
+    );
+    let inserts_eight = pgbench(cluster, &script, "", 8, s.seconds)?;
+    let outcome = Outcome {
+        name: c.name.clone(),
+        build,
+        build_cpu,
+        bytes,
+        searches,
+        inserts: half as f64 / wall,
+        inserts_cpu: half as f64 / cpu.max(0.01),
+        inserts_eight,
+    };
+    println!(
+        "  inserts: {:.0} a second ({:.0} a CPU second), pgbench {:.0} with 8 clients",
+        outcome.inserts, outcome.inserts_cpu, outcome.inserts_eight
+    );
+    client.batch_execute(&format!("DROP TABLE {table}, {extra}, {queries}"))?;
+    Ok(outcome)
+}
+
+/// Says how one contender compares with another, and where it misses what is asked of laser.
+fn compare(ours: &Outcome, theirs: &Outcome, factor: f64, size: f64) {
+    let at = |o: &'_ Outcome| {
+        let good = o.searches.iter().position(|x| x.recall >= WANTED);
+        good.unwrap_or(o.searches.len() - 1)
+    };
+    let (a, b) = (&ours.searches[at(ours)], &theirs.searches[at(theirs)]);
+    println!(
+        "\n{} against {}: queries at ef {} (recall {:.4}) and ef {} (recall {:.4})",
+        ours.name, theirs.name, a.ef, a.recall, b.ef, b.recall
+    );
+    for search in [a, b] {
+        if search.recall < WANTED {
+            println!("  no width that was tried reaches a recall of {WANTED}");
+        }
+    }
+    let row = |what: &str, ratio: f64, wanted: f64, least: bool| {
+        let met = if least {
+            ratio >= wanted
+        } else {
+            ratio <= wanted
+        };
+        let word = if least { "at least" } else { "at most" };
+        let verdict = if met { "met" } else { "MISSED" };
+        println!("  {what:<38}{ratio:8.2}   wanted {word} {wanted}: {verdict}");
+    };
+    row(
+        "build, times faster",
+        theirs.build / ours.build,
+        factor,
+        true,
+    );
+    row(
+        "build, times less CPU",
+        theirs.build_cpu / ours.build_cpu,
+        factor,
+        true,
+    );
+    row(
+        "size, part",
+        ours.bytes as f64 / theirs.bytes as f64,
+        size,
+        false,
+    );
+    row(
+        "queries in one backend, times",
+        a.lateral / b.lateral,
+        factor,
+        true,
+    );
+    row(
+        "queries a CPU second, times",
+        a.lateral_cpu / b.lateral_cpu,
+        factor,
+        true,
+    );
+    row("pgbench, 1 client, times", a.one / b.one, factor, true);
+    row("pgbench, 8 clients, times", a.eight / b.eight, factor, true);
+    row(
+        "inserts, times",
+        ours.inserts / theirs.inserts,
+        factor,
+        true,
+    );
+    row(
+        "inserts a CPU second, times",
+        ours.inserts_cpu / theirs.inserts_cpu,
+        factor,
+        true,
+    );
+    row(
+        "inserts, 8 clients, times",
+        ours.inserts_eight / theirs.inserts_eight,
+        factor,
+        true,
+    );
+}
+
+fn main() -> Result<()> {
+    let s = settings()?;
+    let mut builder = Cluster::builder()
+        .setting("shared_buffers", "2GB")
+        .setting("maintenance_work_mem", &s.memory)
+        .setting("max_wal_size", "16GB")
+        .setting("autovacuum", "off");
+    if let Some(model) = &s.model {
+        let name = model.file_name().context("a model folder has a name")?;
+        let folder = model.parent().context("a model folder has a parent")?;
+        builder = builder.models(folder, &name.to_string_lossy());
+    }
+    let cluster = builder.start()?;
+    let mut client = cluster.database("bench")?;
+    let contenders = contenders(&mut client, &s)?;
+    for name in &s.sets {
+        let set = match name.as_str() {
+            "easy" => Some(easy(&s)),
+            "hard" => hard(&s, &mut client)?,
+            _ => bail!("unknown set {name}"),
+        };
+        let Some(set) = set else { continue };
+        println!(
+            "\n{} set: {} x {}, {} queries, {} threads\n",
+            set.name,
+            s.rows,
+            set.dimensions,
+            s.queries,
+            std::thread::available_parallelism().map_or(1, |n| n.get())
+        );
+        let truth = truth(&set, &s);
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        for contender in &contenders {
+            match measure(&cluster, &mut client, &s, &set, contender, &truth) {
+                Ok(outcome) => outcomes.push(outcome),
+                Err(error) => {
+                    println!("{}: FAILED: {error:#}", contender.name);
+                    client = cluster.connect("bench")?;
+                }
+            }
+        }
+        for ours in outcomes.iter().filter(|o| o.name.starts_with("laser")) {
+            for (theirs, factor, size) in [
+                ("pgvector vector", 3.0, 0.4),
+                ("pgvector halfvec", 1.0, 1.0),
+            ] {
+                if let Some(theirs) = outcomes.iter().find(|o| o.name == theirs) {
+                    compare(ours, theirs, factor, size);
+                }
+            }
+        }
+    }
+    Ok(())
+}
