@@ -8,9 +8,9 @@
 #
 # TREE is created or refreshed; every file is put in place by rename.
 set -euo pipefail
+. "$(dirname "$0")/lib.sh"
 tree=${1:?usage: pg-tree.sh TREE [PG_CONFIG]}
-pg_config=${2:-${PG_CONFIG:-pg_config}}
-root=$(cd "$(dirname "$0")/.." && pwd)
+pg_config=${2:-$(find_pg_config)} || die "no PostgreSQL 14 to 18 with server headers found"
 mkdir -p "$tree"
 tree=$(cd "$tree" && pwd)
 

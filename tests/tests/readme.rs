@@ -1,0 +1,66 @@
+//! The SQL of README.md runs as it stands there.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use laser_tests::Cluster;
+use laser_tests::model::Model;
+
+/// The fenced blocks of one language.
+fn blocks(markdown: &str, language: &str) -> Vec<String> {
+    let open = format!("```{language}\n");
+    markdown
+        .split(&open)
+        .skip(1)
+        .filter_map(|rest| rest.split_once("```").map(|(block, _)| block.to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_statement_of_the_readme_works() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a parent")?;
+    let readme = std::fs::read_to_string(root.join("README.md"))?;
+    let models = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(models.path())?;
+    Model { seed: 2, ..Model::tiny("another-model", 32) }.write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+
+    // Copied, because the server's account need not be able to read the repository.
+    let demo = cluster.scratch()?.join("demo");
+    std::fs::create_dir(&demo)?;
+    std::fs::set_permissions(&demo, std::fs::Permissions::from_mode(0o755))?;
+    for entry in std::fs::read_dir(root.join("demo"))? {
+        let entry = entry?;
+        let copy = demo.join(entry.file_name());
+        std::fs::copy(entry.path(), &copy)?;
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o644))?;
+    }
+    let demo = demo.display();
+    cluster.psql(
+        "postgres",
+        "CREATE TABLE sentences (id int GENERATED ALWAYS AS IDENTITY, key text, lang text, body text);
+         CREATE TABLE de (id bigint, body text); INSERT INTO de VALUES (1, 'Haus');
+         CREATE TABLE en (id bigint, body text); INSERT INTO en VALUES (1, 'house')",
+    )?;
+    cluster.psql(
+        "postgres",
+        &format!("\\copy sentences (key, lang, body) FROM '{demo}/sentences.tsv'"),
+    )?;
+
+    let blocks = blocks(&readme, "sql");
+    assert!(blocks.len() >= 6, "{} blocks", blocks.len());
+    for block in blocks {
+        if block.contains("CREATE TABLE de") {
+            cluster.psql("postgres", "DROP TABLE de, en")?;
+        }
+        let script = cluster.scratch()?.join("block.sql");
+        std::fs::write(&script, block.replace("'demo/", &format!("'{demo}/")))?;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644))?;
+        let path = script.display().to_string();
+        cluster
+            .run("psql", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "postgres", "-f", &path])
+            .with_context(|| block.clone())?;
+    }
+    Ok(())
+}
