@@ -1,28 +1,304 @@
-//! Mining with laser indexes instead of the exact search.
+//! Mining with laser indexes, for tables whose rows are too many to be compared with each other.
+//!
+//! For each row the index on the table of the other side proposes candidates. Their cosines are
+//! computed exactly from the embeddings, as in the exact search, so scores are exact and only
+//! candidates can be missed.
+#![allow(unsafe_code)]
 
-use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::Oid;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
 
-use laser_mining::{Margin, Retrieval};
+use laser_mining::{Margin, Neighbourhoods, Neighbours, Retrieval, Side, knn, select};
+use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
+use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
-use super::functions::Mined;
+use super::errors;
+use super::functions::{Mined, mined};
+use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
-use super::query::Spi;
-use crate::types::raise_hint;
+use super::query::{Kind, Query, Spi};
+use crate::types::{raise, raise_hint};
 
 /// Mines with the laser indexes on the tables of both queries.
 pub fn mine(
-    _spi: &Spi,
-    _queries: [&[u8]; 2],
-    _k: usize,
-    _selection: (Margin, Retrieval, f64),
-    _unify: bool,
-    _namespace: Oid,
-    _progress: &mut Progress,
+    spi: &Spi,
+    [source, target]: [&[u8]; 2],
+    k: usize,
+    (margin, retrieval, threshold): (Margin, Retrieval, f64),
+    unify: bool,
+    namespace: Oid,
+    progress: &mut Progress,
 ) -> Vec<Mined> {
-    raise_hint(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        "mining with an index is not supported",
-        "Use method => 'exact'.",
-    )
+    let source_query = Query::parse(spi, "source", source, &SIDE_COLUMNS, namespace);
+    let target_query = Query::parse(spi, "target", target, &SIDE_COLUMNS, namespace);
+    if source_query.type_of(1) != target_query.type_of(1) {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+            "both queries must return values of the same type to be mined with an index",
+            "Cast one of them, or use method => 'exact'.",
+        );
+    }
+    let nearest_target = Nearest::prepare(spi, &target_query, "target", k, namespace);
+    let nearest_source = Nearest::prepare(spi, &source_query, "source", k, namespace);
+    progress.phase("reading source, searching target index");
+    let source = Candidates::read(
+        &source_query,
+        Side::Source,
+        unify,
+        &nearest_target,
+        progress,
+    );
+    progress.phase("reading target, searching source index");
+    let target = Candidates::read(
+        &target_query,
+        Side::Target,
+        unify,
+        &nearest_source,
+        progress,
+    );
+
+    progress.phase("scoring");
+    load::common_dimensions(source.loaded.dimensions(), target.loaded.dimensions());
+    let found = Neighbourhoods {
+        forward: source.score(&target, k),
+        backward: target.score(&source, k),
+    };
+    let pairs = select(
+        &found.forward,
+        &found.backward,
+        margin,
+        retrieval,
+        threshold,
+    );
+    mined(pairs, &found, &source.loaded.ids, &target.loaded.ids)
+}
+
+/// The ids of the rows nearest to a value, by an index.
+struct Nearest {
+    plan: pg_sys::SPIPlanPtr,
+}
+
+impl Nearest {
+    /// Plans the search for the nearest rows of a query; raises a SQL error if no index serves it.
+    fn prepare(spi: &Spi, query: &Query<'_>, name: &str, k: usize, namespace: Oid) -> Self {
+        let _ = spi;
+        // More than k: quantised distances are not exact, and duplicates crowd.
+        let limit = k.saturating_mul(2).saturating_add(8);
+        // SAFETY: a schema has a name; the result is a C string.
+        let schema = unsafe {
+            let name = pg_sys::get_namespace_name(namespace);
+            CStr::from_ptr(pg_sys::quote_identifier(name)).to_bytes()
+        };
+        let sql = [
+            b"SELECT id FROM (\n",
+            query.sql(),
+            b"\n) AS query (id, value) ORDER BY value OPERATOR(",
+            schema,
+            b".<=>) $1 LIMIT ",
+            limit.to_string().as_bytes(),
+        ]
+        .concat();
+        let sql = CString::new(sql).expect("a text datum has no zero byte");
+        let mut types = [query.type_of(1)];
+        // SAFETY: SPI is connected. The settings go back to what they were when the nest level
+        // ends, and with the transaction if an error comes first.
+        let (plan, served) = unsafe {
+            let plan = pg_sys::SPI_prepare_cursor(
+                sql.as_ptr(),
+                1,
+                types.as_mut_ptr(),
+                pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+            );
+            if plan.is_null() {
+                raise(
+                    PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                    "could not prepare a query",
+                );
+            }
+            let level = pg_sys::NewGUCNestLevel();
+            for name in [c"enable_seqscan", c"enable_sort"] {
+                pg_sys::set_config_option(
+                    name.as_ptr(),
+                    c"off".as_ptr(),
+                    pg_sys::GucContext::PGC_USERSET,
+                    pg_sys::GucSource::PGC_S_SESSION,
+                    pg_sys::GucAction::GUC_ACTION_SAVE,
+                    true,
+                    PgLogLevel::ERROR as i32,
+                    false,
+                );
+            }
+            let cached = pg_sys::SPI_plan_get_cached_plan(plan);
+            pg_sys::AtEOXact_GUC(true, level);
+            let served = !cached.is_null() && {
+                let statements = (*cached).stmt_list;
+                let first = (*(*statements).elements)
+                    .ptr_value
+                    .cast::<pg_sys::PlannedStmt>();
+                scans_index((*first).planTree)
+            };
+            if !cached.is_null() {
+                pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+            }
+            (plan, served)
+        };
+        if !served {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("no laser index can search the {name} query"),
+                "Create one with CREATE INDEX … USING laser on the column that the query \
+                 returns, or use method => 'exact'.",
+            );
+        }
+        Nearest { plan }
+    }
+
+    /// Ids of rows near `value`, nearest first.
+    fn search(&self, value: Datum) -> Vec<i64> {
+        check_for_interrupts!();
+        let mut values = [value];
+        let mut ids = Vec::new();
+        // SAFETY: the plan has one parameter of the value's type; rows have one integer column.
+        unsafe {
+            let memory = pg_sys::CurrentMemoryContext;
+            let code =
+                pg_sys::SPI_execute_plan(self.plan, values.as_mut_ptr(), std::ptr::null(), true, 0);
+            if code != pg_sys::SPI_OK_SELECT as i32 {
+                raise(
+                    PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                    "could not search an index",
+                );
+            }
+            let table = pg_sys::SPI_tuptable;
+            let kind = pg_sys::SPI_gettypeid((*table).tupdesc, 1);
+            for row in 0..pg_sys::SPI_processed as usize {
+                let mut null = false;
+                let tuple = *(*table).vals.add(row);
+                let datum = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 1, &mut null);
+                if !null {
+                    ids.push(super::query::integer_of(kind, datum));
+                }
+            }
+            pg_sys::SPI_freetuptable(table);
+            // SPI leaves its own context as the current one.
+            pg_sys::MemoryContextSwitchTo(memory);
+        }
+        ids
+    }
+}
+
+/// Whether the rows of a plan come from index scans in the order of a distance.
+///
+/// # Safety
+/// `plan` is null or a plan tree.
+unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
+    if plan.is_null() {
+        return false;
+    }
+    // SAFETY: the tag of a node tells its type.
+    unsafe {
+        match (*plan).type_ {
+            NodeTag::T_IndexScan => !(*plan.cast::<pg_sys::IndexScan>()).indexorderby.is_null(),
+            NodeTag::T_SubqueryScan => scans_index((*plan.cast::<pg_sys::SubqueryScan>()).subplan),
+            NodeTag::T_MergeAppend => {
+                let parts = (*plan.cast::<pg_sys::MergeAppend>()).mergeplans;
+                !parts.is_null()
+                    && (0..(*parts).length as usize)
+                        .all(|at| scans_index((*(*parts).elements.add(at)).ptr_value.cast()))
+            }
+            NodeTag::T_Sort | NodeTag::T_IncrementalSort => false,
+            _ => scans_index((*plan).lefttree),
+        }
+    }
+}
+
+/// One side with the candidates that the index of the other side proposed.
+struct Candidates {
+    loaded: Loaded,
+    /// Ids of the other side for each row.
+    proposed: Vec<Vec<i64>>,
+    /// Rows that were unified with another one.
+    aliases: HashMap<i64, i64>,
+}
+
+impl Candidates {
+    fn read(
+        query: &Query<'_>,
+        side: Side,
+        unify: bool,
+        nearest: &Nearest,
+        progress: &mut Progress,
+    ) -> Self {
+        let kind = query.kind(1);
+        let limit = load::memory_of_side();
+        let mut loaded = Loaded {
+            side,
+            ids: Vec::new(),
+            rows: Rows::default(),
+        };
+        let (mut proposed, mut aliases) = (Vec::new(), HashMap::new());
+        let mut seen: HashMap<[u8; 16], i64> = HashMap::new();
+        each_row(query, side, progress, |batch, rows| {
+            let mut chosen = rows.to_vec();
+            if unify && kind == Kind::Text {
+                chosen.retain(|&(id, row)| {
+                    let hash = content_hash(b"", batch.bytes(row, 1).unwrap_or_default());
+                    let first = *seen.entry(hash).or_insert(id);
+                    if first != id {
+                        aliases.insert(id, first);
+                    }
+                    first == id
+                });
+            }
+            push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
+            for &(id, row) in &chosen {
+                loaded.ids.push(id);
+                proposed.push(
+                    batch
+                        .datum(row, 1)
+                        .map_or_else(Vec::new, |v| nearest.search(v)),
+                );
+            }
+        });
+        Candidates {
+            loaded,
+            proposed,
+            aliases,
+        }
+    }
+
+    /// Exact cosines of the candidates, of which the best k are the neighbours.
+    fn score(&self, other: &Candidates, k: usize) -> Neighbours {
+        let k = k.min(other.loaded.ids.len());
+        let mut lists = Neighbours::empty(self.loaded.ids.len(), k);
+        let row = |side: &Loaded, at: usize| match side.rows.row(at) {
+            Ok(row) => row.into_owned(),
+            Err(error) => errors::search_failed(error, &[], &[]),
+        };
+        for (at, proposed) in self.proposed.iter().enumerate() {
+            check_for_interrupts!();
+            let own = row(&self.loaded, at);
+            let mut positions: Vec<usize> = proposed
+                .iter()
+                .filter_map(|id| other.loaded.position(*other.aliases.get(id).unwrap_or(id)))
+                .collect();
+            positions.sort_unstable();
+            positions.dedup();
+            for position in positions {
+                let cosine = knn::cosine(&own, &row(&other.loaded, position));
+                if cosine.is_nan() {
+                    let id = self.loaded.ids[at];
+                    raise(
+                        PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+                        format!(
+                            "{} id {id} or a neighbour has no direction",
+                            self.loaded.side
+                        ),
+                    );
+                }
+                lists.insert(at, position as u32, cosine);
+            }
+        }
+        lists
+    }
 }

@@ -145,6 +145,7 @@ pub struct Wanted {
 /// A query that was parsed and whose columns were checked.
 pub struct Query<'a> {
     name: &'a str,
+    /// The statement, without the semicolon that ended it.
     sql: &'a [u8],
     /// Kind and type of each column.
     columns: Vec<(Kind, Oid)>,
@@ -167,7 +168,7 @@ impl<'a> Query<'a> {
         let plan = prepare(sql);
         // SAFETY: a valid plan has a list of plan sources, each with a list of queries after
         // parse analysis; both live as long as the plan.
-        let columns = unsafe {
+        let (columns, extent) = unsafe {
             let sources = pg_sys::SPI_plan_get_plan_sources(plan);
             if sources.is_null() || (*sources).length != 1 {
                 not_a_select(name);
@@ -191,16 +192,37 @@ impl<'a> Query<'a> {
             let types: Vec<Oid> = (1..=count)
                 .map(|at| pg_sys::SPI_gettypeid(descriptor, at))
                 .collect();
-            check_columns(name, &types, wanted, namespace)
+            let columns = check_columns(name, &types, wanted, namespace);
+            // Where a semicolon ended the statement; no length means the end of the text.
+            let from = (*query).stmt_location.max(0) as usize;
+            let length = (*query).stmt_len.max(0) as usize;
+            (
+                columns,
+                from..if length > 0 { from + length } else { sql.len() },
+            )
         };
         // SAFETY: made above and not used again.
         unsafe { pg_sys::SPI_freeplan(plan) };
-        Query { name, sql, columns }
+        Query {
+            name,
+            sql: sql.get(extent).unwrap_or(sql),
+            columns,
+        }
     }
 
     /// The kind of a column, counted from 0.
     pub fn kind(&self, column: usize) -> Kind {
         self.columns[column].0
+    }
+
+    /// The type of a column, counted from 0; that below a domain.
+    pub fn type_of(&self, column: usize) -> Oid {
+        self.columns[column].1
+    }
+
+    /// The statement itself.
+    pub fn sql(&self) -> &[u8] {
+        self.sql
     }
 
     /// Runs the query in the snapshot of the calling query, sorted by its first `sorted_by`
@@ -213,14 +235,8 @@ impl<'a> Query<'a> {
     /// [`Query::run`] in another snapshot.
     pub fn run_in(&self, snapshot: Snapshot, sorted_by: usize, mut take: impl FnMut(&Batch<'_>)) {
         let order: Vec<String> = (1..=sorted_by).map(|at| at.to_string()).collect();
-        let ignored = |byte: &u8| byte.is_ascii_whitespace() || *byte == b';';
-        let length = self
-            .sql
-            .iter()
-            .rposition(|byte| !ignored(byte))
-            .map_or(0, |at| at + 1);
         // The line break ends a comment at the end of the query.
-        let mut sorted = [b"SELECT * FROM (\n", &self.sql[..length], b"\n) AS query"].concat();
+        let mut sorted = [b"SELECT * FROM (\n", self.sql, b"\n) AS query"].concat();
         if !order.is_empty() {
             sorted.extend_from_slice(format!(" ORDER BY {}", order.join(", ")).as_bytes());
         }
@@ -306,13 +322,7 @@ impl<'a> Batch<'a> {
 
     /// The value of an integer column.
     pub fn integer(&self, row: usize, column: usize) -> Option<i64> {
-        let datum = self.datum(row, column)?;
-        let value = datum.value();
-        Some(match self.columns[column].1 {
-            pg_sys::INT2OID => i64::from(value as i16),
-            pg_sys::INT4OID => i64::from(value as i32),
-            _ => value as i64,
-        })
+        Some(integer_of(self.columns[column].1, self.datum(row, column)?))
     }
 
     /// The value of a float column.
@@ -348,6 +358,16 @@ impl<'a> Batch<'a> {
             );
             Some(std::slice::from_raw_parts(data.cast(), length))
         }
+    }
+}
+
+/// The value of a smallint, integer or bigint.
+pub fn integer_of(kind: Oid, datum: Datum) -> i64 {
+    let value = datum.value();
+    match kind {
+        pg_sys::INT2OID => i64::from(value as i16),
+        pg_sys::INT4OID => i64::from(value as i32),
+        _ => value as i64,
     }
 }
 
@@ -387,9 +407,9 @@ fn check_columns(name: &str, types: &[Oid], wanted: &[Wanted], namespace: Oid) -
         raise_hint(
             PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
             format!(
-                "the {name} query returns {} columns instead of {}",
-                types.len(),
-                wanted.len()
+                "the {name} query must return {} columns, not {}",
+                wanted.len(),
+                types.len()
             ),
             format!("It must return ({}).", expected()),
         );

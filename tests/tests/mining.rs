@@ -1,0 +1,624 @@
+//! Mining through SQL: against an independent implementation, in small memory, incrementally,
+//! cancelled, without rights, without disk.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::model::Model;
+use laser_tests::{Cluster, wait_until};
+use postgres::error::SqlState;
+use postgres::{Client, NoTls};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+type Lists = Vec<Vec<(usize, f64)>>;
+type Pairs = Vec<(i64, i64, f64)>;
+
+const MARGINS: [&str; 3] = ["absolute", "distance", "ratio"];
+const RETRIEVALS: [&str; 4] = ["forward", "backward", "max", "intersect"];
+
+/// Ids and embeddings that a query returns, by id.
+fn fetch(client: &mut Client, sql: &str) -> Result<Vec<(i64, Vec<f32>)>> {
+    let sql = format!("SELECT q.id::bigint, q.e::real[] FROM ({sql}) q (id, e) ORDER BY 1");
+    Ok(client
+        .query(&sql, &[])?
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect())
+}
+
+/// Neighbours by the definition, in `f64`; cosines are multiples of 2^-40.
+fn neighbours(x: &[(i64, Vec<f32>)], y: &[(i64, Vec<f32>)], k: usize) -> Lists {
+    let unit = |row: &(i64, Vec<f32>)| -> Vec<f64> {
+        let norm = row
+            .1
+            .iter()
+            .map(|&v| f64::from(v).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        row.1.iter().map(|&v| f64::from(v) / norm).collect()
+    };
+    let y: Vec<_> = y.iter().map(unit).collect();
+    x.iter()
+        .map(|row| {
+            let row = unit(row);
+            let mut list: Vec<(usize, f64)> = (y.iter().enumerate())
+                .map(|(at, other)| {
+                    let cosine: f64 = row.iter().zip(other).map(|(a, b)| a * b).sum();
+                    (at, (cosine * 2f64.powi(40)).round() / 2f64.powi(40))
+                })
+                .collect();
+            list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            list.truncate(k);
+            list
+        })
+        .collect()
+}
+
+fn mean(list: &[(usize, f64)]) -> f64 {
+    list.iter().map(|entry| entry.1).sum::<f64>() / list.len() as f64
+}
+
+/// Pairs by the definition.
+fn reference(
+    x: &[(i64, Vec<f32>)],
+    y: &[(i64, Vec<f32>)],
+    (forward, backward): (&Lists, &Lists),
+    margin: &str,
+    retrieval: &str,
+    threshold: f64,
+) -> Pairs {
+    let best = |near: &Lists, far: &Lists| -> Vec<(usize, f64)> {
+        near.iter()
+            .map(|list| {
+                let scores = list.iter().map(|&(other, cosine)| {
+                    let around = (mean(list) + mean(&far[other])) / 2.0;
+                    let score = match margin {
+                        "absolute" => cosine,
+                        "distance" => cosine - around,
+                        _ => cosine / around,
+                    };
+                    (other, score)
+                });
+                scores.reduce(|a, b| match b.1.total_cmp(&a.1) {
+                    std::cmp::Ordering::Greater => b,
+                    std::cmp::Ordering::Equal if b.0 < a.0 => b,
+                    _ => a,
+                })
+            })
+            .map(|best| best.expect("a neighbour"))
+            .collect()
+    };
+    let (fwd, bwd) = (best(forward, backward), best(backward, forward));
+    let f = fwd
+        .iter()
+        .enumerate()
+        .map(|(s, &(t, score))| (x[s].0, y[t].0, score));
+    let b = bwd
+        .iter()
+        .enumerate()
+        .map(|(t, &(s, score))| (x[s].0, y[t].0, score));
+    let sort = |mut pairs: Pairs| {
+        pairs.sort_by(|a, b| b.2.total_cmp(&a.2).then((a.0, a.1).cmp(&(b.0, b.1))));
+        pairs
+    };
+    let mut pairs = match retrieval {
+        "forward" => sort(f.collect()),
+        "backward" => sort(b.collect()),
+        "max" => {
+            let (mut sources, mut targets) = (HashSet::new(), HashSet::new());
+            let mut pairs = sort(f.chain(b).collect());
+            pairs.retain(|&(s, t, _)| {
+                let free = !sources.contains(&s) && !targets.contains(&t);
+                if free {
+                    sources.insert(s);
+                    targets.insert(t);
+                }
+                free
+            });
+            pairs
+        }
+        _ => {
+            let back: HashSet<(i64, i64)> = b.map(|(s, t, _)| (s, t)).collect();
+            sort(f.filter(|&(s, t, _)| back.contains(&(s, t))).collect())
+        }
+    };
+    pairs.retain(|pair| pair.2 > threshold);
+    pairs
+}
+
+fn agrees(client: &mut Client, source: &str, target: &str) -> Result<()> {
+    // Texts are fetched as their embeddings.
+    let embedded = |sql: &str| sql.replace("body", "laser_embed(body)");
+    let x = fetch(client, &embedded(source))?;
+    let y = fetch(client, &embedded(target))?;
+    ensure!(x.len() > 100 && y.len() > 100, "too few rows for a test");
+    for k in [1, 4, 16] {
+        let lists = (neighbours(&x, &y, k), neighbours(&y, &x, k));
+        for margin in MARGINS {
+            for retrieval in RETRIEVALS {
+                for threshold in [-1.0, 0.0, 1.01] {
+                    let what = format!("k {k}, {margin}, {retrieval}, over {threshold}");
+                    let found = client.query(
+                        "SELECT * FROM laser_mine($1, $2, $3, $4, $5, $6, unify => false)",
+                        &[
+                            &source,
+                            &target,
+                            &(k as i32),
+                            &margin,
+                            &retrieval,
+                            &threshold,
+                        ],
+                    )?;
+                    let expected =
+                        reference(&x, &y, (&lists.0, &lists.1), margin, retrieval, threshold);
+                    ensure!(
+                        found.len() == expected.len(),
+                        "{what}: {} rows",
+                        found.len()
+                    );
+                    for (row, pair) in found.iter().zip(&expected) {
+                        let ids: (i64, i64) = (row.get(0), row.get(1));
+                        ensure!(ids == (pair.0, pair.1), "{what}: {ids:?} is not {pair:?}");
+                        let score: f64 = row.get(2);
+                        ensure!((score - pair.2).abs() < 1e-6, "{what}: {score}, {pair:?}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Random rows around common centres, some of them copies, with ids in no order.
+fn random_tables(client: &mut Client, rows: usize, dimensions: usize) -> Result<()> {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let normal = |rng: &mut ChaCha8Rng| (0..4).map(|_| rng.random_range(-1.0f32..1.0)).sum::<f32>();
+    let centres: Vec<f32> = (0..20 * dimensions).map(|_| normal(&mut rng)).collect();
+    client.batch_execute(
+        "CREATE TABLE x (id int PRIMARY KEY, e embedding);
+         CREATE TABLE y (id bigint PRIMARY KEY, e embedding)",
+    )?;
+    for table in ["x", "y"] {
+        let mut copies: Vec<Vec<f32>> = Vec::new();
+        let insert = client.prepare(&format!(
+            "INSERT INTO {table} SELECT ($1::int * 7919) % 100003, $2::real[]::embedding"
+        ))?;
+        let mut transaction = client.transaction()?;
+        for at in 0..rows {
+            let centre = rng.random_range(0..20) * dimensions;
+            let mut row: Vec<f32> = (0..dimensions)
+                .map(|at| centres[centre + at] + 0.4 * normal(&mut rng))
+                .collect();
+            if at % 50 == 49 {
+                row = copies[rng.random_range(0..copies.len())].clone();
+            }
+            transaction.execute(&insert, &[&(at as i32 + 1), &row])?;
+            copies.push(row);
+        }
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String)> {
+    let error = client
+        .batch_execute(sql)
+        .err()
+        .with_context(|| format!("{sql} has not failed"))?;
+    let error = error
+        .as_db_error()
+        .with_context(|| format!("{sql}: {error}"))?;
+    Ok((error.code().clone(), error.message().to_owned()))
+}
+
+#[test]
+fn pairs_and_scores_are_those_of_the_definition() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("mining")?;
+
+    random_tables(&mut client, 600, 40)?;
+    agrees(&mut client, "SELECT id, e FROM x", "SELECT id, e FROM y")?;
+    // The same through files and many blocks.
+    client.batch_execute("SET laser.mining_memory = '1MB'; SET laser.mining_threads = 2")?;
+    agrees(
+        &mut client,
+        "SELECT id, e FROM x",
+        "SELECT id, e FROM y WHERE id % 3 > 0",
+    )?;
+    client.batch_execute("RESET ALL")?;
+
+    // Embeddings of real sentences.
+    client.batch_execute(
+        "CREATE TABLE de (id serial, name text, body text);
+         CREATE TABLE en (id serial, name text, body text)",
+    )?;
+    for language in ["de", "en"] {
+        let file = format!(
+            "{}/../demo/mining_{language}.tsv",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let insert = client.prepare(&format!(
+            "INSERT INTO {language} (name, body) VALUES ($1, $2)"
+        ))?;
+        for line in std::fs::read_to_string(file)?.lines() {
+            let (name, body) = line.split_once('\t').context("a line without a tab")?;
+            client.execute(&insert, &[&name, &body])?;
+        }
+    }
+    agrees(
+        &mut client,
+        "SELECT id, body FROM de",
+        "SELECT id, body FROM en",
+    )
+}
+
+/// Everything that decides, as one string.
+fn all_pairs(client: &mut Client, from: &str) -> Result<Vec<String>> {
+    let mut pairs = Vec::new();
+    for margin in MARGINS {
+        for retrieval in RETRIEVALS {
+            let sql = format!(
+                "SELECT m::text FROM {from} margin => '{margin}', retrieval => '{retrieval}', \
+                 threshold => -1) m"
+            );
+            for row in client.query(&sql, &[])? {
+                pairs.push(format!("{margin} {retrieval} {}", row.get::<_, String>(0)));
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+#[test]
+fn incremental_mining_equals_mining_from_scratch() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("mining")?;
+    random_tables(&mut client, 900, 24)?;
+    client.batch_execute(
+        "CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         ALTER TABLE x ADD batch int; ALTER TABLE y ADD batch int;
+         UPDATE x SET batch = id % 5; UPDATE y SET batch = id % 5",
+    )?;
+    let (source, target) = (
+        "SELECT id, e FROM x WHERE batch < 10",
+        "SELECT id, e FROM y",
+    );
+    let mut compared = Vec::new();
+    // Rows come, go and change on one side or on both; then everything goes, and comes again.
+    let changes = [
+        "UPDATE x SET batch = batch + 20 WHERE batch > 2",
+        "UPDATE x SET batch = batch - 20 WHERE batch = 23; INSERT INTO y SELECT -id, e FROM x WHERE batch = 24",
+        "DELETE FROM y WHERE batch = 2 AND id % 7 = 1",
+        "UPDATE x SET e = (SELECT e FROM y ORDER BY y.id LIMIT 1) WHERE id % 40 = 0",
+        "UPDATE x SET batch = batch - 20 WHERE batch > 10; DELETE FROM y WHERE batch = 4; UPDATE y SET id = id + 1000000 WHERE batch = 0",
+        "UPDATE x SET batch = batch + 20",
+        "UPDATE x SET batch = batch - 20",
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        client.batch_execute(change)?;
+        let memory = if at % 2 == 0 { "1MB" } else { "64MB" };
+        client.batch_execute(&format!("SET laser.mining_memory = '{memory}'"))?;
+        let rows = client
+            .query(
+                "SELECT * FROM laser_mine_update('state', $1, $2)",
+                &[&source, &target],
+            )
+            .with_context(|| change.to_string())?;
+        let number = |row: usize, column: &str| rows[row].get::<_, i64>(column);
+        compared.push((number(0, "compared"), number(0, "rows") * number(1, "rows")));
+        let stored = all_pairs(&mut client, "laser_mine_stored('state', ")?;
+        let scratch = all_pairs(&mut client, &format!("laser_mine('{source}', '{target}', "))?;
+        ensure!(stored == scratch, "after {change}");
+        let again = client.query(
+            "SELECT * FROM laser_mine_update('state', $1, $2)",
+            &[&source, &target],
+        )?;
+        ensure!(
+            again.iter().all(|row| row.get::<_, i64>("written") == 0),
+            "after {change}"
+        );
+    }
+    // The first one compares all; a small change compares a small part.
+    ensure!(compared[0].0 == compared[0].1, "{compared:?}");
+    ensure!(compared[2].0 < compared[2].1 / 4, "{compared:?}");
+    ensure!(compared[3].0 < compared[3].1 / 4, "{compared:?}");
+
+    // Texts: only new ones are embedded, and unification follows the lowest id.
+    client.batch_execute(
+        "CREATE TABLE texts (LIKE laser_mining_state INCLUDING ALL);
+         CREATE TABLE de AS SELECT i AS id, 'Satz ' || i % 37 AS body FROM generate_series(10, 99) i;
+         CREATE TABLE en AS SELECT i AS id, 'sentence ' || i % 41 AS body FROM generate_series(10, 99) i",
+    )?;
+    let (source, target) = ("SELECT id, body FROM de", "SELECT id, body FROM en");
+    for (change, added) in [
+        ("", 37 + 41),
+        ("INSERT INTO de VALUES (100, 'Satz 5'), (101, 'neu')", 1),
+        ("INSERT INTO en VALUES (1, 'sentence 7')", 1),
+        (
+            "DELETE FROM de WHERE id = 10; UPDATE en SET body = 'changed' WHERE id = 99",
+            2,
+        ),
+    ] {
+        client.batch_execute(change)?;
+        let rows = client.query(
+            "SELECT * FROM laser_mine_update('texts', $1, $2)",
+            &[&source, &target],
+        )?;
+        let found: i64 = rows.iter().map(|row| row.get::<_, i64>("added")).sum();
+        ensure!(found == added, "{change}: {found} added");
+        let stored = all_pairs(&mut client, "laser_mine_stored('texts', ")?;
+        let scratch = all_pairs(&mut client, &format!("laser_mine('{source}', '{target}', "))?;
+        ensure!(stored == scratch, "after {change}");
+    }
+    Ok(())
+}
+
+/// Enough rows that a search takes many seconds on any machine.
+fn many_rows(client: &mut Client) -> Result<()> {
+    client.batch_execute(
+        "CREATE TABLE many AS SELECT i AS id,
+           (SELECT array_agg(sin(i * 32 + j)) FROM generate_series(1, 32) j)::real[]::embedding AS e
+         FROM generate_series(1, 40000) i",
+    )?;
+    Ok(())
+}
+
+const LONG: &str = "SELECT count(*) FROM laser_mine(
+    'SELECT a.id * 16 + i, a.e FROM many a, generate_series(0, 15) i', 'SELECT id, e FROM many')";
+
+#[test]
+fn a_search_shows_progress_and_is_cancelled_within_a_second() -> Result<()> {
+    for preload in [true, false] {
+        let cluster = Cluster::builder().preload(preload).start()?;
+        let mut client = cluster.database("mining")?;
+        many_rows(&mut client)?;
+        let mut watcher = cluster.connect("mining")?;
+
+        let cancel = client.cancel_token();
+        let worker = std::thread::spawn(move || {
+            let result = client.query(LONG, &[]);
+            (result.map(|_| ()), Instant::now(), client)
+        });
+        let mut seen = None;
+        wait_until("the search makes progress", || {
+            let row = watcher.query_opt(
+                "SELECT pid, datname::text, phase, pairs_done, pairs_total, source_rows, target_rows
+                 FROM laser_mining_progress WHERE phase = 'searching' AND pairs_done > 0",
+                &[],
+            )?;
+            seen = row;
+            Ok(seen.is_some())
+        })?;
+        let row = seen.context("progress")?;
+        ensure!(row.get::<_, String>(1) == "mining");
+        ensure!(row.get::<_, i64>(3) <= row.get::<_, i64>(4));
+        ensure!((row.get::<_, i64>(5), row.get::<_, i64>(6)) == (640_000, 40_000));
+
+        let before = Instant::now();
+        cancel.cancel_query(NoTls)?;
+        let (result, ended, mut client) = worker.join().expect("no panic");
+        let error = result
+            .err()
+            .context("the search ended before it was cancelled")?;
+        ensure!(error.code() == Some(&SqlState::QUERY_CANCELED), "{error}");
+        let took = ended - before;
+        ensure!(took < Duration::from_secs(1), "cancelled after {took:?}");
+        ensure!(
+            watcher
+                .query("SELECT * FROM laser_mining_progress", &[])?
+                .is_empty()
+        );
+
+        // The session is as good as new; a timeout ends a search as well.
+        let (code, _) = failure(
+            &mut client,
+            &format!("SET statement_timeout = '2s'; {LONG}"),
+        )?;
+        ensure!(code == SqlState::QUERY_CANCELED);
+        client.batch_execute("RESET statement_timeout")?;
+        let row = client.query_one(
+            "SELECT count(*) FROM laser_mine('SELECT id, e FROM many WHERE id < 100', 'SELECT id, e FROM many WHERE id < 100')",
+            &[],
+        )?;
+        ensure!(row.get::<_, i64>(0) == 99);
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_run_with_the_rights_and_the_snapshot_of_the_caller() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("mining")?;
+    client.batch_execute(
+        "CREATE ROLE reader LOGIN;
+         CREATE TABLE secret AS SELECT i AS id, ARRAY[i, 1]::real[]::embedding AS e FROM generate_series(1, 20) i;
+         CREATE TABLE open AS SELECT * FROM secret;
+         GRANT SELECT ON open TO reader;
+         CREATE TABLE rows (id int, owner name, e embedding);
+         INSERT INTO rows SELECT id, CASE WHEN id % 2 = 0 THEN 'reader' ELSE 'other' END, e FROM secret;
+         ALTER TABLE rows ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY own ON rows USING (owner = current_user);
+         GRANT SELECT ON rows TO reader;
+         CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         SET ROLE reader",
+    )?;
+    let (code, message) = failure(
+        &mut client,
+        "SELECT * FROM laser_mine('SELECT id, e FROM secret', 'SELECT id, e FROM open')",
+    )?;
+    ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{message}");
+    let (code, message) = failure(
+        &mut client,
+        "SELECT * FROM laser_mine_update('state', 'SELECT id, e FROM open', 'SELECT id, e FROM open')",
+    )?;
+    ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{message}");
+    let ids: Vec<i64> = client
+        .query(
+            "SELECT source_id FROM laser_mine('SELECT id, e FROM rows', 'SELECT id, e FROM open', retrieval => 'forward') ORDER BY 1",
+            &[],
+        )?
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    ensure!(
+        ids == (1..=10).map(|at| at * 2).collect::<Vec<i64>>(),
+        "{ids:?}"
+    );
+    // A role may keep a state of its own.
+    client.batch_execute(
+        "RESET ROLE; CREATE SCHEMA \"Own\" AUTHORIZATION reader; SET ROLE reader;
+         CREATE TABLE \"Own\".\"St ate\" (LIKE laser_mining_state INCLUDING ALL);
+         SELECT * FROM laser_mine_update('\"Own\".\"St ate\"', 'SELECT id, e FROM rows', 'SELECT id, e FROM open');
+         RESET ROLE",
+    )?;
+    let rows: i64 = client
+        .query_one("SELECT count(*) FROM \"Own\".\"St ate\"", &[])?
+        .get(0);
+    ensure!(rows == 30);
+
+    // What the transaction did not see is not mined; what it did itself is.
+    let mut other = cluster.connect("mining")?;
+    let mut transaction = client
+        .build_transaction()
+        .isolation_level(postgres::IsolationLevel::RepeatableRead)
+        .start()?;
+    let count = "SELECT count(*) FROM laser_mine('SELECT id, e FROM open', 'SELECT id, e FROM secret', retrieval => 'forward')";
+    let before: i64 = transaction.query_one(count, &[])?.get(0);
+    other.batch_execute("INSERT INTO open VALUES (100, '[1,5]'), (101, '[1,6]')")?;
+    transaction.batch_execute("INSERT INTO open VALUES (200, '[1,7]')")?;
+    let after: i64 = transaction.query_one(count, &[])?.get(0);
+    transaction.rollback()?;
+    ensure!((before, after) == (20, 21));
+
+    // Not in a parallel worker, and in a read-only transaction.
+    let row = client.query_one(
+        &format!("SELECT q.count FROM ({count}) q, generate_series(1, 2) LIMIT 1"),
+        &[],
+    )?;
+    ensure!(row.get::<_, i64>(0) == 22);
+    client.batch_execute(&format!("BEGIN READ ONLY; {count}; COMMIT"))?;
+    Ok(())
+}
+
+#[test]
+fn files_stay_within_limits_and_vanish() -> Result<()> {
+    let mut cluster = Cluster::builder()
+        .setting("laser.mining_memory", "1MB")
+        .start()?;
+    let mut client = cluster.database("mining")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT i AS id,
+           (SELECT array_agg(sin(i * 31 + j)) FROM generate_series(1, 500) j)::real[]::embedding AS e
+         FROM generate_series(1, 4000) i",
+    )?;
+    let mine = "SELECT count(*) FROM laser_mine('SELECT id, e FROM t', 'SELECT id, e FROM t', retrieval => 'forward', margin => 'absolute')";
+    // 8 MB a side: does not fit into memory, and leaves nothing behind.
+    ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
+    let folder = cluster.data().join("base/pgsql_tmp");
+    ensure!(folder.read_dir()?.next().is_none());
+
+    client.batch_execute("SET temp_file_limit = '2MB'")?;
+    let (code, message) = failure(&mut client, mine)?;
+    ensure!(code == SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
+    client.batch_execute("RESET temp_file_limit; SET laser.mining_memory = '100MB'")?;
+    ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
+
+    // A full disk. A small file system in place of the folder needs root and the right to mount.
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=2m,mode=0777", "tmpfs"])
+        .arg(&folder)
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !mounted {
+        eprintln!("cannot mount a small file system: the full disk is not tested");
+        return Ok(());
+    }
+    client.batch_execute("RESET laser.mining_memory")?;
+    let result = failure(&mut client, mine);
+    let works = client.query_one("SELECT 1", &[]).is_ok();
+    drop(client);
+    cluster.stop("fast")?;
+    let unmounted = std::process::Command::new("umount").arg(&folder).status()?;
+    ensure!(unmounted.success() && works);
+    let (code, message) = result?;
+    ensure!(code == SqlState::DISK_FULL, "{message}");
+    Ok(())
+}
+
+#[test]
+fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("mining")?;
+    random_tables(&mut client, 1000, 24)?;
+    let mine = |method: &str, retrieval: &str| {
+        format!(
+            "SELECT source_id, target_id, score FROM laser_mine('SELECT id, e FROM x', \
+             'SELECT id, e FROM y WHERE id > 10', method => '{method}', retrieval => '{retrieval}')"
+        )
+    };
+    let (code, message) = failure(&mut client, &mine("index", "max"))?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{message}"
+    );
+    ensure!(
+        message == "no laser index can search the target query",
+        "{message}"
+    );
+    client.batch_execute("CREATE INDEX ON y USING laser (e)")?;
+    let (_, message) = failure(&mut client, &mine("index", "max"))?;
+    ensure!(
+        message == "no laser index can search the source query",
+        "{message}"
+    );
+    client.batch_execute("CREATE INDEX ON x USING laser (e)")?;
+    for retrieval in RETRIEVALS {
+        let mut pairs = |method| -> Result<HashSet<(i64, i64, u64)>> {
+            let rows = client.query(&mine(method, retrieval), &[])?;
+            Ok(rows
+                .iter()
+                .map(|r| (r.get(0), r.get(1), r.get::<_, f64>(2).to_bits()))
+                .collect())
+        };
+        let (exact, index) = (pairs("exact")?, pairs("index")?);
+        let same = exact.intersection(&index).count();
+        ensure!(
+            same * 100 >= exact.len() * 95,
+            "{retrieval}: {same} of {}",
+            exact.len()
+        );
+    }
+    let (code, _) = failure(
+        &mut client,
+        "SELECT * FROM laser_mine('SELECT id, e::halfembedding FROM x', 'SELECT id, e FROM y', method => 'index')",
+    )?;
+    ensure!(code == SqlState::DATATYPE_MISMATCH);
+
+    // Texts, of which some are equal.
+    client.batch_execute(
+        "CREATE TABLE de AS SELECT i AS id, 'Satz ' || i % 37 AS body FROM generate_series(1, 90) i;
+         CREATE TABLE en AS SELECT i AS id, 'Satz ' || i % 41 AS body FROM generate_series(1, 90) i;
+         CREATE INDEX ON de USING laser (body); CREATE INDEX ON en USING laser (body)",
+    )?;
+    let mine = |method: &str| {
+        format!(
+            "SELECT source_id, target_id FROM laser_mine('SELECT id, body FROM de', \
+             'SELECT id, body FROM en', k => 2, method => '{method}', margin => 'absolute', threshold => 0.999)"
+        )
+    };
+    let found = |client: &mut Client, method| -> Result<Vec<(i64, i64)>> {
+        let rows = client.query(&mine(method), &[])?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    };
+    let (exact, index) = (found(&mut client, "exact")?, found(&mut client, "index")?);
+    ensure!(exact.len() == 37 && exact == index, "{exact:?} {index:?}");
+    Ok(())
+}
