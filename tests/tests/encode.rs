@@ -4,6 +4,8 @@
 //! A stopped process (SIGSTOP) stands for an encoder that takes long: what happens then does not
 //! depend on the speed of the machine.
 
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -952,6 +954,41 @@ fn embed_table_can_be_stopped_and_called_again() -> Result<()> {
     other.batch_execute("COMMIT")?;
     caller.join().expect("no panic")?;
     assert_eq!(counts(&mut client)?, (4500, 0));
+    Ok(())
+}
+
+#[test]
+fn foreign_bytes_on_the_socket_harm_nobody() -> Result<()> {
+    let (_models, builder) = models()?;
+    let cluster = builder.start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    let encoder = running_encoder(&mut client)?;
+    let socket = cluster.data().join(SOCKET);
+    let hello = [3u8, 0, 0, 0, 1, 1, 0];
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0xff; 4096],
+        // A greeting of another version, a first message that is none, a frame without end.
+        &[3, 0, 0, 0, 1, 0xff, 0xff],
+        &[9, 0, 0, 0, 5, 1, 0, 0, 0, 0, 0, 0, 0],
+        &[0, 0, 0, 4],
+    ] {
+        for greeted in [false, true] {
+            let mut stream = UnixStream::connect(&socket)?;
+            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+            if greeted {
+                stream.write_all(&hello)?;
+            }
+            // The encoder may have hung up already.
+            let _ = stream.write_all(bytes);
+            let _ = stream.shutdown(Shutdown::Write);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            embed(&mut client, "text")?;
+        }
+    }
+    assert_eq!(running_encoder(&mut client)?, encoder);
     Ok(())
 }
 
