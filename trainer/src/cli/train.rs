@@ -34,7 +34,12 @@ pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
-    let options = Options { resume: args.resume, quiet: args.quiet, stop: Some(stop) };
+    let options = Options {
+        resume: args.resume,
+        quiet: args.quiet,
+        updates: None,
+        stop: Some(stop),
+    };
     let summary = crate::train::run(&config, &options)?;
     print!("{} steps, loss {:.4}", summary.step, summary.loss);
     if let Some((figure, step)) = summary.best {
@@ -42,7 +47,11 @@ pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
     }
     println!(
         "{}; models in {}",
-        if summary.interrupted { " (interrupted; --resume goes on)" } else { "" },
+        if summary.interrupted {
+            " (interrupted; --resume goes on)"
+        } else {
+            ""
+        },
         config.output.display()
     );
     Ok(())

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use laser_encoder::config::{Architecture, BilstmConfig, Config, MeanPooling};
+use laser_encoder::config::{Architecture, BilstmConfig, MeanPooling};
 
 use super::parameters::{Parameters, random};
-use super::{Model, ModelError, Regularization};
+use super::transformer::{self, TransformerSaved};
+use super::{Model, Regularization};
 use crate::data::Ragged;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::{self, LstmStack, StackSaved};
@@ -16,16 +17,7 @@ use crate::ops::pool::{self, Occurrences};
 pub(super) enum BodySaved {
     Mean { factors: Vec<f32>, pooled: Vec<f32> },
     Bilstm(Box<StackSaved>),
-}
-
-/// Refuses configurations that cannot be trained here.
-pub(super) fn check(config: &Config) -> Result<(), ModelError> {
-    match &config.encoder {
-        Architecture::Mean(_) | Architecture::Bilstm(_) => Ok(()),
-        Architecture::Transformer(_) => Err(ModelError::Config(
-            "architecture \"transformer\" cannot be trained here".into(),
-        )),
-    }
+    Transformer(TransformerSaved),
 }
 
 /// Adds the parameters of an architecture, with the embedding table first.
@@ -62,7 +54,7 @@ pub(super) fn initialise(
                 }
             }
         }
-        Architecture::Transformer(_) => unreachable!("refused by check"),
+        Architecture::Transformer(c) => transformer::initialise(c, parameters, seed),
     }
 }
 
@@ -116,7 +108,13 @@ pub(super) fn forward(
             );
             (out, BodySaved::Bilstm(Box::new(saved)))
         }
-        Architecture::Transformer(_) => unreachable!("refused by check"),
+        Architecture::Transformer(c) => {
+            let parameters = &model.parameters;
+            let variables = model.dense_begin - parameters.sparse();
+            let (out, saved) =
+                transformer::forward(c, parameters, variables, batch, sentences, regularization);
+            (out, BodySaved::Transformer(saved))
+        }
     }
 }
 
@@ -153,6 +151,10 @@ pub(super) fn backward(
                 (regularization.embedding, regularization.hidden),
                 regularization.seed,
             )
+        }
+        (Architecture::Transformer(c), BodySaved::Transformer(saved)) => {
+            let variables = model.parameters.sparse()..model.dense_begin;
+            transformer::backward(c, saved, &dx, &mut dense[variables])
         }
         _ => unreachable!("the saved values belong to the architecture"),
     }

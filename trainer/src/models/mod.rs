@@ -6,6 +6,9 @@
 
 mod body;
 pub mod parameters;
+#[cfg(test)]
+mod tests;
+mod transformer;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -96,7 +99,6 @@ impl Model {
         config
             .validate()
             .map_err(|e| ModelError::Config(e.to_string()))?;
-        body::check(&config)?;
         let append = matches!(&config.encoder, Architecture::Bilstm(c) if c.append_eos);
         if append && eos.is_none() {
             let message = "append_eos is set, but the tokenizer has no token \"</s>\"";

@@ -1,4 +1,6 @@
 //! What a model is trained for. Every objective turns sentence embeddings into a loss and its
-//! gradient.
+//! gradient; a configuration sums several with weights.
 
 pub mod contrastive;
+pub mod nmt;
+pub mod transfer;

@@ -65,7 +65,7 @@ impl Steps {
     }
 
     /// Sentences at step t; 0 beyond the last.
-    fn active(&self, t: usize) -> usize {
+    pub fn active(&self, t: usize) -> usize {
         if t < self.len() {
             self.offsets[t + 1] - self.offsets[t]
         } else {
@@ -74,7 +74,7 @@ impl Steps {
     }
 
     /// Token ids in the order of the rows.
-    fn ids(&self, batch: &Ragged) -> Vec<u32> {
+    pub fn ids(&self, batch: &Ragged) -> Vec<u32> {
         let mut ids = Vec::with_capacity(self.rows());
         for t in 0..self.len() {
             ids.extend(
@@ -113,7 +113,7 @@ pub struct DirectionSaved {
 
 simd! {
     /// One step for one sentence: gates in place, new cell and output.
-    fn cell(gates: &mut [f32], previous: &[f32], cell: &mut [f32], hidden: &mut [f32]) {
+    pub(crate) fn cell(gates: &mut [f32], previous: &[f32], cell: &mut [f32], hidden: &mut [f32]) {
         let n = cell.len();
         let (i, rest) = gates.split_at_mut(n);
         let (f, rest) = rest.split_at_mut(n);
@@ -139,7 +139,7 @@ simd! {
 simd! {
     /// Gradient of one step for one sentence: `gates` turn into the gradients of their
     /// pre-activations, `d_cell` into the gradient of the previous cell.
-    fn cell_backward(
+    pub(crate) fn cell_backward(
         gates: &mut [f32],
         previous: &[f32],
         cell: &[f32],

@@ -158,6 +158,31 @@ simd! {
     }
 }
 
+simd! {
+    /// The largest element; -infinity of none.
+    pub fn largest(x: &[f32]) -> f32 {
+        const LANES: usize = 16;
+        let mut best = [f32::NEG_INFINITY; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest = chunks.remainder().iter().fold(f32::NEG_INFINITY, |b, v| b.max(*v));
+        for chunk in chunks {
+            for l in 0..LANES {
+                best[l] = if chunk[l] > best[l] { chunk[l] } else { best[l] };
+            }
+        }
+        best.iter().fold(rest, |b, v| b.max(*v))
+    }
+}
+
+simd! {
+    /// `x += value`, elementwise with one number.
+    pub fn shift(value: f32, x: &mut [f32]) {
+        for x in x {
+            *x += value;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,6 +29,8 @@ pub struct OptimizerOptions {
     pub learning_rate: f64,
     /// Factor of the learning rate for embedding tables.
     pub embedding_rate_factor: f64,
+    /// Factor of the learning rate for learned token weights.
+    pub token_weight_rate_factor: f64,
     /// Update of embedding tables.
     pub embedding_rule: EmbeddingRule,
     /// Decay of the first moment.
@@ -50,6 +52,7 @@ impl Default for OptimizerOptions {
         Self {
             learning_rate: 1e-3,
             embedding_rate_factor: 1.0,
+            token_weight_rate_factor: 1.0,
             embedding_rule: EmbeddingRule::Adam,
             beta1: 0.9,
             beta2: 0.999,
@@ -251,16 +254,11 @@ impl Optimizer {
             decay: 0.0,
         };
         let list = parameters.list_mut();
-        let embedding_step = Step {
-            rate: step.rate * o.embedding_rate_factor as f32,
-            ..step
-        };
         for i in 0..sparse_count {
             let (first, second) = (&mut self.first[i], &mut self.second[i]);
-            let gradient = if i == 0 {
-                &sparse.rows
-            } else {
-                &sparse.weights
+            let (gradient, factor) = match i {
+                0 => (&sparse.rows, o.embedding_rate_factor),
+                _ => (&sparse.weights, o.token_weight_rate_factor),
             };
             if gradient.is_empty() {
                 continue;
@@ -269,8 +267,8 @@ impl Optimizer {
                 ids: &sparse.ids,
                 gradient,
                 width: gradient.len() / sparse.ids.len(),
-                step: embedding_step,
-                plain_rate: (rate * o.embedding_rate_factor) as f32,
+                step: Step { rate: step.rate * factor as f32, ..step },
+                plain_rate: (rate * factor) as f32,
                 rule: o.embedding_rule,
             };
             work.run(threads, &mut list[i].value, first, second);

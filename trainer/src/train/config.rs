@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::TrainError;
 use crate::data::SamplerOptions;
 use crate::objectives::contrastive::LARGEST_LOGIT;
+use crate::objectives::nmt::DecoderSizes;
+use crate::objectives::transfer::Distance;
 use crate::optim::{OptimizerOptions, Schedule};
 
 /// A training run. Relative paths are relative to the folder of the configuration file.
@@ -90,6 +92,13 @@ pub struct ModelOptions {
     /// A model folder (or a run's folder) whose tensors of the same name and shape are the start.
     #[serde(default)]
     pub init_from: Option<PathBuf>,
+    /// Standard deviation of new token embeddings; 1 / sqrt(width) if not given.
+    #[serde(default)]
+    pub embedding_std: Option<f32>,
+    /// New token weights start at `−x ln(count / median count)`, kept between −2.5 and 1, where x
+    /// is this number: frequent tokens weigh less (0 = all alike).
+    #[serde(default)]
+    pub token_weight_exponent: f32,
 }
 
 fn max_tokens() -> usize {
@@ -106,6 +115,58 @@ fn yes() -> bool {
 pub struct Objectives {
     /// Dual encoder: in-batch softmax with additive margin.
     pub dual: Option<DualOptions>,
+    /// LASER: translation of the sentence embedding by an auxiliary decoder.
+    pub nmt: Option<NmtOptions>,
+    /// Embeddings drawn to those of a frozen teacher.
+    pub transfer: Option<TransferOptions>,
+}
+
+/// The translation objective ([`crate::objectives::nmt`]): sources are encoded, targets decoded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NmtOptions {
+    /// Weight of the loss, in nats a target token.
+    pub weight: f32,
+    /// Sizes of the decoder.
+    pub decoder: DecoderSizes,
+}
+
+impl Default for NmtOptions {
+    fn default() -> Self {
+        Self { weight: 1.0, decoder: DecoderSizes::default() }
+    }
+}
+
+/// The transfer objective ([`crate::objectives::transfer`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransferOptions {
+    /// Weight of the loss.
+    #[serde(default = "unit_weight")]
+    pub weight: f32,
+    /// Model folder of the teacher, which embeds the targets.
+    pub teacher: PathBuf,
+    /// Distance to the teacher's embedding.
+    #[serde(default)]
+    pub distance: Distance,
+    /// Which of the student's embeddings are drawn to it.
+    #[serde(default)]
+    pub sides: Sides,
+}
+
+fn unit_weight() -> f32 {
+    1.0
+}
+
+/// Sides of a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sides {
+    /// Sources and targets.
+    #[default]
+    Both,
+    /// Sources alone.
+    Sources,
 }
 
 /// The dual-encoder objective ([`crate::objectives::contrastive`]).
@@ -246,6 +307,7 @@ impl TrainConfig {
         let paths = [&mut self.output, &mut self.tokenizer, &mut self.corpus]
             .into_iter()
             .chain(self.model.init_from.as_mut())
+            .chain(self.objective.transfer.as_mut().map(|t| &mut t.teacher))
             .chain(self.dev.iter_mut().map(|d| &mut d.path));
         for path in paths {
             *path = folder.join(&path);
@@ -286,19 +348,29 @@ impl TrainConfig {
     pub fn check(&self) -> Result<(), TrainError> {
         let fail = |message: String| Err(TrainError::Config(message));
         self.model_config()?;
-        let Some(dual) = &self.objective.dual else {
+        let objectives = &self.objective;
+        if objectives.dual.is_none() && objectives.nmt.is_none() && objectives.transfer.is_none() {
             return fail("name at least one objective, for instance [objective.dual]".into());
-        };
-        if !self.model.normalize {
-            return fail("the dual objective needs model.normalize = true".into());
         }
-        if !(dual.scale > 0.0) || dual.scale * (1.0 + dual.margin.abs()) > LARGEST_LOGIT {
-            return fail(format!(
-                "scale must be positive, and scale times (1 + margin) at most {LARGEST_LOGIT}"
-            ));
+        if let Some(dual) = &objectives.dual {
+            if !self.model.normalize {
+                return fail("the dual objective needs model.normalize = true".into());
+            }
+            let largest = dual.scale * (1.0 + dual.margin.abs());
+            if !(dual.scale > 0.0 && largest <= LARGEST_LOGIT) {
+                return fail(format!(
+                    "scale must be positive, and scale times (1 + margin) at most {LARGEST_LOGIT}"
+                ));
+            }
+            if !(0.0..=1.0).contains(&dual.mega_share) {
+                return fail("mega_share must lie between 0 and 1".into());
+            }
         }
-        if !(0.0..=1.0).contains(&dual.mega_share) {
-            return fail("mega_share must lie between 0 and 1".into());
+        if let Some(nmt) = &objectives.nmt {
+            let DecoderSizes { embedding_size, language_size, hidden_size } = nmt.decoder;
+            if [embedding_size, language_size, hidden_size].contains(&0) {
+                return fail("every size of the decoder must be at least 1".into());
+            }
         }
         for (name, rate) in [
             ("tokens", self.dropout.tokens),
@@ -310,7 +382,8 @@ impl TrainConfig {
             }
         }
         let o = &self.optimizer;
-        let positive = [o.learning_rate, o.embedding_rate_factor];
+        let positive =
+            [o.learning_rate, o.embedding_rate_factor, o.token_weight_rate_factor];
         if positive.iter().any(|x| !(x.is_finite() && *x >= 0.0)) {
             return fail("learning rates must be numbers of at least 0".into());
         }

@@ -1,11 +1,11 @@
 //! Retrieval on held-out sentences during training.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::TrainError;
 use super::config::DevSet;
-use crate::data::Ragged;
 use crate::data::readers::{Keyed, Problems, Reader};
+use crate::data::{Ragged, text_hash};
 use crate::models::Model;
 use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
@@ -18,11 +18,14 @@ pub struct Dev {
     pub name: String,
     /// Weight in the figure that chooses the best model.
     pub weight: f64,
+    /// The candidates, then the sentences of each language.
     sentences: Ragged,
-    /// Sentences of the pivot language.
+    /// Distinct sentences of the pivot language.
     candidates: usize,
-    /// Key of each sentence; the candidates come first.
+    /// Key of each sentence that is not a candidate.
     keys: Vec<u32>,
+    /// The right candidates of each key.
+    right: Vec<Vec<u32>>,
     /// Range of each other language's sentences.
     languages: BTreeMap<String, std::ops::Range<usize>>,
 }
@@ -45,27 +48,33 @@ impl Dev {
     pub fn load(set: &DevSet, tokenizer: &Loaded, max_tokens: usize) -> Result<Self, TrainError> {
         let mut reader = Keyed::open(&set.path)?;
         let mut problems = Problems::new(false);
-        let mut pivots: Vec<(u32, String)> = Vec::new();
+        let mut pivots: Vec<String> = Vec::new();
+        let mut known: HashMap<u64, u32> = HashMap::new();
         let mut others: BTreeMap<String, Vec<(u32, String)>> = BTreeMap::new();
-        let mut key = 0;
+        let mut right: Vec<Vec<u32>> = Vec::new();
         while let Some(group) = reader.next_group(&mut problems)? {
-            if set.keys > 0 && key as usize >= set.keys {
+            if set.keys > 0 && right.len() >= set.keys {
                 break;
             }
             if !group.rows.iter().any(|r| r.language == set.pivot) {
                 continue;
             }
+            let key = right.len() as u32;
+            let mut own = Vec::new();
             for row in group.rows {
                 if row.language == set.pivot {
-                    pivots.push((key, row.text));
+                    // One candidate stands for all sentences of the same words.
+                    let next = pivots.len() as u32;
+                    let candidate = *known.entry(text_hash(&row.text)).or_insert(next);
+                    if candidate == next {
+                        pivots.push(row.text);
+                    }
+                    own.push(candidate);
                 } else {
-                    others
-                        .entry(row.language)
-                        .or_default()
-                        .push((key, row.text));
+                    others.entry(row.language).or_default().push((key, row.text));
                 }
             }
-            key += 1;
+            right.push(own);
         }
         let name = set.path.file_name().unwrap_or_default().to_string_lossy();
         let name = name.split('.').next().unwrap_or_default().to_string();
@@ -77,31 +86,26 @@ impl Dev {
         }
         let candidates = pivots.len();
         let mut languages = BTreeMap::new();
-        let mut all = pivots;
+        let mut texts = pivots;
+        let mut keys = Vec::new();
         for (language, rows) in others {
-            languages.insert(language, all.len()..all.len() + rows.len());
-            all.extend(rows);
+            languages.insert(language, texts.len()..texts.len() + rows.len());
+            for (key, text) in rows {
+                keys.push(key);
+                texts.push(text);
+            }
         }
         let mut sentences = Ragged::new();
-        let mut keys = Vec::with_capacity(all.len());
-        for block in all.chunks(4096) {
-            let texts: Vec<&str> = block.iter().map(|(_, text)| text.as_str()).collect();
-            for ids in tokenizer.encode(&texts)? {
+        for block in texts.chunks(4096) {
+            let block: Vec<&str> = block.iter().map(String::as_str).collect();
+            for ids in tokenizer.encode(&block)? {
                 sentences.push(&ids[..ids.len().min(max_tokens)]);
             }
-            keys.extend(block.iter().map(|(key, _)| *key));
         }
-        Ok(Self {
-            name,
-            weight: set.weight,
-            sentences,
-            candidates,
-            keys,
-            languages,
-        })
+        Ok(Self { name, weight: set.weight, sentences, candidates, keys, right, languages })
     }
 
-    /// Number of sentences.
+    /// Number of sentences beside the candidates.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
@@ -111,7 +115,7 @@ impl Dev {
         self.keys.is_empty()
     }
 
-    /// Share of sentences whose nearest candidate by cosine has their key, by language.
+    /// Share of sentences whose nearest candidate by cosine is one of their key, by language.
     pub fn evaluate(&self, model: &Model, threads: &Threads) -> Accuracy {
         let batch = model.prepare(&self.sentences);
         let x = model.encode(threads, &batch);
@@ -132,7 +136,8 @@ impl Dev {
                     let best = row.iter().enumerate().fold((0, f32::MIN), |b, (i, v)| {
                         if *v > b.1 { (i, *v) } else { b }
                     });
-                    right += usize::from(self.keys[best.0] == self.keys[q]);
+                    let key = self.keys[q - self.candidates] as usize;
+                    right += usize::from(self.right[key].contains(&(best.0 as u32)));
                 }
             }
             right as f64 / range.len() as f64

@@ -6,6 +6,9 @@ pub mod dev;
 pub mod log;
 pub mod run;
 pub mod step;
+pub mod teacher;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::path::Path;
 
@@ -52,6 +55,9 @@ pub enum TrainError {
     /// The corpus or a dev set could not be used.
     #[error(transparent)]
     Data(#[from] crate::data::DataError),
+    /// The teacher could not be loaded or failed.
+    #[error("teacher: {0}")]
+    Teacher(#[from] laser_encoder::EncoderError),
     /// The model could not be made.
     #[error(transparent)]
     Model(#[from] crate::models::ModelError),

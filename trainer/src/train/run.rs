@@ -11,8 +11,10 @@ use super::config::{Precision, TrainConfig};
 use super::dev::Dev;
 use super::log::{Line, Log};
 use super::step::Stepper;
+use super::teacher::Teacher;
 use crate::data::{PackedCorpus, Sampler};
 use crate::models::Model;
+use crate::objectives::nmt::Decoder;
 use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
@@ -24,6 +26,8 @@ pub struct Options {
     pub resume: bool,
     /// No progress on the terminal.
     pub quiet: bool,
+    /// Stop with a checkpoint after this many updates of this call.
+    pub updates: Option<u64>,
     /// Set from elsewhere to stop after the current update with a checkpoint.
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -148,18 +152,66 @@ fn prepare(
         arithmetic(config),
         config.seed,
     )?;
+    start_values(config, corpus, &mut model);
     let learned = config.objective.dual.as_ref().filter(|d| d.learn_scale);
     let scale =
         learned.map(|d| model.add_objective_parameter("objective.scale", &[1], vec![d.scale.ln()]));
+    let decoder = match &config.objective.nmt {
+        Some(nmt) => {
+            let id = |name: &str| tokenizer.tokenizer.token_to_id(name);
+            let end = eos.or_else(|| id("[SEP]"));
+            let begin = id("<s>").or_else(|| id("[CLS]")).or(end);
+            let (Some(begin), Some(end)) = (begin, end) else {
+                let message = "the nmt objective needs a tokenizer with the token \"</s>\"";
+                return Err(TrainError::Config(message.into()));
+            };
+            let languages = corpus.header().languages.len();
+            Some(Decoder::new(
+                &mut model,
+                &nmt.decoder,
+                (vocabulary, languages),
+                (begin, end),
+                arithmetic(config),
+                config.seed,
+            ))
+        }
+        None => None,
+    };
+    let teacher = match &config.objective.transfer {
+        Some(options) => {
+            Some(Teacher::load(&options.teacher, &config.tokenizer, threads.count(), &model)?)
+        }
+        None => None,
+    };
     let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
-    Ok(Stepper {
-        model,
-        optimizer,
-        sampler,
-        pending: Default::default(),
-        threads,
-        scale,
-    })
+    let pending = Default::default();
+    Ok(Stepper { model, optimizer, sampler, pending, threads, scale, decoder, teacher })
+}
+
+/// Scales new embeddings and sets token weights by frequency, where the configuration says so.
+fn start_values(config: &TrainConfig, corpus: &PackedCorpus, model: &mut Model) {
+    let width = model.embedding_size();
+    let weighted = model.has_token_weights();
+    let list = model.parameters_mut().list_mut();
+    if let Some(std) = config.model.embedding_std {
+        crate::ops::simd::scale(std * (width as f32).sqrt(), &mut list[0].value);
+    }
+    let exponent = config.model.token_weight_exponent;
+    if weighted && exponent != 0.0 {
+        let mut counts = vec![1u32; list[1].value.len()];
+        let mut ids = Vec::new();
+        for sentence in 0..corpus.sentences() {
+            ids.clear();
+            corpus.tokens_into(sentence, config.sampling.max_tokens, &mut ids);
+            ids.iter().for_each(|id| counts[*id as usize] += 1);
+        }
+        let mut sorted = counts.clone();
+        sorted.sort_unstable();
+        let median = sorted[sorted.len() / 2] as f32;
+        for (weight, count) in list[1].value.iter_mut().zip(counts) {
+            *weight = (-exponent * (count as f32 / median).ln()).clamp(-2.5, 1.0);
+        }
+    }
 }
 
 struct Run<'a> {
@@ -212,7 +264,9 @@ impl Run<'_> {
         let mut saved = Instant::now();
         let mut loss = f64::NAN;
         let mut evaluated = None;
-        while self.share() < 1.0 && !interrupted.load(Ordering::Relaxed) {
+        let last = self.options.updates.map(|n| self.progress.step + n);
+        let stopped = |step: u64| interrupted.load(Ordering::Relaxed) || last == Some(step);
+        while self.share() < 1.0 && !stopped(self.progress.step) {
             let begin = Instant::now();
             let step = self.progress.step;
             let factor = config.schedule.factor(step, self.share());
@@ -247,7 +301,7 @@ impl Run<'_> {
                 saved = Instant::now();
             }
         }
-        let interrupted = interrupted.load(Ordering::Relaxed);
+        let interrupted = self.share() < 1.0 && stopped(self.progress.step);
         if !interrupted && evaluated != Some(self.progress.step) {
             self.evaluate()?;
         }

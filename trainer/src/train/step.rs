@@ -5,11 +5,14 @@ use std::collections::{HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
-use super::config::{DualOptions, TrainConfig};
+use super::config::{DualOptions, Sides, TrainConfig};
+use super::teacher::Teacher;
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
 use crate::models::{Model, Regularization};
 use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest};
+use crate::objectives::nmt::{Decoder, Noise, Targets};
+use crate::objectives::transfer::transfer;
 use crate::ops::pool::{self, Occurrences};
 use crate::ops::simd::{add, scale};
 use crate::ops::threads::Threads;
@@ -51,6 +54,10 @@ pub struct Stepper {
     pub threads: Threads,
     /// Position of the learned scale among the parameters.
     pub scale: Option<usize>,
+    /// Decoder of the translation objective.
+    pub decoder: Option<Decoder>,
+    /// Teacher of the transfer objective.
+    pub teacher: Option<Teacher>,
 }
 
 /// Parts of the seed, so that no two uses share a stream.
@@ -204,6 +211,7 @@ impl Stepper {
                 &mut dense,
                 &mut occurrences,
             );
+            let (loss, tokens) = (loss?, tokens);
             if !loss.is_finite() {
                 return Err(diverged("loss", loss));
             }
@@ -248,49 +256,87 @@ impl Stepper {
         (step, part): (u64, usize),
         dense: &mut [Vec<f32>],
         occurrences: &mut Vec<Occurrences>,
-    ) -> (f64, u64) {
+    ) -> (Result<f64, TrainError>, u64) {
+        let objectives = &config.objective;
         let limit = config.sampling.max_tokens;
-        let sources = batch.pairs.iter().map(|p| p.0);
-        let targets = batch.pairs.iter().map(|p| p.1);
-        let all = sources
-            .chain(targets)
-            .chain(batch.negatives.iter().copied());
-        let mut sentences = corpus.gather(all, limit);
-        let tokens = sentences.starts[2 * batch.pairs.len()] as u64;
+        let pairs = batch.pairs.len();
+        let targets = corpus.gather(batch.pairs.iter().map(|p| p.1), limit);
+        let both = objectives.transfer.as_ref().is_some_and(|t| t.sides == Sides::Both);
+        let mut sentences = corpus.gather(batch.pairs.iter().map(|p| p.0), limit);
+        let tokens = (sentences.ids.len() + targets.ids.len()) as u64;
+        if objectives.dual.is_some() || both {
+            (0..pairs).for_each(|i| sentences.push(targets.row(i)));
+            let negatives = corpus.gather(batch.negatives.iter().copied(), limit);
+            (0..negatives.len()).for_each(|i| sentences.push(negatives.row(i)));
+        }
         if config.dropout.tokens > 0.0 {
             let seed = seed_of(config, stream::TOKENS, step, part);
             sentences = drop_tokens(&sentences, config.dropout.tokens, seed);
         }
         let sentences = self.model.prepare(&sentences).into_owned();
+        let masks_seed = seed_of(config, stream::MASKS, step, part);
         let regularization = Some(Regularization {
             embedding: config.dropout.embedding,
             hidden: config.dropout.hidden,
-            seed: seed_of(config, stream::MASKS, step, part),
+            seed: masks_seed,
         });
         let count = sentences.len();
         let chunk = match config.run.chunk_sentences {
             0 => count,
             n => n.min(count),
         };
-        let chunks: Vec<_> = (0..count)
-            .step_by(chunk.max(1))
-            .map(|a| a..count.min(a + chunk))
-            .collect();
+        let chunks: Vec<_> =
+            (0..count).step_by(chunk.max(1)).map(|a| a..count.min(a + chunk)).collect();
         let mut z = Vec::with_capacity(count * self.model.dimensions());
         let mut saved = None;
         for range in chunks.iter().cloned() {
-            let (x, s) = self
-                .model
-                .forward(&self.threads, &sentences, range, regularization);
+            let (x, s) = self.model.forward(&self.threads, &sentences, range, regularization);
             z.extend_from_slice(&x);
             saved = (chunks.len() == 1).then_some(s);
         }
         let mut dz = vec![0f32; z.len()];
         let mut loss = 0.0;
         let share = 1.0 / config.run.accumulate as f32;
-        if let Some(dual) = &config.objective.dual {
-            loss +=
-                f64::from(dual.weight) * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
+        if let Some(dual) = &objectives.dual {
+            loss += f64::from(dual.weight)
+                * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
+        }
+        if let (Some(nmt), Some(decoder)) = (&objectives.nmt, &self.decoder) {
+            let languages: Vec<u32> =
+                batch.pairs.iter().map(|p| u32::from(corpus.language(p.1))).collect();
+            let noise = Noise {
+                input: config.dropout.embedding,
+                output: config.dropout.hidden,
+                seed: mix(masks_seed),
+            };
+            let end = pairs * self.model.dimensions();
+            let (value, dx) = decoder.loss(
+                &self.threads,
+                &self.model,
+                &z[..end],
+                Targets { sentences: &targets, languages: &languages },
+                (share * nmt.weight, noise),
+                dense,
+            );
+            loss += f64::from(nmt.weight) * value;
+            add(&dx, &mut dz[..end]);
+        }
+        if let (Some(options), Some(teacher)) = (&objectives.transfer, &self.teacher) {
+            let wanted = match teacher.embed(&targets) {
+                Ok(wanted) => wanted,
+                Err(e) => return (Err(e), tokens),
+            };
+            let width = self.model.dimensions();
+            let sides = if options.sides == Sides::Both { 2 } else { 1 };
+            for side in 0..sides {
+                let part = side * pairs * width..(side + 1) * pairs * width;
+                let (value, mut dx) =
+                    transfer(options.distance, &z[part.clone()], &wanted, width);
+                let weight = options.weight / sides as f32;
+                loss += f64::from(weight) * value;
+                scale(share * weight, &mut dx);
+                add(&dx, &mut dz[part]);
+            }
         }
         let mut add_shards = |shards: Vec<crate::models::ShardGradients>| {
             for shard in shards {
@@ -300,32 +346,18 @@ impl Stepper {
                 occurrences.push(shard.embeddings);
             }
         };
+        let backward =
+            |saved| self.model.backward(&self.threads, &sentences, saved, &dz, regularization);
         match saved {
-            Some(saved) => {
-                add_shards(self.model.backward(
-                    &self.threads,
-                    &sentences,
-                    saved,
-                    &dz,
-                    regularization,
-                ));
-            }
+            Some(saved) => add_shards(backward(saved)),
             None => {
                 for range in chunks {
-                    let (_, saved) =
-                        self.model
-                            .forward(&self.threads, &sentences, range, regularization);
-                    add_shards(self.model.backward(
-                        &self.threads,
-                        &sentences,
-                        saved,
-                        &dz,
-                        regularization,
-                    ));
+                    let again = self.model.forward(&self.threads, &sentences, range, regularization);
+                    add_shards(backward(again.1));
                 }
             }
         }
-        (loss, tokens)
+        (Ok(loss), tokens)
     }
 
     /// Dual-encoder loss; adds `share · weight` times its gradient.

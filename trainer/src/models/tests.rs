@@ -1,0 +1,186 @@
+//! Whole models: gradients against finite differences, and agreement with the encoder crate.
+
+use laser_encoder::config::{
+    Activation, Architecture, BilstmConfig, BilstmPooling, Config, Dense, MeanConfig, MeanPooling,
+    NormPosition, TransformerConfig, TransformerPooling,
+};
+use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+
+use super::parameters::random;
+use super::*;
+use crate::ops::pool;
+
+const VOCABULARY: usize = 9;
+
+fn transformer(norm: NormPosition, pooling: TransformerPooling) -> Architecture {
+    Architecture::Transformer(TransformerConfig {
+        hidden_size: 8,
+        layers: 2,
+        heads: 2,
+        intermediate_size: 12,
+        max_positions: 20,
+        type_vocab_size: 1,
+        layer_norm_eps: 1e-5,
+        activation: Activation::Gelu,
+        norm,
+        pooling,
+        position_offset: 1,
+        scale_embedding: true,
+        embedding_norm: true,
+    })
+}
+
+fn architectures() -> Vec<Architecture> {
+    let mean = |pooling| Architecture::Mean(MeanConfig { embedding_size: 8, pooling });
+    let bilstm = |pooling| {
+        Architecture::Bilstm(BilstmConfig {
+            embedding_size: 6,
+            hidden_size: 4,
+            layers: 2,
+            pooling,
+            append_eos: false,
+        })
+    };
+    vec![
+        mean(MeanPooling::Mean),
+        mean(MeanPooling::Weighted),
+        bilstm(BilstmPooling::Max),
+        bilstm(BilstmPooling::Mean),
+        transformer(NormPosition::Post, TransformerPooling::Mean),
+        transformer(NormPosition::Pre, TransformerPooling::Max),
+        transformer(NormPosition::Pre, TransformerPooling::Cls),
+    ]
+}
+
+fn model(encoder: Architecture) -> Model {
+    let layer = |output, activation, residual, layer_norm| Dense {
+        input: 8,
+        output,
+        activation,
+        residual,
+        layer_norm,
+    };
+    let config = Config {
+        format: laser_encoder::config::FORMAT,
+        name: "t".into(),
+        dimensions: 5,
+        max_tokens: 16,
+        normalize: true,
+        text: Default::default(),
+        encoder,
+        dense: vec![
+            layer(8, Activation::Gelu, true, true),
+            layer(8, Activation::GeluTanh, false, false),
+            layer(5, Activation::Tanh, false, false),
+        ],
+        checks: Vec::new(),
+    };
+    let mut model = Model::new(config, VOCABULARY, None, Arithmetic::F32, 5).unwrap();
+    for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {
+        if p.shape.len() == 1 {
+            // Biases, gains and token weights that matter.
+            let noise = random(p.value.len(), 0.3, 8, i);
+            p.value.iter_mut().zip(noise).for_each(|(v, n)| *v += n);
+        }
+    }
+    model
+}
+
+fn batch() -> Ragged {
+    let mut batch = Ragged::new();
+    for row in [&[1u32, 2, 3][..], &[4], &[5, 1, 8, 0, 3], &[2, 2]] {
+        batch.push(row);
+    }
+    batch
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    let threads = Threads::new(2).unwrap();
+    let batch = batch();
+    for architecture in architectures() {
+        let name = format!("{architecture:?}");
+        let mut model = model(architecture);
+        let weights = random(20, 1.0, 6, 6);
+        let loss = |model: &Model| -> f64 {
+            let z = model.encode(&threads, &batch);
+            z.iter().zip(&weights).map(|(z, w)| f64::from(*z) * f64::from(*w)).sum()
+        };
+        let (_, saved) = model.forward(&threads, &batch, 0..4, None);
+        let shards = model.backward(&threads, &batch, saved, &weights, None);
+        let mut gradients = model.parameters().zeros();
+        let mut occurrences = Vec::new();
+        for shard in shards {
+            for (sum, part) in gradients.iter_mut().zip(&shard.dense) {
+                crate::ops::simd::add(part, sum);
+            }
+            occurrences.push(shard.embeddings);
+        }
+        let width = model.embedding_size();
+        let sparse = pool::gather(&threads, &occurrences, model.parameters().value(0), width);
+        assert_eq!(sparse.ids, [0, 1, 2, 3, 4, 5, 8]);
+        gradients[0] = vec![0.0; VOCABULARY * width];
+        if model.has_token_weights() {
+            gradients[1] = vec![0.0; VOCABULARY];
+        }
+        for (i, id) in sparse.ids.iter().enumerate() {
+            let id = *id as usize;
+            gradients[0][id * width..(id + 1) * width]
+                .copy_from_slice(&sparse.rows[i * width..(i + 1) * width]);
+            if model.has_token_weights() {
+                gradients[1][id] = sparse.weights[i];
+            }
+        }
+        for p in 0..gradients.len() {
+            let stride = (gradients[p].len() / 7).max(1);
+            for k in (0..gradients[p].len()).step_by(stride) {
+                let value = model.parameters().value(p)[k];
+                let h = 5e-3f32;
+                let mut at = |to: f32| {
+                    model.parameters_mut().list_mut()[p].value[k] = to;
+                    loss(&model)
+                };
+                let slope = (at(value + h) - at(value - h)) / f64::from((value + h) - (value - h));
+                at(value);
+                let gradient = f64::from(gradients[p][k]);
+                let tolerance = 4e-3 + 0.02 * slope.abs();
+                let parameter = &model.parameters().list()[p].name;
+                assert!(
+                    (gradient - slope).abs() < tolerance,
+                    "{name} {parameter}[{k}]: {gradient} {slope}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_encoder_computes_what_was_trained() {
+    let threads = Threads::new(1).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = folder.path().join("source.json");
+    let vocabulary: Vec<String> = (0..VOCABULARY).map(|i| format!("\"w{i}\":{i}")).collect();
+    let json = format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+           "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
+           "post_processor":null,"decoder":null,
+           "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"w0"}}}}"#,
+        vocabulary.join(",")
+    );
+    std::fs::write(&tokenizer, json).unwrap();
+    let batch = batch();
+    for (i, architecture) in architectures().into_iter().enumerate() {
+        let model = model(architecture);
+        let path = folder.path().join(format!("model-{i}"));
+        crate::train::checkpoint::write_model(&path, &model, None, &tokenizer).unwrap();
+        let options =
+            LoadOptions { device: DeviceChoice::Cpu, precision: Precision::F32, threads: 1 };
+        let encoder = Encoder::load(&path, &options).unwrap();
+        let ids: Vec<Vec<u32>> = (0..batch.len()).map(|s| batch.row(s).to_vec()).collect();
+        let theirs = encoder.encode_ids(&ids).unwrap().data;
+        let ours = model.encode(&threads, &batch);
+        for (a, b) in ours.iter().zip(&theirs) {
+            assert!((a - b).abs() < 1e-4, "{i}: {a} {b}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Transformer encoders through candle's autograd.
+//!
+//! Attention gains little from a backward pass of its own, so the graph is candle's; only the
+//! token embeddings are looked up outside it, which keeps their gradient sparse. The fused layer
+//! normalisation and softmax of candle have no gradient, hence the plain ones.
+
+use std::ops::Range;
+
+use candle_core::{D, Device, Result, Tensor, Var};
+use laser_encoder::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
+
+use super::Regularization;
+use super::parameters::Parameters;
+use crate::data::Ragged;
+use crate::ops::dropout::dropout;
+use crate::ops::lstm::Steps;
+use crate::ops::pool::Occurrences;
+
+/// Sentences that are padded to a common length.
+const GROUP: usize = 64;
+/// Added to the scores of padding: beyond it no key is left, and nothing becomes infinite.
+const MASKED: f32 = -1e9;
+
+/// Adds the dense parameters of a transformer.
+pub(super) fn initialise(c: &TransformerConfig, parameters: &mut Parameters, seed: u64) {
+    let (d, f) = (c.hidden_size, c.intermediate_size);
+    let small = 0.02 * 3f32.sqrt();
+    parameters.uniform("embed_positions.weight", &[c.max_positions, d], small, seed);
+    if c.type_vocab_size > 0 {
+        parameters.uniform("embed_types.weight", &[c.type_vocab_size, d], small, seed);
+    }
+    let norm = |p: &mut Parameters, name: &str| {
+        p.constant(&format!("{name}.weight"), &[d], 1.0);
+        p.constant(&format!("{name}.bias"), &[d], 0.0);
+    };
+    if c.embedding_norm {
+        norm(parameters, "embed_norm");
+    }
+    for l in 0..c.layers {
+        let linear = |p: &mut Parameters, name: &str, rows: usize, columns: usize| {
+            let bound = (6.0 / (rows + columns) as f32).sqrt();
+            p.uniform(&format!("layers.{l}.{name}.weight"), &[rows, columns], bound, seed);
+            p.constant(&format!("layers.{l}.{name}.bias"), &[rows], 0.0);
+        };
+        for name in ["query", "key", "value", "output"] {
+            linear(parameters, &format!("attention.{name}"), d, d);
+        }
+        norm(parameters, &format!("layers.{l}.attention_norm"));
+        linear(parameters, "feed_forward.up", f, d);
+        linear(parameters, "feed_forward.down", d, f);
+        norm(parameters, &format!("layers.{l}.feed_forward_norm"));
+    }
+    if c.norm == NormPosition::Pre {
+        norm(parameters, "final_norm");
+    }
+}
+
+/// Sentences that were padded together, with the graph of their outputs.
+#[derive(Debug)]
+struct Group {
+    /// Rows of the shard.
+    sentences: Vec<usize>,
+    ids: Vec<u32>,
+    /// Row of the padded batch of each token.
+    rows: Vec<u32>,
+    embedded: Var,
+    output: Tensor,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub(super) struct TransformerSaved {
+    variables: Vec<Var>,
+    groups: Vec<Group>,
+}
+
+/// The graph of one group.
+struct Graph<'a> {
+    config: &'a TransformerConfig,
+    parameters: &'a Parameters,
+    /// One variable for every dense parameter of the transformer.
+    variables: &'a [Var],
+    first: usize,
+    device: &'a Device,
+    regularization: Regularization,
+    /// Masks made so far, so that each has a seed of its own.
+    masks: std::cell::Cell<u64>,
+}
+
+impl Graph<'_> {
+    fn get(&self, name: &str) -> &Tensor {
+        let list = &self.parameters.list()[self.first..self.first + self.variables.len()];
+        let at = list.iter().position(|p| p.name == name);
+        self.variables[at.expect("initialise made every parameter")].as_tensor()
+    }
+
+    fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
+        let weight = self.get(&format!("{name}.weight"));
+        x.matmul(&weight.t()?)?.broadcast_add(self.get(&format!("{name}.bias")))
+    }
+
+    fn norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
+        let (weight, bias) =
+            (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        candle_nn::ops::layer_norm_slow(x, weight, bias, self.config.layer_norm_eps as f32)
+    }
+
+    fn dropout(&self, x: Tensor, rate: f32) -> Result<Tensor> {
+        if rate == 0.0 {
+            return Ok(x);
+        }
+        let number = self.masks.get();
+        self.masks.set(number + 1);
+        let mut mask = vec![1f32; x.elem_count()];
+        let seed = self.regularization.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        dropout(&mut mask, rate, seed);
+        let mask = Tensor::from_vec(mask, x.shape(), self.device)?;
+        x * mask
+    }
+
+    fn attention(&self, layer: &str, x: &Tensor, mask: &Tensor, steps: usize) -> Result<Tensor> {
+        let heads = self.config.heads;
+        let (rows, d) = x.dims2()?;
+        let (batch, size) = (rows / steps, d / heads);
+        let split = |name: &str| -> Result<Tensor> {
+            let x = self.linear(&format!("{layer}.attention.{name}"), x)?;
+            x.reshape((batch, steps, heads, size))?.transpose(1, 2)?.contiguous()
+        };
+        let query = (split("query")? * (1.0 / (size as f64).sqrt()))?;
+        let (key, value) = (split("key")?, split("value")?);
+        let scores = query.matmul(&key.transpose(2, 3)?.contiguous()?)?.broadcast_add(mask)?;
+        let mixed = candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&value)?;
+        let mixed = mixed.transpose(1, 2)?.contiguous()?.reshape((rows, d))?;
+        let out = self.linear(&format!("{layer}.attention.output"), &mixed)?;
+        self.dropout(out, self.regularization.hidden)
+    }
+
+    fn feed_forward(&self, layer: &str, x: &Tensor) -> Result<Tensor> {
+        let x = self.linear(&format!("{layer}.feed_forward.up"), x)?;
+        let x = match self.config.activation {
+            Activation::None => x,
+            Activation::Tanh => x.tanh()?,
+            Activation::Gelu => x.gelu_erf()?,
+            Activation::GeluTanh => x.gelu()?,
+            Activation::Relu => x.relu()?,
+        };
+        let out = self.linear(&format!("{layer}.feed_forward.down"), &x)?;
+        self.dropout(out, self.regularization.hidden)
+    }
+
+    /// Pooled outputs [sentences, D] of padded token embeddings [sentences · steps, D].
+    fn forward(&self, embedded: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
+        let c = self.config;
+        let (batch, d) = (lengths.len(), c.hidden_size);
+        let positions =
+            self.get("embed_positions.weight").narrow(0, c.position_offset, steps)?;
+        let mut x = embedded.reshape((batch, steps, d))?.broadcast_add(&positions)?;
+        if c.type_vocab_size > 0 {
+            x = x.broadcast_add(&self.get("embed_types.weight").narrow(0, 0, 1)?)?;
+        }
+        let mut x = x.reshape((batch * steps, d))?;
+        if c.embedding_norm {
+            x = self.norm("embed_norm", &x)?;
+        }
+        x = self.dropout(x, self.regularization.embedding)?;
+        let present = |value: f32, padding: f32| {
+            let mut out = vec![padding; batch * steps];
+            for (row, length) in out.chunks_exact_mut(steps).zip(lengths) {
+                row[..*length].fill(value);
+            }
+            out
+        };
+        let mask = Tensor::from_vec(present(0.0, MASKED), (batch, 1, 1, steps), self.device)?;
+        for l in 0..c.layers {
+            let layer = format!("layers.{l}");
+            let (first, second) =
+                (format!("{layer}.attention_norm"), format!("{layer}.feed_forward_norm"));
+            match c.norm {
+                NormPosition::Post => {
+                    let a = self.attention(&layer, &x, &mask, steps)?;
+                    x = self.norm(&first, &(a + &x)?)?;
+                    let f = self.feed_forward(&layer, &x)?;
+                    x = self.norm(&second, &(f + &x)?)?;
+                }
+                NormPosition::Pre => {
+                    let a = self.attention(&layer, &self.norm(&first, &x)?, &mask, steps)?;
+                    x = (a + &x)?;
+                    let f = self.feed_forward(&layer, &self.norm(&second, &x)?)?;
+                    x = (f + &x)?;
+                }
+            }
+        }
+        if c.norm == NormPosition::Pre {
+            x = self.norm("final_norm", &x)?;
+        }
+        let x = x.reshape((batch, steps, d))?;
+        match c.pooling {
+            TransformerPooling::Cls => x.narrow(1, 0, 1)?.reshape((batch, d)),
+            TransformerPooling::Max => {
+                let mask = Tensor::from_vec(present(0.0, MASKED), (batch, steps, 1), self.device)?;
+                x.broadcast_add(&mask)?.max(1)
+            }
+            TransformerPooling::Mean => {
+                let mut share = present(1.0, 0.0);
+                for (row, length) in share.chunks_exact_mut(steps).zip(lengths) {
+                    row.iter_mut().for_each(|v| *v /= *length as f32);
+                }
+                let share = Tensor::from_vec(share, (batch, steps, 1), self.device)?;
+                x.broadcast_mul(&share)?.sum(1)
+            }
+        }
+    }
+}
+
+fn device() -> Result<Device> {
+    Device::cuda_if_available(0)
+}
+
+/// Pooled outputs [sentences, D] of some sentences, zeros for those without tokens.
+///
+/// # Panics
+/// If candle fails, for lack of memory on a GPU.
+pub(super) fn forward(
+    c: &TransformerConfig,
+    parameters: &Parameters,
+    variables: usize,
+    batch: &Ragged,
+    sentences: Range<usize>,
+    regularization: Regularization,
+) -> (Vec<f32>, TransformerSaved) {
+    let run = || -> Result<(Vec<f32>, TransformerSaved)> {
+        let device = device()?;
+        let first = parameters.sparse();
+        let variables = parameters.list()[first..first + variables]
+            .iter()
+            .map(|p| Var::from_slice(&p.value, &p.shape[..], &device))
+            .collect::<Result<Vec<_>>>()?;
+        let (d, begin) = (c.hidden_size, sentences.start);
+        let table = parameters.value(0);
+        let scale = if c.scale_embedding { (d as f32).sqrt() } else { 1.0 };
+        let mut out = vec![0f32; sentences.len() * d];
+        let order = Steps::new(batch, sentences);
+        let present = order.lengths.partition_point(|l| *l > 0);
+        let mut groups = Vec::new();
+        let masks = std::cell::Cell::new(0);
+        for at in (0..present).step_by(GROUP) {
+            let end = present.min(at + GROUP);
+            let limit = c.max_positions - c.position_offset;
+            let lengths: Vec<usize> =
+                order.lengths[at..end].iter().map(|l| (*l).min(limit)).collect();
+            let steps = lengths[0];
+            let mut embedded = vec![0f32; lengths.len() * steps * d];
+            let (mut ids, mut rows) = (Vec::new(), Vec::new());
+            for (s, (sentence, length)) in order.order[at..end].iter().zip(&lengths).enumerate() {
+                for (t, id) in batch.row(*sentence)[..*length].iter().enumerate() {
+                    let row = s * steps + t;
+                    let token = &table[*id as usize * d..][..d];
+                    for (to, from) in embedded[row * d..(row + 1) * d].iter_mut().zip(token) {
+                        *to = from * scale;
+                    }
+                    ids.push(*id);
+                    rows.push(row as u32);
+                }
+            }
+            let embedded = Var::from_vec(embedded, (lengths.len() * steps, d), &device)?;
+            let graph = Graph {
+                config: c,
+                parameters,
+                variables: &variables,
+                first,
+                device: &device,
+                regularization,
+                masks: std::cell::Cell::new(masks.get()),
+            };
+            let output = graph.forward(embedded.as_tensor(), &lengths, steps)?;
+            masks.set(graph.masks.get());
+            let own: Vec<usize> = order.order[at..end].iter().map(|s| s - begin).collect();
+            for (s, row) in own.iter().zip(output.to_vec2::<f32>()?) {
+                out[s * d..(s + 1) * d].copy_from_slice(&row);
+            }
+            groups.push(Group { sentences: own, ids, rows, embedded, output });
+        }
+        Ok((out, TransformerSaved { variables, groups }))
+    };
+    run().expect("candle could not run the transformer")
+}
+
+/// Gradient of the token embeddings from that of the pooled outputs; adds those of the dense
+/// parameters to `gradients`.
+///
+/// # Panics
+/// If candle fails, for lack of memory on a GPU.
+pub(super) fn backward(
+    c: &TransformerConfig,
+    saved: TransformerSaved,
+    dy: &[f32],
+    gradients: &mut [Vec<f32>],
+) -> Occurrences {
+    let d = c.hidden_size;
+    let scale = if c.scale_embedding { (d as f32).sqrt() } else { 1.0 };
+    let mut all = Occurrences::default();
+    let run = || -> Result<()> {
+        for group in saved.groups {
+            let mut own = Vec::with_capacity(group.sentences.len() * d);
+            for s in &group.sentences {
+                own.extend_from_slice(&dy[s * d..(s + 1) * d]);
+            }
+            let dy = Tensor::from_vec(own, group.output.shape(), group.output.device())?;
+            let grads = (group.output * dy)?.sum_all()?.backward()?;
+            for (variable, total) in saved.variables.iter().zip(gradients.iter_mut()) {
+                if let Some(gradient) = grads.get(variable) {
+                    crate::ops::simd::add(&gradient.flatten_all()?.to_vec1::<f32>()?, total);
+                }
+            }
+            let Some(gradient) = grads.get(&group.embedded) else { continue };
+            let offset = (all.source.len() / d) as u32;
+            all.source.extend(gradient.flatten_all()?.to_vec1::<f32>()?);
+            all.rows.extend(group.rows.iter().map(|r| r + offset));
+            all.factors.resize(all.factors.len() + group.ids.len(), scale);
+            all.ids.extend(group.ids);
+        }
+        Ok(())
+    };
+    run().expect("candle could not run the transformer backwards");
+    all
+}

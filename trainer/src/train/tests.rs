@@ -1,0 +1,269 @@
+//! Runs on a language pair of forty words, small enough to train within a second.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::config::{NmtOptions, Sides, TrainConfig, TransferOptions};
+use super::{Options, Summary, TrainError, run};
+use crate::objectives::nmt::DecoderSizes;
+use crate::objectives::transfer::Distance;
+use crate::data::pack::{PackWriter, PackedSentence};
+
+const WORDS: u32 = 40;
+
+/// A language pair in which word `a7` means `b7`, as corpus, dev set and configuration.
+pub(crate) struct World {
+    folder: tempfile::TempDir,
+}
+
+/// Numbers that look random.
+fn dice(x: u64) -> u64 {
+    crate::data::permutation::mix(x)
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let words: Vec<String> = ["a", "b"]
+            .iter()
+            .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")))
+            .chain(["<unk>".to_string(), "</s>".to_string()])
+            .collect();
+        let vocabulary: Vec<String> =
+            words.iter().enumerate().map(|(i, w)| format!("\"{w}\":{i}")).collect();
+        let json = format!(
+            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+               "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
+               "post_processor":null,"decoder":null,
+               "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"<unk>"}}}}"#,
+            vocabulary.join(",")
+        );
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("tokenizer.json"), json).unwrap();
+        let loaded = crate::tokenizer::load(&path("tokenizer.json")).unwrap();
+        let fingerprint = loaded.fingerprint.clone();
+        let mut writer =
+            PackWriter::create(&path("corpus"), fingerprint, loaded.vocab_size, 32).unwrap();
+        let mut dev = String::new();
+        for key in 0..400u64 {
+            let length = 2 + dice(key) % 5;
+            let ids: Vec<u32> =
+                (0..length).map(|i| (dice(key << 8 | i) % u64::from(WORDS)) as u32).collect();
+            let text = |l: &str| {
+                ids.iter().map(|i| format!("{l}{i}")).collect::<Vec<_>>().join(" ")
+            };
+            let (a, b) = (text("a"), text("b"));
+            if key < 40 {
+                dev += &format!("k{key:03}\ten\t{b}\nk{key:03}\txx\t{a}\n");
+                continue;
+            }
+            let shifted: Vec<u32> = ids.iter().map(|i| i + WORDS).collect();
+            let group = [
+                PackedSentence { language: "xx", text: &a, ids: &ids },
+                PackedSentence { language: "en", text: &b, ids: &shifted },
+            ];
+            writer.push("made", &format!("{key}"), &group).unwrap();
+        }
+        writer.finish(None).unwrap();
+        std::fs::write(path("dev.tsv"), dev).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A configuration that writes to `output`.
+    pub(crate) fn config(&self, output: &str, encoder: &str, steps: u64) -> TrainConfig {
+        let text = format!(
+            r#"
+            name = "test"
+            output = "{output}"
+            tokenizer = "tokenizer.json"
+            corpus = "corpus"
+            threads = 2
+            [model]
+            max_tokens = 32
+            encoder = {{ {encoder} }}
+            [sampling]
+            batch_pairs = 64
+            [objective.dual]
+            learn_scale = true
+            [dropout]
+            tokens = 0.1
+            embedding = 0.05
+            hidden = 0.05
+            [optimizer]
+            learning_rate = 0.02
+            clip_norm = 5.0
+            average_decay = 0.9
+            [schedule]
+            warmup_steps = 4
+            [run]
+            steps = {steps}
+            log_steps = 4
+            [[dev]]
+            path = "dev.tsv"
+            "#
+        );
+        let file = self.path("config.toml");
+        std::fs::write(&file, text).unwrap();
+        TrainConfig::load(&file).unwrap()
+    }
+}
+
+pub(crate) const MEAN: &str =
+    r#"architecture = "mean", embedding_size = 16, pooling = "weighted""#;
+const BILSTM: &str = r#"architecture = "bilstm", embedding_size = 12, hidden_size = 10, layers = 2,
+    pooling = "max", append_eos = true"#;
+
+fn quiet() -> Options {
+    Options { quiet: true, ..Options::default() }
+}
+
+fn tensors(folder: &Path) -> Vec<u8> {
+    std::fs::read(folder.join("last/model.safetensors")).unwrap()
+}
+
+fn one(config: &TrainConfig) -> Summary {
+    run(config, &quiet()).unwrap()
+}
+
+#[test]
+fn a_mean_model_learns_the_language() {
+    let world = World::new();
+    let config = world.config("mean", &MEAN.replace('\n', " "), 60);
+    let summary = one(&config);
+    let (accuracy, _) = summary.best.unwrap();
+    assert!(accuracy > 0.9, "{accuracy}");
+    for name in ["best/config.json", "best/tokenizer.json", "last/model.safetensors"] {
+        assert!(config.output.join(name).is_file(), "{name}");
+    }
+    let log = std::fs::read_to_string(config.output.join("train.csv")).unwrap();
+    assert_eq!(log.lines().count(), 16);
+    let dev = std::fs::read_to_string(config.output.join("dev.csv")).unwrap();
+    assert!(dev.lines().any(|l| l.starts_with("60,") && l.contains(",dev,xx,")), "{dev}");
+}
+
+#[test]
+fn a_run_is_repeated_exactly_and_resumes_exactly() {
+    let world = World::new();
+    for (name, encoder) in [("m", MEAN.to_string()), ("b", BILSTM.replace('\n', " "))] {
+        let mut config = world.config(&format!("{name}-whole"), &encoder, 14);
+        let dual = config.objective.dual.as_mut().unwrap();
+        (dual.mega_batch, dual.mega_from_step, dual.mega_share) = (3, 2, 0.7);
+        config.run.accumulate = 2;
+        let whole = one(&config);
+        let expected = tensors(&config.output);
+        config.output = world.path(&format!("{name}-again"));
+        assert_eq!(one(&config).loss.to_bits(), whole.loss.to_bits());
+        assert_eq!(tensors(&config.output), expected);
+        config.output = world.path(&format!("{name}-parts"));
+        for (updates, step) in [(Some(5), 5), (Some(4), 9), (None, 14)] {
+            let options = Options { resume: true, updates, ..quiet() };
+            assert_eq!(run(&config, &options).unwrap().step, step);
+        }
+        assert_eq!(tensors(&config.output), expected);
+        config.output = world.path(&format!("{name}-seed"));
+        config.seed = 2;
+        one(&config);
+        assert_ne!(tensors(&config.output), expected);
+    }
+}
+
+#[test]
+fn an_interrupted_run_saves_a_checkpoint_and_goes_on() {
+    let world = World::new();
+    let mut config = world.config("stopped", MEAN, 8);
+    let options =
+        Options { resume: true, stop: Some(Arc::new(AtomicBool::new(true))), ..quiet() };
+    let summary = run(&config, &options).unwrap();
+    assert!(summary.interrupted);
+    assert_eq!(summary.step, 0);
+    assert!(config.output.join(super::checkpoint::FILE).is_file());
+    assert!(run(&config, &Options { stop: None, ..options.clone() }).unwrap().best.is_some());
+    // Another model does not fit the checkpoint.
+    config = world.config("stopped", &MEAN.replace("16", "20"), 8);
+    let error = run(&config, &Options { stop: None, ..options }).unwrap_err().to_string();
+    assert!(error.contains("embed_tokens.weight"), "{error}");
+}
+
+#[test]
+fn chunks_change_memory_and_nothing_else() {
+    let world = World::new();
+    let mut config = world.config("whole", MEAN, 3);
+    config.dropout = Default::default();
+    config.threads = 1;
+    let whole = one(&config).loss;
+    config.output = world.path("chunks");
+    config.run.chunk_sentences = 50;
+    let chunks = one(&config).loss;
+    assert!((whole - chunks).abs() < 1e-5, "{whole} {chunks}");
+}
+
+#[test]
+fn a_bilstm_starts_from_a_mean_model_and_learns() {
+    let world = World::new();
+    let first = world.config("first", &MEAN.replace("16", "12"), 40);
+    one(&first);
+    let mut second = world.config("second", &BILSTM.replace('\n', " "), 60);
+    second.model.init_from = Some(first.output.clone());
+    second.dropout = Default::default();
+    let (accuracy, _) = one(&second).best.unwrap();
+    assert!(accuracy > 0.7, "{accuracy}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_is_an_error_with_step_and_rate() {
+    let world = World::new();
+    let mut config = world.config("nan", MEAN, 50);
+    config.optimizer.learning_rate = 1e40;
+    config.optimizer.clip_norm = 0.0;
+    match run(&config, &quiet()) {
+        Err(TrainError::Diverged { what: "loss", step: 1.., rate, .. }) => assert!(rate > 1e37),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn translation_and_transfer_teach_as_well() {
+    let world = World::new();
+    let mut teacher = world.config("teacher", MEAN, 60);
+    teacher.dropout = Default::default();
+    one(&teacher);
+    // A student of another architecture learns the teacher's space from translations alone.
+    let encoder = r#"architecture = "mean", embedding_size = 16, pooling = "mean""#;
+    let mut student = world.config("student", encoder, 80);
+    student.seed = 9;
+    student.objective.dual = None;
+    student.objective.transfer = Some(TransferOptions {
+        weight: 1.0,
+        teacher: teacher.output.join("best"),
+        distance: Distance::Cosine,
+        sides: Sides::Sources,
+    });
+    let summary = one(&student);
+    assert!(summary.loss < 0.2, "{}", summary.loss);
+    // The sum of two objectives; the translation loss alone starts at ln(82) = 4.4.
+    let mut nmt = world.config("nmt", encoder, 60);
+    nmt.objective.dual.as_mut().unwrap().weight = 0.1;
+    nmt.objective.nmt = Some(NmtOptions {
+        weight: 1.0,
+        decoder: DecoderSizes { embedding_size: 8, language_size: 2, hidden_size: 24 },
+    });
+    nmt.run.log_steps = 1;
+    one(&nmt);
+    let log = std::fs::read_to_string(nmt.output.join("train.csv")).unwrap();
+    let losses: Vec<f64> =
+        log.lines().skip(1).map(|l| l.split(',').nth(5).unwrap().parse().unwrap()).collect();
+    assert!(losses[59] < losses[0] - 1.0, "{losses:?}");
+    assert!(!tensors(&nmt.output).windows(8).any(|w| w == b"decoder."));
+    // The decoder is part of the checkpoint: a run in two parts ends in the same loss.
+    let whole = losses[59];
+    nmt.output = world.path("nmt-parts");
+    let options = Options { updates: Some(30), ..quiet() };
+    run(&nmt, &options).unwrap();
+    let second = run(&nmt, &Options { resume: true, ..quiet() }).unwrap();
+    assert!((second.loss - whole).abs() < 1e-4, "{} {whole}", second.loss);
+}
