@@ -22,8 +22,8 @@ fn every_statement_of_the_readme_works() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a parent")?;
     let readme = std::fs::read_to_string(root.join("README.md"))?;
     let models = tempfile::tempdir()?;
-    Model::tiny("tiny", 32).write(models.path())?;
-    Model { seed: 2, ..Model::tiny("another-model", 32) }.write(models.path())?;
+    Model::tiny("tiny", 512).write(models.path())?;
+    Model { seed: 2, ..Model::tiny("another-model", 512) }.write(models.path())?;
     let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
 
     // Copied, because the server's account need not be able to read the repository.
