@@ -19,11 +19,17 @@ fn blocks(markdown: &str, language: &str) -> Vec<String> {
 
 #[test]
 fn every_statement_of_the_readme_works() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a parent")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("a parent")?;
     let readme = std::fs::read_to_string(root.join("README.md"))?;
     let models = tempfile::tempdir()?;
     Model::tiny("tiny", 512).write(models.path())?;
-    Model { seed: 2, ..Model::tiny("another-model", 512) }.write(models.path())?;
+    Model {
+        seed: 2,
+        ..Model::tiny("another-model", 512)
+    }
+    .write(models.path())?;
     let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
 
     // Copied, because the server's account need not be able to read the repository.
@@ -59,7 +65,19 @@ fn every_statement_of_the_readme_works() -> Result<()> {
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644))?;
         let path = script.display().to_string();
         cluster
-            .run("psql", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "postgres", "-f", &path])
+            .run(
+                "psql",
+                &[
+                    "-X",
+                    "-q",
+                    "-v",
+                    "ON_ERROR_STOP=1",
+                    "-d",
+                    "postgres",
+                    "-f",
+                    &path,
+                ],
+            )
             .with_context(|| block.clone())?;
     }
     Ok(())
