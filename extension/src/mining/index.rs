@@ -138,7 +138,8 @@ impl Nearest {
                 scans_index((*first).planTree)
             };
             if !cached.is_null() {
-                pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+                // A plan that SPI does not keep has no resource owner.
+                pg_sys::ReleaseCachedPlan(cached, std::ptr::null_mut());
             }
             (plan, served)
         };
