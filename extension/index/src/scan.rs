@@ -170,14 +170,19 @@ impl Scan {
         }
         hits.extend_from_slice(&self.pending);
         match (self.iterate, self.last) {
-            (Iterate::Strict, Some(last)) => hits.retain(|hit| order(hit, &last).is_gt()),
+            // Entries at the distance of the last one may not all have been found before.
+            (Iterate::Strict, Some(last)) => hits.retain(|hit| match hit.0.total_cmp(&last.0) {
+                Ordering::Greater => true,
+                Ordering::Equal => !self.returned.contains(&hit.1),
+                Ordering::Less => false,
+            }),
             (Iterate::Relaxed, _) => hits.retain(|hit| !self.returned.contains(&hit.1)),
             _ => {}
         }
         if self.iterate != Iterate::Off && bound.is_finite() {
             hits.retain(|hit| hit.0 <= bound);
         }
-        if self.iterate == Iterate::Relaxed {
+        if self.iterate != Iterate::Off {
             self.returned.extend(hits.iter().map(|hit| hit.1));
         }
         hits.sort_unstable_by(order);

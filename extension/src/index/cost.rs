@@ -156,8 +156,13 @@ pub unsafe extern "C-unwind" fn estimate(
             Iterate::Off => ef * shape.segments.len().max(1) as f64 + shape.pending_entries,
             _ => (options::max_scan_tuples() as f64).max(ef),
         };
-        // A plan that wants all rows must not get only the nearest of them.
-        if (*root).tuple_fraction == 0.0 && entries > deliverable {
+        // A plan that wants more rows than a scan gives must not get only the nearest of them.
+        let wanted = match (*root).tuple_fraction {
+            0.0 => entries,
+            rows if rows >= 1.0 => rows.min(entries),
+            _ => 0.0,
+        };
+        if wanted > deliverable {
             *startup = f64::MAX;
             *total = f64::MAX;
             return;
