@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::data::config::{CorpusSpec, DataConfig, DedupMode};
+use crate::data::config::{CorpusSpec, DataConfig};
 
 /// Which parallel text is read: a TOML file, files named here, or both. Files may be plain, gzip
 /// or Zstandard.
@@ -56,9 +56,6 @@ pub struct DataArgs {
     /// Largest length ratio of two sides; 0 = no limit.
     #[arg(long, value_name = "RATIO")]
     pub max_ratio: Option<f64>,
-    /// When two pairs count as repeats: exact, canonical (case and punctuation ignored) or none.
-    #[arg(long, value_name = "MODE")]
-    pub dedup: Option<String>,
     /// Stop at the first malformed line instead of skipping it.
     #[arg(long)]
     pub strict: bool,
@@ -114,13 +111,6 @@ impl DataArgs {
         config.filter.min_chars = self.min_chars.unwrap_or(config.filter.min_chars);
         config.filter.max_chars = self.max_chars.unwrap_or(config.filter.max_chars);
         config.filter.max_ratio = self.max_ratio.unwrap_or(config.filter.max_ratio);
-        config.dedup = match self.dedup.as_deref() {
-            None => config.dedup,
-            Some("exact") => DedupMode::Exact,
-            Some("canonical") => DedupMode::Canonical,
-            Some("none") => DedupMode::None,
-            Some(other) => bail!("--dedup {other}: expected exact, canonical or none"),
-        };
         Ok(config)
     }
 }

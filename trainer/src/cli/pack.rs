@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::args::{DataArgs, spinner};
+use crate::data::config::DedupMode;
 use crate::data::pack::{PackWriter, pack};
 use crate::data::pipeline::Pipeline;
 use crate::tokenizer;
@@ -24,6 +25,12 @@ pub struct PackArgs {
     /// Sentences are cut at this many tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
+    /// When two pairs are the same: exact, canonical (case and punctuation ignored) or none.
+    #[arg(long, value_name = "MODE", value_parser = ["exact", "canonical", "none"])]
+    dedup: Option<String>,
+    /// Keep about so many sentences of each language, for a smaller corpus.
+    #[arg(long, value_name = "N")]
+    max_per_language: Option<u64>,
     /// Compress the file at this Zstandard level; it is then read into memory when used.
     #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "12")]
     compress: Option<i32>,
@@ -34,12 +41,19 @@ pub struct PackArgs {
 
 /// Runs `laser pack`.
 pub fn run(args: &PackArgs) -> Result<()> {
-    let config = args.data.config()?;
+    let mut config = args.data.config()?;
+    config.max_per_language = args.max_per_language.unwrap_or(config.max_per_language);
+    config.dedup = match args.dedup.as_deref() {
+        Some("exact") => DedupMode::Exact,
+        Some("canonical") => DedupMode::Canonical,
+        Some(_) => DedupMode::None,
+        None => config.dedup,
+    };
     let tokenizer = tokenizer::load(&args.tokenizer)?;
     let mut pipeline = Pipeline::new(&config, args.data.strict)?;
     let folder = args.output.parent().filter(|p| !p.as_os_str().is_empty());
     let bar = spinner("looking for repeats");
-    pipeline.find_repeats(folder.unwrap_or(Path::new(".")))?;
+    pipeline.survey(folder.unwrap_or(Path::new(".")))?;
     bar.set_message("sentences packed");
     let mut writer = PackWriter::create(
         &args.output,

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use clap::Args;
 
+use crate::report::curves;
 use crate::train::{Options, TrainConfig};
 
 /// Arguments of `laser train`.
@@ -41,6 +42,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
         stop: Some(stop),
     };
     let summary = crate::train::run(&config, &options)?;
+    draw_curves(&config);
     print!("{} steps, loss {:.4}", summary.step, summary.loss);
     if let Some((figure, step)) = summary.best {
         print!(", best dev accuracy {:.2} % at step {step}", figure * 100.0);
@@ -55,4 +57,15 @@ pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
         config.output.display()
     );
     Ok(())
+}
+
+/// Draws the learning curves into the output folder. A run too short for a log line has none.
+fn draw_curves(config: &TrainConfig) {
+    let drawn = curves::read_runs(&[(config.name.clone(), config.output.as_path())])
+        .and_then(|panels| curves::draw(&config.name, "step", &panels));
+    if let Ok(picture) = drawn
+        && let Err(error) = std::fs::write(config.output.join("curves.svg"), picture)
+    {
+        eprintln!("laser: could not write the learning curves: {error}");
+    }
 }

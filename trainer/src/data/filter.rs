@@ -27,13 +27,15 @@ pub enum Reason {
     Duplicate,
     /// The text, the pivot sentence or the key is held out.
     HeldOut,
+    /// Its language has more than `max_per_language` sentences.
+    NotSampled,
     /// Nothing in another language was left under its key.
     NoPartner,
 }
 
 impl Reason {
     /// All reasons, in the order of reports.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Empty,
         Self::TooShort,
         Self::TooLong,
@@ -42,6 +44,7 @@ impl Reason {
         Self::Language,
         Self::Duplicate,
         Self::HeldOut,
+        Self::NotSampled,
         Self::NoPartner,
     ];
 
@@ -57,6 +60,7 @@ impl Reason {
             Self::Language => "language",
             Self::Duplicate => "duplicate",
             Self::HeldOut => "held out",
+            Self::NotSampled => "not sampled",
             Self::NoPartner => "no partner",
         }
     }

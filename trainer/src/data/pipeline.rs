@@ -1,5 +1,6 @@
 //! Reads all corpora of a configuration, filtered, held-out text removed, repeats removed.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use super::config::{DataConfig, DedupMode, Input};
@@ -16,6 +17,8 @@ pub struct Pipeline {
     skipped: Vec<(String, String)>,
     held_out: HeldOut,
     repeats: Option<Repeats>,
+    /// Share of the rows of a language that is kept, where it is not all.
+    shares: HashMap<String, f64>,
     strict: bool,
 }
 
@@ -38,34 +41,59 @@ impl Pipeline {
             skipped,
             held_out,
             repeats: None,
+            shares: HashMap::new(),
             strict,
         })
     }
 
-    /// Reads everything once to find repeats, spilling to an unnamed file in `folder`. Without
-    /// this, repeats are kept.
+    /// Reads everything once to find repeats, spilling to an unnamed file in `folder`, and to count
+    /// languages if they are capped. Without this, all rows that pass the filters are kept.
     ///
     /// # Errors
     /// As [`Pipeline::run`].
-    pub fn find_repeats(&mut self, folder: &Path) -> Result<()> {
-        if self.config.dedup == DedupMode::None {
+    pub fn survey(&mut self, folder: &Path) -> Result<()> {
+        let cap = self.config.max_per_language;
+        let finds_repeats = self.config.dedup != DedupMode::None;
+        if !finds_repeats && cap == 0 {
             return Ok(());
         }
         let mut dedup = Dedup::new(self.config.dedup_memory << 20, folder);
-        self.repeats = None;
+        let mut languages: HashMap<String, u64> = HashMap::new();
         for input in &self.inputs {
-            self.read(
-                input,
-                &mut Report::default(),
-                &mut Problems::new(self.strict),
-                &mut |g| {
-                    let hashes = self.fingerprints(&g);
-                    hashes.into_iter().try_for_each(|hash| dedup.push(hash))
-                },
-            )?;
+            let mut problems = Problems::new(self.strict);
+            self.read(input, &mut Report::default(), &mut problems, &mut |group| {
+                if cap > 0 {
+                    for row in &group.rows {
+                        match languages.get_mut(&row.language) {
+                            Some(n) => *n += 1,
+                            None => drop(languages.insert(row.language.clone(), 1)),
+                        }
+                    }
+                }
+                if finds_repeats {
+                    self.fingerprints(&group)
+                        .into_iter()
+                        .try_for_each(|hash| dedup.push(hash))?;
+                }
+                Ok(())
+            })?;
         }
-        self.repeats = Some(dedup.finish()?);
+        self.repeats = finds_repeats.then(|| dedup.finish()).transpose()?;
+        self.shares = languages
+            .into_iter()
+            .filter(|(_, n)| *n > cap)
+            .map(|(language, n)| (language, cap as f64 / n as f64))
+            .collect();
         Ok(())
+    }
+
+    /// Whether a row belongs to the part of its language that is kept. Decided by a hash of key
+    /// and language, so that it does not depend on what else is read.
+    fn is_sampled(&self, source: &str, key: &str, language: &str) -> bool {
+        self.shares.get(language).is_none_or(|share| {
+            let hash = hash64(format!("{source}\0{key}\0{language}").as_bytes());
+            ((hash >> 11) as f64 / (1u64 << 53) as f64) < *share
+        })
     }
 
     /// Names of the sources that are read.
@@ -145,21 +173,28 @@ impl Pipeline {
             let mut groups = |mut group: Group| {
                 let pivot = pivot_of(&group, &self.config.pivot);
                 let mut index = 0;
-                if let Some(repeats) = &self.repeats {
-                    group.rows.retain(|_| {
-                        let is_pivot = index == pivot;
-                        index += 1;
-                        if is_pivot {
-                            return true;
-                        }
-                        ordinal += 1;
-                        let repeat = repeats.contains(ordinal - 1);
-                        if repeat {
-                            *counts.dropped.entry(Reason::Duplicate).or_default() += 1;
-                        }
-                        !repeat
-                    });
-                }
+                // The pivot stays as long as anything is left beside it.
+                group.rows.retain(|row| {
+                    let is_pivot = index == pivot;
+                    index += 1;
+                    if is_pivot {
+                        return true;
+                    }
+                    ordinal += 1;
+                    let repeat = self
+                        .repeats
+                        .as_ref()
+                        .is_some_and(|r| r.contains(ordinal - 1));
+                    let reason = if repeat {
+                        Reason::Duplicate
+                    } else if !self.is_sampled(&input.source, &group.key, &row.language) {
+                        Reason::NotSampled
+                    } else {
+                        return true;
+                    };
+                    *counts.dropped.entry(reason).or_default() += 1;
+                    false
+                });
                 let first = &group.rows[0].language;
                 if group.rows.iter().all(|r| r.language == *first) {
                     let n = group.rows.len() as u64;
@@ -202,7 +237,7 @@ mod tests {
         };
         change(&mut config);
         let mut pipeline = Pipeline::new(&config, true).expect("pipeline");
-        pipeline.find_repeats(folder.path()).expect("repeats");
+        pipeline.survey(folder.path()).expect("survey");
         let mut out = Vec::new();
         let report = pipeline
             .run(&mut |source, group| {
@@ -240,5 +275,30 @@ mod tests {
         assert_eq!(kept.len(), 3);
         let (kept, _) = groups(text, |c| c.languages = vec!["en".into(), "fr".into()]);
         assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn languages_are_capped_by_hash() {
+        let text: String = (0..2000)
+            .map(|i| format!("{i}\ten\tone {i}\n{i}\tde\teins {i}\n{i}\tfr\tun {i}\n"))
+            .collect();
+        let rare: String = (0..50)
+            .map(|i| format!("r{i}\ten\trare {i}\nr{i}\tga\tannamh {i}\n"))
+            .collect();
+        let (_, report) = groups(&(text + &rare), |c| c.max_per_language = 400);
+        assert_eq!(report.languages["ga"], 50);
+        for language in ["de", "fr"] {
+            let n = report.languages[language];
+            assert!((330..470).contains(&n), "{n} of {language}");
+        }
+        // English, the pivot, stays where a translation is left.
+        assert!(
+            (600..900).contains(&report.languages["en"]),
+            "{}",
+            report.languages["en"]
+        );
+        let total = report.total();
+        let dropped: u64 = total.dropped.values().sum();
+        assert_eq!(total.rows + dropped, total.rows_read);
     }
 }

@@ -177,8 +177,14 @@ pub fn draw(title: &str, x_label: &str, panels: &[Panel]) -> Result<String, Curv
         let style = ("sans-serif", 18).into_font().color(&BLACK);
         head.draw_text(title, &style, (16, 14))
             .map_err(|e| failed(&e))?;
+        // All panels have the same x axis, from 0, so that they can be read together.
+        let points = panels
+            .iter()
+            .flat_map(|p| &p.series)
+            .flat_map(|s| &s.points);
+        let (_, right) = range(points.map(|p| p.0).chain([0.0]));
         for (area, panel) in body.split_evenly((panels.len(), 1)).iter().zip(panels) {
-            draw_panel(area, x_label, panel).map_err(|e| failed(&e))?;
+            draw_panel(area, x_label, right, panel).map_err(|e| failed(&e))?;
         }
         root.present().map_err(|e| failed(&e))?;
     }
@@ -202,10 +208,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 fn draw_panel(
     area: &Area<'_>,
     x_label: &str,
+    right: f64,
     panel: &Panel,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let points = || panel.series.iter().flat_map(|s| s.points.iter());
-    let (left, right) = range(points().map(|p| p.0));
     let (low, high) = range(points().map(|p| p.1));
     let room = (high - low) * 0.06;
     let mut chart = ChartBuilder::on(area)
@@ -213,8 +219,13 @@ fn draw_panel(
         .margin_right(24)
         .x_label_area_size(44)
         .y_label_area_size(66)
-        .build_cartesian_2d(left..right, (low - room)..(high + room))?;
-    let digits = if high - low < 0.1 { 3 } else { 2 };
+        .build_cartesian_2d(0.0..right, (low - room)..(high + room))?;
+    let digits = match high - low {
+        span if span < 0.1 => 3,
+        span if span < 2.0 => 2,
+        span if span < 10.0 => 1,
+        _ => 0,
+    };
     chart
         .configure_mesh()
         .light_line_style(WHITE)
