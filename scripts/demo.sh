@@ -153,6 +153,9 @@ done <"$root/demo/queries.tsv"
 say "looking for every sentence's nearest neighbour in another language"
 psql -d demo -f "$root/demo/share.sql"
 
+say "mining translations out of two collections"
+(cd "$root" && psql -d demo -f demo/mining.sql)
+
 cat <<END
 
 The server stays up. Connect with
