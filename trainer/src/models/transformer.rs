@@ -39,7 +39,12 @@ pub(super) fn initialise(c: &TransformerConfig, parameters: &mut Parameters, see
     for l in 0..c.layers {
         let linear = |p: &mut Parameters, name: &str, rows: usize, columns: usize| {
             let bound = (6.0 / (rows + columns) as f32).sqrt();
-            p.uniform(&format!("layers.{l}.{name}.weight"), &[rows, columns], bound, seed);
+            p.uniform(
+                &format!("layers.{l}.{name}.weight"),
+                &[rows, columns],
+                bound,
+                seed,
+            );
             p.constant(&format!("layers.{l}.{name}.bias"), &[rows], 0.0);
         };
         for name in ["query", "key", "value", "output"] {
@@ -96,12 +101,15 @@ impl Graph<'_> {
 
     fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
         let weight = self.get(&format!("{name}.weight"));
-        x.matmul(&weight.t()?)?.broadcast_add(self.get(&format!("{name}.bias")))
+        x.matmul(&weight.t()?)?
+            .broadcast_add(self.get(&format!("{name}.bias")))
     }
 
     fn norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
-        let (weight, bias) =
-            (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let (weight, bias) = (
+            self.get(&format!("{name}.weight")),
+            self.get(&format!("{name}.bias")),
+        );
         candle_nn::ops::layer_norm_slow(x, weight, bias, self.config.layer_norm_eps as f32)
     }
 
@@ -112,7 +120,10 @@ impl Graph<'_> {
         let number = self.masks.get();
         self.masks.set(number + 1);
         let mut mask = vec![1f32; x.elem_count()];
-        let seed = self.regularization.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let seed = self
+            .regularization
+            .seed
+            .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         dropout(&mut mask, rate, seed);
         let mask = Tensor::from_vec(mask, x.shape(), self.device)?;
         x * mask
@@ -124,11 +135,15 @@ impl Graph<'_> {
         let (batch, size) = (rows / steps, d / heads);
         let split = |name: &str| -> Result<Tensor> {
             let x = self.linear(&format!("{layer}.attention.{name}"), x)?;
-            x.reshape((batch, steps, heads, size))?.transpose(1, 2)?.contiguous()
+            x.reshape((batch, steps, heads, size))?
+                .transpose(1, 2)?
+                .contiguous()
         };
         let query = (split("query")? * (1.0 / (size as f64).sqrt()))?;
         let (key, value) = (split("key")?, split("value")?);
-        let scores = query.matmul(&key.transpose(2, 3)?.contiguous()?)?.broadcast_add(mask)?;
+        let scores = query
+            .matmul(&key.transpose(2, 3)?.contiguous()?)?
+            .broadcast_add(mask)?;
         let mixed = candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&value)?;
         let mixed = mixed.transpose(1, 2)?.contiguous()?.reshape((rows, d))?;
         let out = self.linear(&format!("{layer}.attention.output"), &mixed)?;
@@ -152,9 +167,12 @@ impl Graph<'_> {
     fn forward(&self, embedded: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
         let c = self.config;
         let (batch, d) = (lengths.len(), c.hidden_size);
-        let positions =
-            self.get("embed_positions.weight").narrow(0, c.position_offset, steps)?;
-        let mut x = embedded.reshape((batch, steps, d))?.broadcast_add(&positions)?;
+        let positions = self
+            .get("embed_positions.weight")
+            .narrow(0, c.position_offset, steps)?;
+        let mut x = embedded
+            .reshape((batch, steps, d))?
+            .broadcast_add(&positions)?;
         if c.type_vocab_size > 0 {
             x = x.broadcast_add(&self.get("embed_types.weight").narrow(0, 0, 1)?)?;
         }
@@ -173,8 +191,10 @@ impl Graph<'_> {
         let mask = Tensor::from_vec(present(0.0, MASKED), (batch, 1, 1, steps), self.device)?;
         for l in 0..c.layers {
             let layer = format!("layers.{l}");
-            let (first, second) =
-                (format!("{layer}.attention_norm"), format!("{layer}.feed_forward_norm"));
+            let (first, second) = (
+                format!("{layer}.attention_norm"),
+                format!("{layer}.feed_forward_norm"),
+            );
             match c.norm {
                 NormPosition::Post => {
                     let a = self.attention(&layer, &x, &mask, steps)?;
@@ -237,7 +257,11 @@ pub(super) fn forward(
             .collect::<Result<Vec<_>>>()?;
         let (d, begin) = (c.hidden_size, sentences.start);
         let table = parameters.value(0);
-        let scale = if c.scale_embedding { (d as f32).sqrt() } else { 1.0 };
+        let scale = if c.scale_embedding {
+            (d as f32).sqrt()
+        } else {
+            1.0
+        };
         let mut out = vec![0f32; sentences.len() * d];
         let order = Steps::new(batch, sentences);
         let present = order.lengths.partition_point(|l| *l > 0);
@@ -246,8 +270,10 @@ pub(super) fn forward(
         for at in (0..present).step_by(GROUP) {
             let end = present.min(at + GROUP);
             let limit = c.max_positions - c.position_offset;
-            let lengths: Vec<usize> =
-                order.lengths[at..end].iter().map(|l| (*l).min(limit)).collect();
+            let lengths: Vec<usize> = order.lengths[at..end]
+                .iter()
+                .map(|l| (*l).min(limit))
+                .collect();
             let steps = lengths[0];
             let mut embedded = vec![0f32; lengths.len() * steps * d];
             let (mut ids, mut rows) = (Vec::new(), Vec::new());
@@ -278,7 +304,13 @@ pub(super) fn forward(
             for (s, row) in own.iter().zip(output.to_vec2::<f32>()?) {
                 out[s * d..(s + 1) * d].copy_from_slice(&row);
             }
-            groups.push(Group { sentences: own, ids, rows, embedded, output });
+            groups.push(Group {
+                sentences: own,
+                ids,
+                rows,
+                embedded,
+                output,
+            });
         }
         Ok((out, TransformerSaved { variables, groups }))
     };
@@ -297,7 +329,11 @@ pub(super) fn backward(
     gradients: &mut [Vec<f32>],
 ) -> Occurrences {
     let d = c.hidden_size;
-    let scale = if c.scale_embedding { (d as f32).sqrt() } else { 1.0 };
+    let scale = if c.scale_embedding {
+        (d as f32).sqrt()
+    } else {
+        1.0
+    };
     let mut all = Occurrences::default();
     let run = || -> Result<()> {
         for group in saved.groups {
@@ -312,11 +348,14 @@ pub(super) fn backward(
                     crate::ops::simd::add(&gradient.flatten_all()?.to_vec1::<f32>()?, total);
                 }
             }
-            let Some(gradient) = grads.get(&group.embedded) else { continue };
+            let Some(gradient) = grads.get(&group.embedded) else {
+                continue;
+            };
             let offset = (all.source.len() / d) as u32;
             all.source.extend(gradient.flatten_all()?.to_vec1::<f32>()?);
             all.rows.extend(group.rows.iter().map(|r| r + offset));
-            all.factors.resize(all.factors.len() + group.ids.len(), scale);
+            all.factors
+                .resize(all.factors.len() + group.ids.len(), scale);
             all.ids.extend(group.ids);
         }
         Ok(())

@@ -32,7 +32,11 @@ pub struct DecoderSizes {
 
 impl Default for DecoderSizes {
     fn default() -> Self {
-        Self { embedding_size: 320, language_size: 32, hidden_size: 2048 }
+        Self {
+            embedding_size: 320,
+            language_size: 32,
+            hidden_size: 2048,
+        }
     }
 }
 
@@ -105,7 +109,11 @@ impl Decoder {
         seed: u64,
     ) -> Self {
         let d = model.dimensions();
-        let factor = if model.config().normalize { (d as f32).sqrt() } else { 1.0 };
+        let factor = if model.config().normalize {
+            (d as f32).sqrt()
+        } else {
+            1.0
+        };
         let (e, l, h) = (sizes.embedding_size, sizes.language_size, sizes.hidden_size);
         let bound = 1.0 / (h as f32).sqrt();
         let shapes: [(&str, Vec<usize>, f32); PARAMETERS] = [
@@ -123,11 +131,24 @@ impl Decoder {
         let first = model.parameters().len();
         for (i, (name, shape, bound)) in shapes.into_iter().enumerate() {
             let n = shape.iter().product();
-            let value = if bound > 0.0 { random(n, bound, seed, 1000 + i) } else { vec![0.0; n] };
+            let value = if bound > 0.0 {
+                random(n, bound, seed, 1000 + i)
+            } else {
+                vec![0.0; n]
+            };
             model.add_objective_parameter(&format!("decoder.{name}"), &shape, value);
         }
         let sizes = sizes.clone();
-        Self { sizes, dimensions: d, vocabulary, begin, end, factor, first, arithmetic }
+        Self {
+            sizes,
+            dimensions: d,
+            vocabulary,
+            begin,
+            end,
+            factor,
+            first,
+            arithmetic,
+        }
     }
 
     /// Mean loss in nats a target token (the end token counts), for sentence embeddings `x`
@@ -143,18 +164,32 @@ impl Decoder {
         (weight, noise): (f32, Noise),
         gradients: &mut [Vec<f32>],
     ) -> (f64, Vec<f32>) {
-        let values: Vec<&[f32]> =
-            (0..PARAMETERS).map(|i| model.parameters().value(self.first + i)).collect();
+        let values: Vec<&[f32]> = (0..PARAMETERS)
+            .map(|i| model.parameters().value(self.first + i))
+            .collect();
         let sentences = targets.sentences;
         let tokens = sentences.ids.len() + sentences.len();
-        let costs: Vec<usize> =
-            sentences.starts.iter().enumerate().map(|(i, s)| s + i).collect();
+        let costs: Vec<usize> = sentences
+            .starts
+            .iter()
+            .enumerate()
+            .map(|(i, s)| s + i)
+            .collect();
         let ranges = threads.split_weighted(&costs);
         let parts = threads.map(ranges, |_, range| {
             let mut own: Vec<Vec<f32>> = values.iter().map(|v| vec![0.0; v.len()]).collect();
-            let noise = Noise { seed: noise.seed ^ ((range.start as u64) << 32), ..noise };
-            let (loss, dx) =
-                self.shard(&values, x, targets, range, (weight / tokens as f32, noise), &mut own);
+            let noise = Noise {
+                seed: noise.seed ^ ((range.start as u64) << 32),
+                ..noise
+            };
+            let (loss, dx) = self.shard(
+                &values,
+                x,
+                targets,
+                range,
+                (weight / tokens as f32, noise),
+                &mut own,
+            );
             (loss, dx, own)
         });
         let mut total = 0.0;
@@ -162,7 +197,10 @@ impl Decoder {
         for (loss, part, own) in parts {
             total += loss;
             dx.extend_from_slice(&part);
-            for (sum, own) in gradients[self.first..self.first + PARAMETERS].iter_mut().zip(&own) {
+            for (sum, own) in gradients[self.first..self.first + PARAMETERS]
+                .iter_mut()
+                .zip(&own)
+            {
                 add(own, sum);
             }
         }
@@ -179,7 +217,11 @@ impl Decoder {
         (weight, noise): (f32, Noise),
         gradients: &mut [Vec<f32>],
     ) -> (f64, Vec<f32>) {
-        let DecoderSizes { embedding_size: e, language_size: l, hidden_size: h } = self.sizes;
+        let DecoderSizes {
+            embedding_size: e,
+            language_size: l,
+            hidden_size: h,
+        } = self.sizes;
         let (d, g, a) = (self.dimensions, 4 * h, self.arithmetic);
         let inputs = e + l;
         let n = range.len();
@@ -212,7 +254,13 @@ impl Decoder {
             cell0.extend_from_slice(&row[h..]);
         }
         let mut context = repeat(values[at::BIAS], n);
-        a.nt((n, g, d), &sentence, values[at::SENTENCE], &mut context, true);
+        a.nt(
+            (n, g, d),
+            &sentence,
+            values[at::SENTENCE],
+            &mut context,
+            true,
+        );
         let language = |place: usize| targets.languages[range.start + steps.order[place]] as usize;
         let mut input = Vec::with_capacity(rows * inputs);
         for (token, place) in tokens.iter().zip(&places) {
@@ -224,8 +272,15 @@ impl Decoder {
         for place in &places {
             gates.extend_from_slice(&context[place * g..(place + 1) * g]);
         }
-        a.nt((rows, g, inputs), &input, values[at::TOKEN], &mut gates, true);
+        a.nt(
+            (rows, g, inputs),
+            &input,
+            values[at::TOKEN],
+            &mut gates,
+            true,
+        );
 
+        let recurrent = a.right_transposed(g, h, values[at::RECURRENT]);
         // Row r of step t follows row `before(t) + place`; step 0 follows the first state.
         let mut cells = vec![0f32; rows * h];
         let mut hidden = vec![0f32; rows * h];
@@ -237,7 +292,7 @@ impl Decoder {
                 _ => &past[steps.offsets[t - 1] * h..][..active * h],
             };
             let step = &mut gates[at * g..(at + active) * g];
-            a.nt((active, g, h), state, values[at::RECURRENT], step, true);
+            recurrent.multiply(active, state, step, true);
             let (past_cells, present_cells) = cells.split_at_mut(at * h);
             for s in 0..active {
                 let previous = match t {
@@ -298,6 +353,7 @@ impl Decoder {
                 _ => &hidden[steps.offsets[t - 1] * h..][..active * h],
             });
         }
+        let recurrent = a.right(g, h, values[at::RECURRENT]);
         for t in (0..steps.len()).rev() {
             let (at, active) = (steps.offsets[t], steps.active(t));
             let (past, present) = d_hidden.split_at_mut(at * h);
@@ -320,20 +376,47 @@ impl Decoder {
                 _ => &mut past[steps.offsets[t - 1] * h..][..active * h],
             };
             let step = &gates[at * g..(at + active) * g];
-            a.nn((active, h, g), step, values[at::RECURRENT], to, true);
+            recurrent.multiply(active, step, to, true);
         }
         let d_gates = gates;
-        a.tn((g, h, rows), &d_gates, &previous_hidden, &mut gradients[at::RECURRENT], true);
-        a.tn((g, inputs, rows), &d_gates, &input, &mut gradients[at::TOKEN], true);
+        a.tn(
+            (g, h, rows),
+            &d_gates,
+            &previous_hidden,
+            &mut gradients[at::RECURRENT],
+            true,
+        );
+        a.tn(
+            (g, inputs, rows),
+            &d_gates,
+            &input,
+            &mut gradients[at::TOKEN],
+            true,
+        );
         let mut d_input = vec![0f32; rows * inputs];
-        a.nn((rows, inputs, g), &d_gates, values[at::TOKEN], &mut d_input, false);
+        a.nn(
+            (rows, inputs, g),
+            &d_gates,
+            values[at::TOKEN],
+            &mut d_input,
+            false,
+        );
         dropout(&mut d_input, noise.input, noise.seed);
         let mut d_context = vec![0f32; n * g];
         for (row, (token, place)) in tokens.iter().zip(&places).enumerate() {
             let d = &d_input[row * inputs..(row + 1) * inputs];
-            add(&d[..e], &mut gradients[at::EMBED][*token as usize * e..][..e]);
-            add(&d[e..], &mut gradients[at::LANGUAGE][language(*place) * l..][..l]);
-            add(&d_gates[row * g..(row + 1) * g], &mut d_context[place * g..(place + 1) * g]);
+            add(
+                &d[..e],
+                &mut gradients[at::EMBED][*token as usize * e..][..e],
+            );
+            add(
+                &d[e..],
+                &mut gradients[at::LANGUAGE][language(*place) * l..][..l],
+            );
+            add(
+                &d_gates[row * g..(row + 1) * g],
+                &mut d_context[place * g..(place + 1) * g],
+            );
         }
         for row in d_context.chunks_exact(g) {
             add(row, &mut gradients[at::BIAS]);
@@ -346,11 +429,35 @@ impl Decoder {
         for row in d_start.chunks_exact(2 * h) {
             add(row, &mut gradients[at::INIT_BIAS]);
         }
-        a.tn((g, d, n), &d_context, &sentence, &mut gradients[at::SENTENCE], true);
-        a.tn((2 * h, d, n), &d_start, &sentence, &mut gradients[at::INIT], true);
+        a.tn(
+            (g, d, n),
+            &d_context,
+            &sentence,
+            &mut gradients[at::SENTENCE],
+            true,
+        );
+        a.tn(
+            (2 * h, d, n),
+            &d_start,
+            &sentence,
+            &mut gradients[at::INIT],
+            true,
+        );
         let mut d_sentence = vec![0f32; n * d];
-        a.nn((n, d, g), &d_context, values[at::SENTENCE], &mut d_sentence, false);
-        a.nn((n, d, 2 * h), &d_start, values[at::INIT], &mut d_sentence, true);
+        a.nn(
+            (n, d, g),
+            &d_context,
+            values[at::SENTENCE],
+            &mut d_sentence,
+            false,
+        );
+        a.nn(
+            (n, d, 2 * h),
+            &d_start,
+            values[at::INIT],
+            &mut d_sentence,
+            true,
+        );
         let mut dx = vec![0f32; n * d];
         for (s, row) in steps.order.iter().zip(d_sentence.chunks_exact(d)) {
             for (to, from) in dx[s * d..(s + 1) * d].iter_mut().zip(row) {
@@ -369,6 +476,7 @@ fn repeat(row: &[f32], n: usize) -> Vec<f32> {
 }
 
 #[cfg(test)]
+#[allow(clippy::needless_range_loop, reason = "written as in the paper")]
 mod tests {
     use super::*;
     use laser_encoder::config::{Architecture, Config, MeanConfig, MeanPooling};
@@ -390,7 +498,11 @@ mod tests {
             checks: Vec::new(),
         };
         let mut model = Model::new(config, 7, None, Arithmetic::F32, seed).unwrap();
-        let sizes = DecoderSizes { embedding_size: 3, language_size: 2, hidden_size: 5 };
+        let sizes = DecoderSizes {
+            embedding_size: 3,
+            language_size: 2,
+            hidden_size: 5,
+        };
         let decoder = Decoder::new(&mut model, &sizes, (7, 2), (0, 1), Arithmetic::F32, seed);
         // Larger than at the start of a training, so that differences show.
         for p in &mut model.parameters_mut().list_mut()[decoder.first..] {
@@ -406,14 +518,17 @@ mod tests {
         let sig = |x: f64| 1.0 / (1.0 + (-x).exp());
         let (mut loss, mut count) = (0.0, 0.0);
         for s in 0..targets.sentences.len() {
-            let x: Vec<f64> = x[s * d..(s + 1) * d].iter().map(|v| f64::from(*v)).collect();
+            let x: Vec<f64> = x[s * d..(s + 1) * d]
+                .iter()
+                .map(|v| f64::from(*v))
+                .collect();
             let linear = |w: usize, b: usize, r: usize| -> f64 {
                 (0..d).map(|k| p(w, r * d + k) * x[k]).sum::<f64>() + p(b, r)
             };
-            let mut hidden: Vec<f64> =
-                (0..h).map(|r| linear(at::INIT, at::INIT_BIAS, r)).collect();
-            let mut cell: Vec<f64> =
-                (h..2 * h).map(|r| linear(at::INIT, at::INIT_BIAS, r)).collect();
+            let mut hidden: Vec<f64> = (0..h).map(|r| linear(at::INIT, at::INIT_BIAS, r)).collect();
+            let mut cell: Vec<f64> = (h..2 * h)
+                .map(|r| linear(at::INIT, at::INIT_BIAS, r))
+                .collect();
             let mut token = 0u32;
             for label in targets.sentences.row(s).iter().chain([&1]) {
                 let language = targets.languages[s] as usize;
@@ -425,8 +540,12 @@ mod tests {
                     .map(|r| {
                         let n = e + l;
                         linear(at::SENTENCE, at::BIAS, r)
-                            + (0..n).map(|k| p(at::TOKEN, r * n + k) * input[k]).sum::<f64>()
-                            + (0..h).map(|k| p(at::RECURRENT, r * h + k) * hidden[k]).sum::<f64>()
+                            + (0..n)
+                                .map(|k| p(at::TOKEN, r * n + k) * input[k])
+                                .sum::<f64>()
+                            + (0..h)
+                                .map(|k| p(at::RECURRENT, r * h + k) * hidden[k])
+                                .sum::<f64>()
                     })
                     .collect();
                 for k in 0..h {
@@ -435,7 +554,9 @@ mod tests {
                 }
                 let logits: Vec<f64> = (0..v)
                     .map(|r| {
-                        (0..h).map(|k| p(at::OUTPUT, r * h + k) * hidden[k]).sum::<f64>()
+                        (0..h)
+                            .map(|k| p(at::OUTPUT, r * h + k) * hidden[k])
+                            .sum::<f64>()
                             + p(at::OUTPUT_BIAS, r)
                     })
                     .collect();
@@ -454,7 +575,10 @@ mod tests {
         for row in [&[2u32, 3, 4][..], &[5], &[], &[6, 2]] {
             sentences.push(row);
         }
-        let targets = Targets { sentences: &sentences, languages: &[0, 1, 1, 0] };
+        let targets = Targets {
+            sentences: &sentences,
+            languages: &[0, 1, 1, 0],
+        };
         let mut x = random(16, 1.0, 4, 4);
         for count in [1, 2] {
             let threads = Threads::new(count).unwrap();
@@ -472,7 +596,10 @@ mod tests {
             let h = 2e-3f32;
             let close = |gradient: f32, up: f64, down: f64, step: f32| {
                 let slope = 0.5 * (up - down) / f64::from(step);
-                assert!((f64::from(gradient) - slope).abs() < 1e-4, "{gradient} {slope}");
+                assert!(
+                    (f64::from(gradient) - slope).abs() < 1e-4,
+                    "{gradient} {slope}"
+                );
             };
             for k in 0..x.len() {
                 let value = x[k];

@@ -19,23 +19,26 @@ pub enum Distance {
 }
 
 /// Mean distance over the rows of `x` and `teacher` [rows, width], and its gradient by `x`.
-pub fn transfer(
-    distance: Distance,
-    x: &[f32],
-    teacher: &[f32],
-    width: usize,
-) -> (f64, Vec<f32>) {
+pub fn transfer(distance: Distance, x: &[f32], teacher: &[f32], width: usize) -> (f64, Vec<f32>) {
     let rows = (x.len() / width).max(1) as f32;
     let mut dx = vec![0f32; x.len()];
     let mut loss = 0f64;
-    for ((x, t), d) in
-        x.chunks_exact(width).zip(teacher.chunks_exact(width)).zip(dx.chunks_exact_mut(width))
+    for ((x, t), d) in x
+        .chunks_exact(width)
+        .zip(teacher.chunks_exact(width))
+        .zip(dx.chunks_exact_mut(width))
     {
         match distance {
             Distance::L1 => {
                 for ((d, x), t) in d.iter_mut().zip(x).zip(t) {
                     loss += f64::from((x - t).abs());
-                    *d = if x > t { 1.0 } else if x < t { -1.0 } else { 0.0 } / rows;
+                    *d = if x > t {
+                        1.0
+                    } else if x < t {
+                        -1.0
+                    } else {
+                        0.0
+                    } / rows;
                 }
             }
             Distance::L2 => {
@@ -79,7 +82,11 @@ mod tests {
                 let down = transfer(distance, &x, &teacher, width).0;
                 x[k] = value;
                 let slope = (up - down) / (2.0 * f64::from(h));
-                assert!((f64::from(dx[k]) - slope).abs() < 2e-3, "{distance:?} {} {slope}", dx[k]);
+                assert!(
+                    (f64::from(dx[k]) - slope).abs() < 2e-3,
+                    "{distance:?} {} {slope}",
+                    dx[k]
+                );
             }
             let (same, _) = transfer(distance, &teacher, &teacher, width);
             assert!(same.abs() < 1e-6);

@@ -82,18 +82,33 @@ fn rounded_transpose(from: &[f32], rows: usize, columns: usize, to: &mut Vec<u16
     }
 }
 
-/// `c = [c +] left rightᵀ` with left m×k and right n×k, both rounded already.
-fn multiply((m, n, k): (usize, usize, usize), scratch: &mut Scratch, c: &mut [f32], add: bool) {
-    let Scratch {
-        left,
-        right,
-        packed,
-        result,
-    } = scratch;
-    assert!(
-        left.len() == m * k && right.len() == n * k,
-        "an operand has the wrong size"
-    );
+/// Packs a rounded right operand, n×k, for [`multiply`].
+fn pack((n, k): (usize, usize), right: &[u16], packed: &mut Vec<Aligned>) {
+    assert_eq!(right.len(), n * k, "the right operand has the wrong size");
+    packed.clear();
+    if n == 0 || k == 0 {
+        return;
+    }
+    let bytes = <numkong::bf16 as Dots>::dots_packed_size(n, k);
+    packed.resize(bytes.div_ceil(64), Aligned([0; 64]));
+    // SAFETY: bf16 is a transparent u16; `right` has the size asserted above with rows of 2k bytes,
+    // and `packed` has the size NumKong asks for, zeroed and aligned to a cache line.
+    unsafe {
+        let packed = packed.as_mut_ptr().cast::<u8>();
+        numkong::bf16::dots_pack(right.as_ptr().cast(), n, k, k * 2, packed);
+    }
+}
+
+/// `c = [c +] left rightᵀ` with left m×k, rounded, and right n×k, packed for these n and k.
+fn multiply(
+    (m, n, k): (usize, usize, usize),
+    left: &[u16],
+    packed: &[Aligned],
+    result: &mut Vec<f32>,
+    c: &mut [f32],
+    add: bool,
+) {
+    assert_eq!(left.len(), m * k, "the left operand has the wrong size");
     assert!(c.len() >= m * n, "result is too short");
     if m == 0 || n == 0 {
         return;
@@ -105,23 +120,22 @@ fn multiply((m, n, k): (usize, usize, usize), scratch: &mut Scratch, c: &mut [f3
         return;
     }
     let bytes = <numkong::bf16 as Dots>::dots_packed_size(n, k);
-    packed.clear();
-    packed.resize(bytes.div_ceil(64), Aligned([0; 64]));
+    assert!(
+        packed.len() * 64 >= bytes,
+        "the right operand is packed for another size"
+    );
     let out = if add {
         result.resize(m * n, 0.0);
         &mut result[..]
     } else {
         &mut c[..m * n]
     };
-    // SAFETY: bf16 is a transparent u16; left, right and out have the sizes asserted above, the
-    // strides are the rows' lengths in bytes, and `packed` has the size NumKong asks for, zeroed
-    // and aligned to a cache line.
+    // SAFETY: bf16 is a transparent u16; left and out have the sizes asserted above, with rows of
+    // 2k and 4n bytes, and `packed` was written by `pack` for this n and k.
     unsafe {
-        let packed = packed.as_mut_ptr().cast::<u8>();
-        numkong::bf16::dots_pack(right.as_ptr().cast(), n, k, k * 2, packed);
         numkong::bf16::dots_packed(
             left.as_ptr().cast(),
-            packed,
+            packed.as_ptr().cast::<u8>(),
             out.as_mut_ptr(),
             m,
             n,
@@ -135,12 +149,71 @@ fn multiply((m, n, k): (usize, usize, usize), scratch: &mut Scratch, c: &mut [f3
     }
 }
 
+impl Scratch {
+    /// The product of what lies in `left` and `right`.
+    fn run(&mut self, (m, n, k): (usize, usize, usize), c: &mut [f32], add: bool) {
+        pack((n, k), &self.right, &mut self.packed);
+        multiply(
+            (m, n, k),
+            &self.left,
+            &self.packed,
+            &mut self.result,
+            c,
+            add,
+        );
+    }
+}
+
+/// A right operand that is multiplied several times: rounded and packed once.
+pub struct Packed {
+    data: Vec<Aligned>,
+    n: usize,
+    k: usize,
+}
+
+impl Packed {
+    /// For `a bᵀ` with b n×k.
+    pub fn transposed(n: usize, k: usize, b: &[f32]) -> Self {
+        let mut data = Vec::new();
+        SCRATCH.with_borrow_mut(|s| {
+            rounded(&b[..n * k], &mut s.right);
+            pack((n, k), &s.right, &mut data);
+        });
+        Self { data, n, k }
+    }
+
+    /// For `a b` with b k×n.
+    pub fn plain(k: usize, n: usize, b: &[f32]) -> Self {
+        let mut data = Vec::new();
+        SCRATCH.with_borrow_mut(|s| {
+            rounded_transpose(&b[..k * n], k, n, &mut s.right);
+            pack((n, k), &s.right, &mut data);
+        });
+        Self { data, n, k }
+    }
+
+    /// `c = [c +] a b` or `a bᵀ`: a is m×k, c is m×n.
+    pub fn multiply(&self, m: usize, a: &[f32], c: &mut [f32], add: bool) {
+        SCRATCH.with_borrow_mut(|s| {
+            rounded(&a[..m * self.k], &mut s.left);
+            multiply(
+                (m, self.n, self.k),
+                &s.left,
+                &self.data,
+                &mut s.result,
+                c,
+                add,
+            );
+        });
+    }
+}
+
 /// `c = [c +] a bᵀ`: a is m×k, b is n×k.
 pub fn nt((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
     SCRATCH.with_borrow_mut(|s| {
         rounded(&a[..m * k], &mut s.left);
         rounded(&b[..n * k], &mut s.right);
-        multiply((m, n, k), s, c, add);
+        s.run((m, n, k), c, add);
     });
 }
 
@@ -149,7 +222,7 @@ pub fn nn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32],
     SCRATCH.with_borrow_mut(|s| {
         rounded(&a[..m * k], &mut s.left);
         rounded_transpose(&b[..k * n], k, n, &mut s.right);
-        multiply((m, n, k), s, c, add);
+        s.run((m, n, k), c, add);
     });
 }
 
@@ -158,7 +231,7 @@ pub fn tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32],
     SCRATCH.with_borrow_mut(|s| {
         rounded_transpose(&a[..k * m], k, m, &mut s.left);
         rounded_transpose(&b[..k * n], k, n, &mut s.right);
-        multiply((m, n, k), s, c, add);
+        s.run((m, n, k), c, add);
     });
 }
 

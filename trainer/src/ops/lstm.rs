@@ -218,14 +218,14 @@ pub fn direction_forward(
     );
     let mut cells = vec![0f32; rows * h];
     let mut hidden = vec![0f32; rows * h];
+    let recurrent = arithmetic.right_transposed(4 * h, h, weights.recurrent);
     for t in visits(steps, reverse) {
         let (at, n) = (steps.offsets[t], steps.active(t));
         let (from, known) = before(steps, t, reverse);
         if known > 0 {
-            let sizes = (known, 4 * h, h);
             let state = &hidden[from * h..(from + known) * h];
             let to = &mut gates[at * 4 * h..(at + known) * 4 * h];
-            arithmetic.nt(sizes, state, weights.recurrent, to, true);
+            recurrent.multiply(known, state, to, true);
         }
         for s in 0..n {
             let row = at + s;
@@ -284,6 +284,7 @@ pub fn direction_backward(
     } = saved;
     let mut d_cell = vec![0f32; steps.active(0) * h];
     let mut previous_hidden = vec![0f32; rows * h];
+    let recurrent = arithmetic.right(4 * h, h, weights.recurrent);
     // The visits backwards: the other direction's order.
     for t in visits(steps, !reverse) {
         let (at, n) = (steps.offsets[t], steps.active(t));
@@ -308,7 +309,7 @@ pub fn direction_backward(
                 .copy_from_slice(&hidden[from * h..(from + known) * h]);
             let d_gates = &gates[at * 4 * h..(at + known) * 4 * h];
             let to = &mut d_output[from * h..(from + known) * h];
-            arithmetic.nn((known, h, 4 * h), d_gates, weights.recurrent, to, true);
+            recurrent.multiply(known, d_gates, to, true);
         }
     }
     let [d_weights, d_recurrent, d_bias, d_bias_recurrent] = gradients else {

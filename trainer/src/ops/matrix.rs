@@ -71,6 +71,64 @@ impl Arithmetic {
     }
 }
 
+/// The right operand of several products, prepared once.
+pub enum Right<'a> {
+    /// Elements with the strides of k and of n.
+    F32 {
+        /// Elements.
+        b: &'a [f32],
+        /// Strides of k and of n.
+        strides: (usize, usize),
+        /// Sizes n and k.
+        sizes: (usize, usize),
+    },
+    /// Rounded and packed.
+    Bf16(bf16::Packed),
+}
+
+impl Arithmetic {
+    /// Prepares b, n×k, for `a bᵀ`.
+    pub fn right_transposed(self, n: usize, k: usize, b: &[f32]) -> Right<'_> {
+        match self {
+            Arithmetic::F32 => Right::F32 {
+                b,
+                strides: (1, k),
+                sizes: (n, k),
+            },
+            Arithmetic::Bf16 => Right::Bf16(bf16::Packed::transposed(n, k, b)),
+        }
+    }
+
+    /// Prepares b, k×n, for `a b`.
+    pub fn right(self, k: usize, n: usize, b: &[f32]) -> Right<'_> {
+        match self {
+            Arithmetic::F32 => Right::F32 {
+                b,
+                strides: (n, 1),
+                sizes: (n, k),
+            },
+            Arithmetic::Bf16 => Right::Bf16(bf16::Packed::plain(k, n, b)),
+        }
+    }
+}
+
+impl Right<'_> {
+    /// `c = [c +] a ·` this: a is m×k, c is m×n.
+    pub fn multiply(&self, m: usize, a: &[f32], c: &mut [f32], add: bool) {
+        match self {
+            Right::F32 {
+                b,
+                strides,
+                sizes: (n, k),
+            } => {
+                let b = (*b, strides.0, strides.1);
+                product((m, *n, *k), (a, *k, 1), b, (c, *n), add, 1.0);
+            }
+            Right::Bf16(packed) => packed.multiply(m, a, c, add),
+        }
+    }
+}
+
 fn span(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
     if rows == 0 || columns == 0 {
         0
@@ -155,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_products_agree_with_the_definition() {
+    fn all_products_agree_with_the_definition() {
         let (m, n, k) = (13, 9, 21);
         let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
         let mut expected = vec![0f32; m * n];
@@ -168,10 +226,16 @@ mod tests {
         for (arithmetic, tolerance) in [(Arithmetic::F32, 1e-5), (Arithmetic::Bf16, 2e-2)] {
             for add in [false, true] {
                 let start = if add { 1.0 } else { 0.0 };
-                let mut results = vec![vec![start; m * n]; 3];
+                let mut results = vec![vec![start; m * n]; 5];
                 arithmetic.nt((m, n, k), &a, &b, &mut results[0], add);
                 arithmetic.nn((m, n, k), &a, &bt, &mut results[1], add);
                 arithmetic.tn((m, n, k), &at, &bt, &mut results[2], add);
+                arithmetic
+                    .right_transposed(n, k, &b)
+                    .multiply(m, &a, &mut results[3], add);
+                arithmetic
+                    .right(k, n, &bt)
+                    .multiply(m, &a, &mut results[4], add);
                 for result in results {
                     for (r, e) in result.iter().zip(&expected) {
                         assert!((r - e - start).abs() < tolerance, "{arithmetic:?} {r} {e}");

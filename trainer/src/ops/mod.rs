@@ -2,6 +2,14 @@
 //!
 //! Every operation works on one thread; the callers split batches over threads, so that results
 //! depend on the number of threads alone and not on their timing.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "kernels over several slices vectorise best as plain index loops"
+)]
+#![allow(
+    clippy::excessive_precision,
+    reason = "coefficients stand as published"
+)]
 
 pub mod bf16;
 pub mod dense;

@@ -267,7 +267,10 @@ impl Optimizer {
                 ids: &sparse.ids,
                 gradient,
                 width: gradient.len() / sparse.ids.len(),
-                step: Step { rate: step.rate * factor as f32, ..step },
+                step: Step {
+                    rate: step.rate * factor as f32,
+                    ..step
+                },
                 plain_rate: (rate * factor) as f32,
                 rule: o.embedding_rule,
             };

@@ -133,7 +133,10 @@ pub struct NmtOptions {
 
 impl Default for NmtOptions {
     fn default() -> Self {
-        Self { weight: 1.0, decoder: DecoderSizes::default() }
+        Self {
+            weight: 1.0,
+            decoder: DecoderSizes::default(),
+        }
     }
 }
 
@@ -357,7 +360,8 @@ impl TrainConfig {
                 return fail("the dual objective needs model.normalize = true".into());
             }
             let largest = dual.scale * (1.0 + dual.margin.abs());
-            if !(dual.scale > 0.0 && largest <= LARGEST_LOGIT) {
+            let fits = dual.scale > 0.0 && largest <= LARGEST_LOGIT;
+            if !fits {
                 return fail(format!(
                     "scale must be positive, and scale times (1 + margin) at most {LARGEST_LOGIT}"
                 ));
@@ -367,7 +371,11 @@ impl TrainConfig {
             }
         }
         if let Some(nmt) = &objectives.nmt {
-            let DecoderSizes { embedding_size, language_size, hidden_size } = nmt.decoder;
+            let DecoderSizes {
+                embedding_size,
+                language_size,
+                hidden_size,
+            } = nmt.decoder;
             if [embedding_size, language_size, hidden_size].contains(&0) {
                 return fail("every size of the decoder must be at least 1".into());
             }
@@ -382,8 +390,11 @@ impl TrainConfig {
             }
         }
         let o = &self.optimizer;
-        let positive =
-            [o.learning_rate, o.embedding_rate_factor, o.token_weight_rate_factor];
+        let positive = [
+            o.learning_rate,
+            o.embedding_rate_factor,
+            o.token_weight_rate_factor,
+        ];
         if positive.iter().any(|x| !(x.is_finite() && *x >= 0.0)) {
             return fail("learning rates must be numbers of at least 0".into());
         }
@@ -399,7 +410,8 @@ impl TrainConfig {
         if self.run.accumulate == 0 || self.run.log_steps == 0 {
             return fail("run.accumulate and run.log_steps must be at least 1".into());
         }
-        if self.run.steps == 0 && !(self.run.max_minutes > 0.0) {
+        let timed = self.run.max_minutes > 0.0;
+        if self.run.steps == 0 && !timed {
             return fail("set run.steps or run.max_minutes".into());
         }
         Ok(())

@@ -71,7 +71,10 @@ impl Dev {
                     }
                     own.push(candidate);
                 } else {
-                    others.entry(row.language).or_default().push((key, row.text));
+                    others
+                        .entry(row.language)
+                        .or_default()
+                        .push((key, row.text));
                 }
             }
             right.push(own);
@@ -102,7 +105,15 @@ impl Dev {
                 sentences.push(&ids[..ids.len().min(max_tokens)]);
             }
         }
-        Ok(Self { name, weight: set.weight, sentences, candidates, keys, right, languages })
+        Ok(Self {
+            name,
+            weight: set.weight,
+            sentences,
+            candidates,
+            keys,
+            right,
+            languages,
+        })
     }
 
     /// Number of sentences beside the candidates.

@@ -178,14 +178,26 @@ fn prepare(
         None => None,
     };
     let teacher = match &config.objective.transfer {
-        Some(options) => {
-            Some(Teacher::load(&options.teacher, &config.tokenizer, threads.count(), &model)?)
-        }
+        Some(options) => Some(Teacher::load(
+            &options.teacher,
+            &config.tokenizer,
+            threads.count(),
+            &model,
+        )?),
         None => None,
     };
     let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
     let pending = Default::default();
-    Ok(Stepper { model, optimizer, sampler, pending, threads, scale, decoder, teacher })
+    Ok(Stepper {
+        model,
+        optimizer,
+        sampler,
+        pending,
+        threads,
+        scale,
+        decoder,
+        teacher,
+    })
 }
 
 /// Scales new embeddings and sets token weights by frequency, where the configuration says so.

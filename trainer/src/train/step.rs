@@ -261,7 +261,10 @@ impl Stepper {
         let limit = config.sampling.max_tokens;
         let pairs = batch.pairs.len();
         let targets = corpus.gather(batch.pairs.iter().map(|p| p.1), limit);
-        let both = objectives.transfer.as_ref().is_some_and(|t| t.sides == Sides::Both);
+        let both = objectives
+            .transfer
+            .as_ref()
+            .is_some_and(|t| t.sides == Sides::Both);
         let mut sentences = corpus.gather(batch.pairs.iter().map(|p| p.0), limit);
         let tokens = (sentences.ids.len() + targets.ids.len()) as u64;
         if objectives.dual.is_some() || both {
@@ -285,12 +288,16 @@ impl Stepper {
             0 => count,
             n => n.min(count),
         };
-        let chunks: Vec<_> =
-            (0..count).step_by(chunk.max(1)).map(|a| a..count.min(a + chunk)).collect();
+        let chunks: Vec<_> = (0..count)
+            .step_by(chunk.max(1))
+            .map(|a| a..count.min(a + chunk))
+            .collect();
         let mut z = Vec::with_capacity(count * self.model.dimensions());
         let mut saved = None;
         for range in chunks.iter().cloned() {
-            let (x, s) = self.model.forward(&self.threads, &sentences, range, regularization);
+            let (x, s) = self
+                .model
+                .forward(&self.threads, &sentences, range, regularization);
             z.extend_from_slice(&x);
             saved = (chunks.len() == 1).then_some(s);
         }
@@ -298,12 +305,15 @@ impl Stepper {
         let mut loss = 0.0;
         let share = 1.0 / config.run.accumulate as f32;
         if let Some(dual) = &objectives.dual {
-            loss += f64::from(dual.weight)
-                * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
+            loss +=
+                f64::from(dual.weight) * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
         }
         if let (Some(nmt), Some(decoder)) = (&objectives.nmt, &self.decoder) {
-            let languages: Vec<u32> =
-                batch.pairs.iter().map(|p| u32::from(corpus.language(p.1))).collect();
+            let languages: Vec<u32> = batch
+                .pairs
+                .iter()
+                .map(|p| u32::from(corpus.language(p.1)))
+                .collect();
             let noise = Noise {
                 input: config.dropout.embedding,
                 output: config.dropout.hidden,
@@ -314,7 +324,10 @@ impl Stepper {
                 &self.threads,
                 &self.model,
                 &z[..end],
-                Targets { sentences: &targets, languages: &languages },
+                Targets {
+                    sentences: &targets,
+                    languages: &languages,
+                },
                 (share * nmt.weight, noise),
                 dense,
             );
@@ -330,8 +343,7 @@ impl Stepper {
             let sides = if options.sides == Sides::Both { 2 } else { 1 };
             for side in 0..sides {
                 let part = side * pairs * width..(side + 1) * pairs * width;
-                let (value, mut dx) =
-                    transfer(options.distance, &z[part.clone()], &wanted, width);
+                let (value, mut dx) = transfer(options.distance, &z[part.clone()], &wanted, width);
                 let weight = options.weight / sides as f32;
                 loss += f64::from(weight) * value;
                 scale(share * weight, &mut dx);
@@ -346,13 +358,17 @@ impl Stepper {
                 occurrences.push(shard.embeddings);
             }
         };
-        let backward =
-            |saved| self.model.backward(&self.threads, &sentences, saved, &dz, regularization);
+        let backward = |saved| {
+            self.model
+                .backward(&self.threads, &sentences, saved, &dz, regularization)
+        };
         match saved {
             Some(saved) => add_shards(backward(saved)),
             None => {
                 for range in chunks {
-                    let again = self.model.forward(&self.threads, &sentences, range, regularization);
+                    let again =
+                        self.model
+                            .forward(&self.threads, &sentences, range, regularization);
                     add_shards(backward(again.1));
                 }
             }

@@ -52,7 +52,11 @@ impl Teacher {
         let append = matches!(&encoder.config().encoder, Architecture::Bilstm(c) if c.append_eos);
         let eos = append.then(|| inner.token_to_id("</s>")).flatten();
         let foreign = (bytes(&own)? != student_json).then_some(inner);
-        Ok(Self { encoder, foreign, eos })
+        Ok(Self {
+            encoder,
+            foreign,
+            eos,
+        })
     }
 
     /// Embeddings [sentences, D] of the student's token ids. A teacher with another tokenizer
@@ -66,7 +70,13 @@ impl Teacher {
             None => {
                 let limit = self.encoder.config().max_tokens - usize::from(self.eos.is_some());
                 let ids: Vec<Vec<u32>> = rows
-                    .map(|r| r[..r.len().min(limit)].iter().copied().chain(self.eos).collect())
+                    .map(|r| {
+                        r[..r.len().min(limit)]
+                            .iter()
+                            .copied()
+                            .chain(self.eos)
+                            .collect()
+                    })
                     .collect();
                 self.encoder.encode_ids(&ids)?
             }

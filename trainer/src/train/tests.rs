@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use super::config::{NmtOptions, Sides, TrainConfig, TransferOptions};
 use super::{Options, Summary, TrainError, run};
+use crate::data::pack::{PackWriter, PackedSentence};
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;
-use crate::data::pack::{PackWriter, PackedSentence};
 
 const WORDS: u32 = 40;
 
@@ -30,8 +30,11 @@ impl World {
             .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")))
             .chain(["<unk>".to_string(), "</s>".to_string()])
             .collect();
-        let vocabulary: Vec<String> =
-            words.iter().enumerate().map(|(i, w)| format!("\"{w}\":{i}")).collect();
+        let vocabulary: Vec<String> = words
+            .iter()
+            .enumerate()
+            .map(|(i, w)| format!("\"{w}\":{i}"))
+            .collect();
         let json = format!(
             r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
                "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
@@ -48,10 +51,14 @@ impl World {
         let mut dev = String::new();
         for key in 0..400u64 {
             let length = 2 + dice(key) % 5;
-            let ids: Vec<u32> =
-                (0..length).map(|i| (dice(key << 8 | i) % u64::from(WORDS)) as u32).collect();
+            let ids: Vec<u32> = (0..length)
+                .map(|i| (dice(key << 8 | i) % u64::from(WORDS)) as u32)
+                .collect();
             let text = |l: &str| {
-                ids.iter().map(|i| format!("{l}{i}")).collect::<Vec<_>>().join(" ")
+                ids.iter()
+                    .map(|i| format!("{l}{i}"))
+                    .collect::<Vec<_>>()
+                    .join(" ")
             };
             let (a, b) = (text("a"), text("b"));
             if key < 40 {
@@ -60,8 +67,16 @@ impl World {
             }
             let shifted: Vec<u32> = ids.iter().map(|i| i + WORDS).collect();
             let group = [
-                PackedSentence { language: "xx", text: &a, ids: &ids },
-                PackedSentence { language: "en", text: &b, ids: &shifted },
+                PackedSentence {
+                    language: "xx",
+                    text: &a,
+                    ids: &ids,
+                },
+                PackedSentence {
+                    language: "en",
+                    text: &b,
+                    ids: &shifted,
+                },
             ];
             writer.push("made", &format!("{key}"), &group).unwrap();
         }
@@ -113,13 +128,15 @@ impl World {
     }
 }
 
-pub(crate) const MEAN: &str =
-    r#"architecture = "mean", embedding_size = 16, pooling = "weighted""#;
+pub(crate) const MEAN: &str = r#"architecture = "mean", embedding_size = 16, pooling = "weighted""#;
 const BILSTM: &str = r#"architecture = "bilstm", embedding_size = 12, hidden_size = 10, layers = 2,
     pooling = "max", append_eos = true"#;
 
 fn quiet() -> Options {
-    Options { quiet: true, ..Options::default() }
+    Options {
+        quiet: true,
+        ..Options::default()
+    }
 }
 
 fn tensors(folder: &Path) -> Vec<u8> {
@@ -137,13 +154,21 @@ fn a_mean_model_learns_the_language() {
     let summary = one(&config);
     let (accuracy, _) = summary.best.unwrap();
     assert!(accuracy > 0.9, "{accuracy}");
-    for name in ["best/config.json", "best/tokenizer.json", "last/model.safetensors"] {
+    for name in [
+        "best/config.json",
+        "best/tokenizer.json",
+        "last/model.safetensors",
+    ] {
         assert!(config.output.join(name).is_file(), "{name}");
     }
     let log = std::fs::read_to_string(config.output.join("train.csv")).unwrap();
     assert_eq!(log.lines().count(), 16);
     let dev = std::fs::read_to_string(config.output.join("dev.csv")).unwrap();
-    assert!(dev.lines().any(|l| l.starts_with("60,") && l.contains(",dev,xx,")), "{dev}");
+    assert!(
+        dev.lines()
+            .any(|l| l.starts_with("60,") && l.contains(",dev,xx,")),
+        "{dev}"
+    );
 }
 
 #[test]
@@ -161,7 +186,11 @@ fn a_run_is_repeated_exactly_and_resumes_exactly() {
         assert_eq!(tensors(&config.output), expected);
         config.output = world.path(&format!("{name}-parts"));
         for (updates, step) in [(Some(5), 5), (Some(4), 9), (None, 14)] {
-            let options = Options { resume: true, updates, ..quiet() };
+            let options = Options {
+                resume: true,
+                updates,
+                ..quiet()
+            };
             assert_eq!(run(&config, &options).unwrap().step, step);
         }
         assert_eq!(tensors(&config.output), expected);
@@ -176,16 +205,38 @@ fn a_run_is_repeated_exactly_and_resumes_exactly() {
 fn an_interrupted_run_saves_a_checkpoint_and_goes_on() {
     let world = World::new();
     let mut config = world.config("stopped", MEAN, 8);
-    let options =
-        Options { resume: true, stop: Some(Arc::new(AtomicBool::new(true))), ..quiet() };
+    let options = Options {
+        resume: true,
+        stop: Some(Arc::new(AtomicBool::new(true))),
+        ..quiet()
+    };
     let summary = run(&config, &options).unwrap();
     assert!(summary.interrupted);
     assert_eq!(summary.step, 0);
     assert!(config.output.join(super::checkpoint::FILE).is_file());
-    assert!(run(&config, &Options { stop: None, ..options.clone() }).unwrap().best.is_some());
+    assert!(
+        run(
+            &config,
+            &Options {
+                stop: None,
+                ..options.clone()
+            }
+        )
+        .unwrap()
+        .best
+        .is_some()
+    );
     // Another model does not fit the checkpoint.
     config = world.config("stopped", &MEAN.replace("16", "20"), 8);
-    let error = run(&config, &Options { stop: None, ..options }).unwrap_err().to_string();
+    let error = run(
+        &config,
+        &Options {
+            stop: None,
+            ..options
+        },
+    )
+    .unwrap_err()
+    .to_string();
     assert!(error.contains("embed_tokens.weight"), "{error}");
 }
 
@@ -221,7 +272,12 @@ fn a_loss_that_is_no_number_is_an_error_with_step_and_rate() {
     config.optimizer.learning_rate = 1e40;
     config.optimizer.clip_norm = 0.0;
     match run(&config, &quiet()) {
-        Err(TrainError::Diverged { what: "loss", step: 1.., rate, .. }) => assert!(rate > 1e37),
+        Err(TrainError::Diverged {
+            what: "loss",
+            step: 1..,
+            rate,
+            ..
+        }) => assert!(rate > 1e37),
         other => panic!("{other:?}"),
     }
 }
@@ -250,20 +306,41 @@ fn translation_and_transfer_teach_as_well() {
     nmt.objective.dual.as_mut().unwrap().weight = 0.1;
     nmt.objective.nmt = Some(NmtOptions {
         weight: 1.0,
-        decoder: DecoderSizes { embedding_size: 8, language_size: 2, hidden_size: 24 },
+        decoder: DecoderSizes {
+            embedding_size: 8,
+            language_size: 2,
+            hidden_size: 24,
+        },
     });
     nmt.run.log_steps = 1;
     one(&nmt);
     let log = std::fs::read_to_string(nmt.output.join("train.csv")).unwrap();
-    let losses: Vec<f64> =
-        log.lines().skip(1).map(|l| l.split(',').nth(5).unwrap().parse().unwrap()).collect();
+    let losses: Vec<f64> = log
+        .lines()
+        .skip(1)
+        .map(|l| l.split(',').nth(5).unwrap().parse().unwrap())
+        .collect();
     assert!(losses[59] < losses[0] - 1.0, "{losses:?}");
     assert!(!tensors(&nmt.output).windows(8).any(|w| w == b"decoder."));
     // The decoder is part of the checkpoint: a run in two parts ends in the same loss.
     let whole = losses[59];
     nmt.output = world.path("nmt-parts");
-    let options = Options { updates: Some(30), ..quiet() };
+    let options = Options {
+        updates: Some(30),
+        ..quiet()
+    };
     run(&nmt, &options).unwrap();
-    let second = run(&nmt, &Options { resume: true, ..quiet() }).unwrap();
-    assert!((second.loss - whole).abs() < 1e-4, "{} {whole}", second.loss);
+    let second = run(
+        &nmt,
+        &Options {
+            resume: true,
+            ..quiet()
+        },
+    )
+    .unwrap();
+    assert!(
+        (second.loss - whole).abs() < 1e-4,
+        "{} {whole}",
+        second.loss
+    );
 }
