@@ -39,6 +39,8 @@ const WINDOW: usize = 4;
 const ATTEMPTS: u32 = 3;
 /// Starts in a row that failed, after which a call does not wait any longer.
 const HOPELESS: u32 = 4;
+/// How long a connection is used again without a look at it.
+const TRUSTED: Duration = Duration::from_millis(100);
 /// How long a session that starts a worker keeps others from starting one as well.
 const STARTER_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -307,10 +309,13 @@ fn take_connection() -> Option<Connection> {
         .lock()
         .unwrap_or_else(|e| e.into_inner())
         .take()?;
-    kept.is_alive().then_some(kept)
+    // One that was used a moment ago is not looked at: if the encoder has died since, the request
+    // is sent again, as if it had died under it.
+    (kept.used.elapsed() < TRUSTED || kept.is_alive()).then_some(kept)
 }
 
-fn keep_connection(connection: Connection) {
+fn keep_connection(mut connection: Connection) {
+    connection.used = Instant::now();
     *CONNECTION.lock().unwrap_or_else(|e| e.into_inner()) = Some(connection);
 }
 
@@ -397,7 +402,7 @@ fn connect() -> Result<Connection, CallError> {
 }
 
 /// Waits for the latch, the socket (if there is one) and the time in milliseconds (if there is
-/// one), and handles interrupts: this is where a cancel raises its error.
+/// one), and handles interrupts: a cancel raises its error here.
 fn wait(socket: Option<&UnixStream>, events: u32, timeout: Option<u64>) {
     let mut wake = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
     let mut fd = -1;
@@ -432,12 +437,27 @@ struct Connection {
     sent: usize,
     next_id: u64,
     scratch: Vec<u8>,
+    /// End of the last call.
+    used: Instant,
+    /// The latch, the postmaster and the socket's input; null until the first wait. Setting it up
+    /// for every wait would cost more system calls than the rest of a short call.
+    events: *mut pg_sys::WaitEventSet,
 }
+
+// SAFETY: the pointer is only used by the main thread; the connection is in a static variable,
+// which asks for the promise, and in nobody else's hands.
+unsafe impl Send for Connection {}
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: pairs with AcquireExternalFD() in open(); only decrements a counter.
-        unsafe { pg_sys::ReleaseExternalFD() };
+        // SAFETY: the set, if there is one, belongs to this connection; ReleaseExternalFD() pairs
+        // with AcquireExternalFD() in open(). Neither raises errors.
+        unsafe {
+            if !self.events.is_null() {
+                pg_sys::FreeWaitEventSet(self.events);
+            }
+            pg_sys::ReleaseExternalFD();
+        }
     }
 }
 
@@ -456,6 +476,8 @@ impl Connection {
                 sent: 0,
                 next_id: 1,
                 scratch: vec![0; 1 << 16],
+                used: Instant::now(),
+                events: std::ptr::null_mut(),
             })),
             Err(e) => {
                 // SAFETY: the descriptor counted above does not exist.
@@ -553,13 +575,46 @@ impl Connection {
             // Rounded up, so that the deadline has passed when the wait ends.
             d.saturating_duration_since(Instant::now()).as_millis() as u64 + 1
         });
-        let mut events = pg_sys::WL_SOCKET_READABLE;
-        if !self.output.is_empty() {
-            events |= pg_sys::WL_SOCKET_WRITEABLE;
+        if self.output.is_empty() {
+            self.wait_for_input(timeout);
+        } else {
+            let events = pg_sys::WL_SOCKET_READABLE | pg_sys::WL_SOCKET_WRITEABLE;
+            wait(Some(&self.stream), events, timeout);
         }
-        wait(Some(&self.stream), events, timeout);
         self.fill()?;
         self.parse()
+    }
+
+    /// As [`wait`], for input on the socket alone.
+    fn wait_for_input(&mut self, timeout: Option<u64>) {
+        // SAFETY: the set is made once, with the process's latch and the connection's socket, which
+        // both outlive it. Room for one event is enough: what else has happened is still there at
+        // the next wait.
+        unsafe {
+            if self.events.is_null() {
+                #[cfg(any(feature = "pg17", feature = "pg18"))]
+                let set = pg_sys::CreateWaitEventSet(std::ptr::null_mut(), 3);
+                #[cfg(not(any(feature = "pg17", feature = "pg18")))]
+                let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
+                self.events = set;
+                let none = std::ptr::null_mut();
+                let latch = pg_sys::MyLatch;
+                pg_sys::AddWaitEventToSet(set, pg_sys::WL_LATCH_SET, -1, latch, none);
+                let ends = pg_sys::WL_EXIT_ON_PM_DEATH;
+                pg_sys::AddWaitEventToSet(set, ends, -1, std::ptr::null_mut(), none);
+                let fd = self.stream.as_raw_fd();
+                let input = pg_sys::WL_SOCKET_READABLE;
+                pg_sys::AddWaitEventToSet(set, input, fd, std::ptr::null_mut(), none);
+            }
+            let mut event: pg_sys::WaitEvent = std::mem::zeroed();
+            let timeout = timeout.map_or(-1, |t| t as std::ffi::c_long);
+            let wait_event = pg_sys::PG_WAIT_EXTENSION;
+            let n = pg_sys::WaitEventSetWait(self.events, timeout, &mut event, 1, wait_event);
+            if n > 0 && event.events & pg_sys::WL_LATCH_SET != 0 {
+                pg_sys::ResetLatch(pg_sys::MyLatch);
+            }
+        }
+        check_for_interrupts!();
     }
 
     fn parse(&mut self) -> Result<Option<Reply>, Trouble> {
