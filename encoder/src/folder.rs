@@ -487,7 +487,7 @@ pub fn write_parts(
 ) -> Result<(), EncoderError> {
     config.validate()?;
     std::fs::create_dir_all(folder).map_err(|e| EncoderError::io(folder, e))?;
-    let tensors = tensors.iter().map(|(name, t)| (name, t));
+    let tensors = tensors.iter();
     replace(&folder.join(WEIGHTS), |path| {
         safetensors::serialize_to_file(tensors, None, path).map_err(|e| match e {
             safetensors::SafeTensorError::IoError(e) => e,

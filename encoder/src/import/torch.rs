@@ -293,7 +293,8 @@ impl Checkpoint {
         let last = shape.iter().zip(&strides).try_fold(offset, |n, (&d, &s)| {
             n.checked_add(d.saturating_sub(1).checked_mul(s)?)
         });
-        if count > 0 && !last.is_some_and(|last| last < available) || count > available {
+        let outside = last.is_none_or(|last| last >= available);
+        if count > 0 && outside || count > available {
             return Err(format!(
                 "shape {shape:?} does not fit its storage of {available} elements"
             ));

@@ -55,7 +55,7 @@ pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
     let width = columns / 4;
     let depth = recurrent.depth();
     assert!(
-        columns % (4 * UNITS) == 0 && depth <= width,
+        columns.is_multiple_of(4 * UNITS) && depth <= width,
         "interleaved weights"
     );
     assert!(s.input.len() >= rows * columns, "input");
@@ -134,7 +134,7 @@ pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
 /// If a slice is too short.
 pub fn gates(isa: Isa, rows: usize, columns: usize, s: Step<'_>) {
     let width = columns / 4;
-    assert!(columns % (4 * UNITS) == 0, "interleaved sums");
+    assert!(columns.is_multiple_of(4 * UNITS), "interleaved sums");
     assert!(s.input.len() >= rows * columns, "input");
     assert!(
         s.cell.len() >= rows * width && s.state.len() >= rows * width,

@@ -66,7 +66,7 @@ pub struct PageHeader {
     pub len: u32,
 }
 
-const _: () = assert!(HEADER == 24 && HEADER % 8 == 0 && BODY % 8 == 0);
+const _: () = assert!(HEADER == 24 && HEADER.is_multiple_of(8) && BODY.is_multiple_of(8));
 
 /// The header of a page.
 pub fn header(body: &[u8]) -> PageHeader {

@@ -233,8 +233,8 @@ proptest! {
                 .map(|(_, at)| at)
                 .collect()
         };
-        let (before, stays, comes, after): (fn(u8) -> bool, fn(u8) -> bool, fn(u8) -> bool, fn(u8) -> bool) =
-            (|f| f != 1, |f| f >= 2, |f| f == 1, |f| f != 0);
+        let [before, stays, comes, after]: [fn(u8) -> bool; 4] =
+            [|f| f != 1, |f| f >= 2, |f| f == 1, |f| f != 0];
         let search = |x: &[f32], y: &[f32]| {
             let (forward, backward) = knn::both(x, y, dimensions, k, &options()).unwrap();
             Neighbourhoods { forward, backward }

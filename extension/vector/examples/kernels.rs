@@ -47,10 +47,10 @@ fn main() {
     });
     time("f32 dot, numkong", |i| dot_numkong(&f[0], &f[i]));
     time("f32 l2, numkong", |i| {
-        <f32 as Euclidean>::sqeuclidean(&f[0], &f[i]).unwrap() as f64
+        <f32 as Euclidean>::sqeuclidean(&f[0], &f[i]).unwrap()
     });
     time("f32 cosine, numkong", |i| {
-        <f32 as Angular>::angular(&f[0], &f[i]).unwrap() as f64
+        <f32 as Angular>::angular(&f[0], &f[i]).unwrap()
     });
     let h = rows::<f16>();
     let n: Vec<Vec<numkong::f16>> = h
