@@ -10,7 +10,7 @@
         bench-trainer lint fmt clean help
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q;s/^# //p' Makefile
 
 deps:
 	@scripts/deps.sh
@@ -21,7 +21,7 @@ build: deps
 demo: build
 	@scripts/demo.sh
 
-# SQL is handed over unexpanded, so that $$1 or $$$$ … $$$$ in it reach the server as typed.
+# SQL is handed over unexpanded, so that $1 or $$ in it reach the server as typed.
 psql: override export SQL := $(value SQL)
 psql:
 	@scripts/psql.sh
