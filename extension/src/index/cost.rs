@@ -121,6 +121,7 @@ impl Shape {
 
 /// `amcostestimate`
 #[pgrx::pg_guard]
+#[allow(clippy::too_many_arguments)] // the signature is the server's
 pub unsafe extern "C-unwind" fn estimate(
     root: *mut pg_sys::PlannerInfo,
     path: *mut pg_sys::IndexPath,

@@ -507,8 +507,11 @@ fn laser_mine_update(
     TableIterator::new(rows)
 }
 
+/// Ids of neighbours and their cosines.
+type StoredList = (Vec<i64>, Vec<f64>);
+
 /// The ids and the lists of neighbours of one side of a table, as ids.
-fn stored(table: &Table<'_>, side: Side) -> (Vec<i64>, Vec<(Vec<i64>, Vec<f64>)>) {
+fn stored(table: &Table<'_>, side: Side) -> (Vec<i64>, Vec<StoredList>) {
     let (mut ids, mut lists) = (Vec::new(), Vec::new());
     table.read(
         side,

@@ -25,7 +25,7 @@ sql_functions! {
 
 /// Offset of the numbers of a one-dimensional array without nulls.
 const HEADER: usize = 24;
-const _: () = assert!(size_of::<pg_sys::ArrayType>() + 8 <= HEADER && HEADER % 8 == 0);
+const _: () = assert!(size_of::<pg_sys::ArrayType>() + 8 <= HEADER && HEADER.is_multiple_of(8));
 
 /// A transition state.
 struct State {

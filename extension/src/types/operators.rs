@@ -223,8 +223,8 @@ fn hashed<E: Element, R>(call: &Call, function: impl FnOnce(*const u8, i32) -> R
 }
 
 fn hash<E: Element>(call: &Call) -> Datum {
-    // SAFETY: hashed() passes bytes and their number.
     hashed::<E, _>(call, |bytes, length| {
+        // SAFETY: hashed() passes bytes and their number.
         Datum::from(unsafe { hash_bytes(bytes, length) })
     })
 }
