@@ -23,6 +23,7 @@ pub mod import;
 pub mod kernels;
 mod text;
 mod tokenize;
+mod words;
 
 pub use config::Config;
 pub use encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};

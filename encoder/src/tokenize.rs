@@ -7,6 +7,7 @@ use tokenizers::PostProcessor;
 
 use crate::config::{Architecture, Config};
 use crate::text::Preparation;
+use crate::words::{Words, is_local};
 use crate::{EncoderError, folder};
 
 /// Bytes of text read for each token of the limit; what lies beyond cannot matter except in texts
@@ -25,6 +26,8 @@ pub struct Tokenized {
 /// Text preparation, tokenizer and length limit of one model.
 pub(crate) struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// For tokenizers that treat words independently.
+    words: Option<Words>,
     preparation: Preparation,
     /// Tokens of the text itself at most.
     limit: usize,
@@ -81,6 +84,7 @@ impl Tokenizer {
             })?;
         let preparation = Preparation::new(&config.text)?;
         Ok(Self {
+            words: is_local(&inner).then(Words::new),
             inner,
             preparation,
             limit,
@@ -105,10 +109,9 @@ impl Tokenizer {
             (text, false)
         };
         let prepared = self.preparation.apply(text);
-        let (encoding, truncated) = catch_unwind(AssertUnwindSafe(|| self.pieces(&prepared)))
+        let (mut ids, truncated) = catch_unwind(AssertUnwindSafe(|| self.pieces(&prepared)))
             .map_err(|_| EncoderError::Tokenizer("the tokenizer failed on this text".into()))?
             .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
-        let mut ids = encoding.get_ids().to_vec();
         ids.extend(self.eos);
         if ids.is_empty() {
             ids.extend(self.empty);
@@ -120,7 +123,18 @@ impl Tokenizer {
     }
 
     /// The text's tokens, cut at the limit, then special tokens around them.
-    fn pieces(&self, text: &str) -> tokenizers::Result<(tokenizers::Encoding, bool)> {
+    fn pieces(&self, text: &str) -> tokenizers::Result<(Vec<u32>, bool)> {
+        if let Some(words) = &self.words {
+            let mut ids = Vec::with_capacity(32);
+            for word in text.split(' ').filter(|word| !word.is_empty()) {
+                words.append(&self.inner, word, &mut ids)?;
+                if ids.len() > self.limit {
+                    ids.truncate(self.limit);
+                    return Ok((ids, true));
+                }
+            }
+            return Ok((ids, false));
+        }
         let mut encoding = self.inner.encode_fast(text, false)?;
         let truncated = encoding.len() > self.limit;
         if truncated {
@@ -129,6 +143,6 @@ impl Tokenizer {
         if self.special {
             encoding = self.inner.post_process(encoding, None, true)?;
         }
-        Ok((encoding, truncated))
+        Ok((encoding.get_ids().to_vec(), truncated))
     }
 }

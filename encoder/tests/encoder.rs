@@ -374,7 +374,7 @@ fn tables_in_every_type_agree() {
     let full = tensors["embed_tokens.weight"].clone();
     let (int8, scale) = full.to_i8();
     let dir = TempDir::new().unwrap();
-    let mut embed = |table: Tensor, tensors: &mut Tensors| {
+    let embed = |table: Tensor, tensors: &mut Tensors| {
         tensors.insert("embed_tokens.weight".into(), table);
         folder::write(dir.path(), &config, &tokenizer(), tensors).unwrap();
         load(dir.path(), Precision::Auto, 1)

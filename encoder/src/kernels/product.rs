@@ -58,6 +58,7 @@ impl Weights {
     }
 
     /// As [`gemm::matmul`].
+    #[allow(clippy::too_many_arguments)]
     pub fn matmul(
         &self,
         isa: Isa,

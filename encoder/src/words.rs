@@ -1,0 +1,224 @@
+//! Tokenisation word by word, through a cache.
+//!
+//! Most of a tokenizer's time goes into normalising and splitting words it has seen before. Where
+//! every step of a tokenizer treats the words between spaces independently of each other
+//! ([`is_local`]), the tokens of a text are those of its words, and those of a word can be
+//! remembered.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::RwLock;
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+/// Longest word that is remembered, in bytes.
+const MAX_BYTES: usize = 64;
+
+/// Parts of the cache, so that threads seldom wait for each other.
+const SHARDS: usize = 64;
+
+/// Words of a part; a full part is emptied. All in all some 10 MB.
+const SHARD_WORDS: usize = 2048;
+
+type Shard = RwLock<HashMap<Box<str>, Box<[u32]>>>;
+
+/// Token ids of words.
+pub(crate) struct Words {
+    hasher: RandomState,
+    shards: Vec<Shard>,
+}
+
+impl Words {
+    pub fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+        }
+    }
+
+    /// Appends the ids of `word` to `ids`.
+    pub fn append(
+        &self,
+        tokenizer: &Tokenizer,
+        word: &str,
+        ids: &mut Vec<u32>,
+    ) -> tokenizers::Result<()> {
+        if word.len() > MAX_BYTES {
+            ids.extend_from_slice(tokenizer.encode_fast(word, false)?.get_ids());
+            return Ok(());
+        }
+        let shard = &self.shards[self.hasher.hash_one(word) as usize % SHARDS];
+        // A thread that panicked while it held the lock has left a valid map.
+        if let Some(known) = shard.read().unwrap_or_else(|e| e.into_inner()).get(word) {
+            ids.extend_from_slice(known);
+            return Ok(());
+        }
+        let encoding = tokenizer.encode_fast(word, false)?;
+        ids.extend_from_slice(encoding.get_ids());
+        let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
+        if shard.len() >= SHARD_WORDS {
+            shard.clear();
+        }
+        shard.insert(word.into(), encoding.get_ids().into());
+        Ok(())
+    }
+}
+
+/// Whether the tokens of a text are those of its parts between spaces (U+0020), one after the
+/// other. A space is a starter that composes with nothing, so Unicode normalisation is such a step;
+/// so is whatever looks at one character at a time, and everything behind a split at white space
+/// that does not ask for a part's place in the text.
+pub(crate) fn is_local(tokenizer: &Tokenizer) -> bool {
+    let json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Bool(false));
+    let added = tokenizer.get_added_tokens_decoder();
+    tokenizer.get_post_processor().is_none()
+        && !added.values().any(|token| {
+            token.lstrip || token.rstrip || token.content.contains(char::is_whitespace)
+        })
+        && local_normalizer(&json(serde_json::to_value(tokenizer.get_normalizer())))
+        && local_pre_tokenizer(&json(serde_json::to_value(tokenizer.get_pre_tokenizer())))
+}
+
+fn kind(value: &Value) -> &str {
+    value.get("type").and_then(Value::as_str).unwrap_or("")
+}
+
+fn items<'v>(value: &'v Value, key: &str) -> &'v [Value] {
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+fn local_normalizer(value: &Value) -> bool {
+    match kind(value) {
+        "Sequence" => items(value, "normalizers").iter().all(local_normalizer),
+        "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" | "StripAccents" | "BertNormalizer" => true,
+        _ => value.is_null(),
+    }
+}
+
+fn local_pre_tokenizer(value: &Value) -> bool {
+    let splits = |v: &Value| {
+        matches!(
+            kind(v),
+            "WhitespaceSplit" | "Whitespace" | "BertPreTokenizer"
+        )
+    };
+    let behind = |v: &Value| match kind(v) {
+        "Punctuation" | "UnicodeScripts" | "Digits" => true,
+        "Metaspace" => {
+            matches!(
+                v.get("prepend_scheme").and_then(Value::as_str),
+                Some("always" | "never")
+            )
+        }
+        _ => splits(v),
+    };
+    match (kind(value), items(value, "pretokenizers")) {
+        ("Sequence", [first, rest @ ..]) => splits(first) && rest.iter().all(behind),
+        _ => splits(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A tokenizer with every step that counts as local and a BPE model with byte fallback.
+    fn tokenizer() -> Tokenizer {
+        let mut vocabulary = serde_json::Map::new();
+        let mut put = |token: String| {
+            let id = vocabulary.len();
+            vocabulary.entry(token).or_insert_with(|| id.into());
+        };
+        for token in ["<pad>", "<unk>", "<s>", "</s>"] {
+            put(token.into());
+        }
+        for byte in 0..=255 {
+            put(format!("<0x{byte:02X}>"));
+        }
+        for token in [
+            "\u{2581}",
+            "a",
+            "b",
+            "c",
+            "é",
+            "ü",
+            ".",
+            ",",
+            "ab",
+            "\u{2581}ab",
+            "ss",
+        ] {
+            put(token.into());
+        }
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": [{
+                "id": 3, "content": "</s>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true,
+            }],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "NFKC"}, {"type": "Lowercase"},
+            ]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "Punctuation", "behavior": "Isolated"},
+                {"type": "UnicodeScripts"},
+                {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always",
+                 "split": false},
+            ]},
+            "post_processor": null, "decoder": null,
+            "model": {
+                "type": "BPE", "vocab": vocabulary,
+                "merges": [["a", "b"], ["\u{2581}", "ab"]], "unk_token": "<unk>",
+                "fuse_unk": true, "byte_fallback": true, "dropout": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            },
+        });
+        Tokenizer::from_bytes(json.to_string()).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn words_give_the_tokens_of_the_text(
+            text in "[abcABé\u{301}\u{308}ßüﬁ²½…a-z .,'\t\u{a0}\u{3000}\u{200d}дはアक्</s>]{0,24}",
+            other: String,
+        ) {
+            static WORDS: std::sync::OnceLock<(Tokenizer, Words)> = std::sync::OnceLock::new();
+            let (tokenizer, words) = WORDS.get_or_init(|| (tokenizer(), Words::new()));
+            prop_assert!(is_local(tokenizer));
+            for text in [text, other] {
+                let mut ids = Vec::new();
+                for word in text.split(' ').filter(|w| !w.is_empty()) {
+                    words.append(tokenizer, word, &mut ids).unwrap();
+                }
+                let whole = tokenizer.encode_fast(text.as_str(), false).unwrap();
+                prop_assert_eq!(&ids[..], whole.get_ids(), "{:?}", text);
+            }
+        }
+    }
+
+    #[test]
+    fn steps_that_look_around_are_not_local() {
+        let json = serde_json::to_string(&tokenizer()).unwrap();
+        for (from, to) in [
+            ("\"always\"", "\"first\""),
+            (
+                "{\"type\":\"NFKC\"}",
+                "{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":true}",
+            ),
+            ("{\"type\":\"WhitespaceSplit\"},", ""),
+            ("\"rstrip\":false", "\"rstrip\":true"),
+        ] {
+            assert!(json.contains(from), "{from} in {json}");
+            let changed = Tokenizer::from_bytes(json.replacen(from, to, 1)).unwrap();
+            assert!(!is_local(&changed), "{to}");
+        }
+    }
+}
