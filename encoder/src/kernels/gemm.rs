@@ -58,29 +58,27 @@ impl Packed {
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
     ) -> Self {
         let panels = n.div_ceil(PANEL);
-        let mut buffer = vec![0f32; k];
-        let mut each = |put: &mut dyn FnMut(usize, usize, f32)| {
-            for j in 0..n {
-                if row(j, &mut buffer) {
-                    let (panel, lane) = (j / PANEL, j % PANEL);
-                    for (p, &x) in buffer.iter().enumerate() {
-                        put(panel * k + p, lane, x);
-                    }
+        let mut data = match storage {
+            Storage::F32 => Data::F32(Vec::with_capacity(panels * k)),
+            Storage::Bf16 => Data::Bf16(Vec::with_capacity(panels * k)),
+        };
+        // The rows of one panel; then its lines, in order.
+        let mut rows = vec![0f32; PANEL * k];
+        for panel in 0..panels {
+            for lane in 0..PANEL {
+                let (j, buffer) = (panel * PANEL + lane, &mut rows[lane * k..(lane + 1) * k]);
+                if j >= n || !row(j, buffer) {
+                    buffer.fill(0.0);
                 }
             }
-        };
-        let data = match storage {
-            Storage::F32 => {
-                let mut lines = vec![Line32([0.0; 16]); panels * k];
-                each(&mut |line, lane, x| lines[line].0[lane] = x);
-                Data::F32(lines)
+            let line = |p: usize| std::array::from_fn(|lane| rows[lane * k + p]);
+            match &mut data {
+                Data::F32(lines) => lines.extend((0..k).map(|p| Line32(line(p)))),
+                Data::Bf16(lines) => {
+                    lines.extend((0..k).map(|p| Line16(line(p).map(bf16::from_f32))));
+                }
             }
-            Storage::Bf16 => {
-                let mut lines = vec![Line16([bf16::ZERO; 16]); panels * k];
-                each(&mut |line, lane, x| lines[line].0[lane] = bf16::from_f32(x));
-                Data::Bf16(lines)
-            }
-        };
+        }
         Self { n, k, data }
     }
 
@@ -159,6 +157,7 @@ pub enum Start<'a> {
 ///
 /// # Panics
 /// If a slice is too short for the sizes given.
+#[allow(clippy::too_many_arguments)]
 pub fn matmul(
     isa: Isa,
     m: usize,
