@@ -1,6 +1,7 @@
 //! Builds segments: several threads add vectors to one graph, within a memory budget.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -55,7 +56,9 @@ struct Shared {
     codec: Codec,
     /// Adding shares the graph, making room needs it alone.
     graph: RwLock<Graph>,
-    /// Address and fine part of every entry, by key.
+    /// Keys of the graph's nodes by the fingerprints of their vectors.
+    nodes: Mutex<HashMap<u128, u32>>,
+    /// Address, node and fine part of every entry, in the order in which they were pushed.
     spill: Scratch,
     stop: AtomicBool,
     added: AtomicUsize,
@@ -102,20 +105,42 @@ impl Shared {
                 Vectors::Stored(bytes) => &bytes[i * codec.len()..][..codec.len()],
             };
             let (graph_part, fine) = stored.split_at(codec.graph_len());
-            graph.add(batch.first + i as u64, graph_part, scratch)?;
+            // Who comes first with a graph part adds it; the others share the node.
+            let key = (batch.first + i as u64) as u32;
+            let node = {
+                let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
+                *nodes.entry(fingerprint(graph_part)).or_insert(key)
+            };
+            if node == key {
+                graph.add(u64::from(key), graph_part, scratch)?;
+            }
             spilled.extend_from_slice(&tid.to_le_bytes());
+            spilled.extend_from_slice(&node.to_le_bytes());
             spilled.extend_from_slice(fine);
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
         }
-        self.added.fetch_add(batch.tids.len(), Ordering::Relaxed);
         self.spill
             .file()
             .write_all_at(spilled, batch.first * spill_len(codec) as u64)
-            .map_err(|e| IndexError::io("write", self.spill.path(), e))
+            .map_err(|e| IndexError::io("write", self.spill.path(), e))?;
+        self.added.fetch_add(batch.tids.len(), Ordering::Release);
+        Ok(())
     }
 }
 
+/// Address, key of the node, fine part.
 fn spill_len(codec: &Codec) -> usize {
-    8 + codec.fine_len()
+    SPILL_HEAD + codec.fine_len()
+}
+
+const SPILL_HEAD: usize = 12;
+
+/// Equal for equal graph parts, and for no others that anybody will ever see.
+fn fingerprint(graph_part: &[u8]) -> u128 {
+    let hash = blake3::hash(graph_part);
+    u128::from_le_bytes(*hash.as_bytes().first_chunk().expect("32 bytes"))
 }
 
 /// A segment in the making. Dropped before it is finished, it stops its threads and leaves nothing
@@ -189,15 +214,22 @@ impl SegmentBuilder {
         let spill = Scratch::new(&options.folder)?;
         let limit = capacity(p, options.memory).min(u32::MAX as usize - 1);
         let mut dead = Vec::new();
+        let mut nodes = HashMap::new();
         let (graph, already) = match base {
             None => (Graph::new(codec, p.m, p.ef_construction)?, 0),
             Some(view) => {
                 let bytes = view.header().graph.of(view.bytes());
                 let graph = Graph::load(codec, p.m, p.ef_construction, bytes)?;
                 let mut spilled = Vec::with_capacity(view.len() * spill_len(&codec));
-                for slot in 0..view.len() {
-                    spilled.extend_from_slice(&view.tid(slot).to_le_bytes());
-                    spilled.extend_from_slice(view.stored(slot).1);
+                // In a loaded graph the keys are the slots. New entries have greater keys, because
+                // there are at least as many entries as nodes.
+                for node in 0..view.nodes() {
+                    nodes.insert(fingerprint(view.graph_part(node)), node as u32);
+                    for entry in view.entries(node) {
+                        spilled.extend_from_slice(&view.tid(entry).to_le_bytes());
+                        spilled.extend_from_slice(&(node as u32).to_le_bytes());
+                        spilled.extend_from_slice(view.fine_part(entry));
+                    }
                 }
                 spill
                     .file()
@@ -212,6 +244,7 @@ impl SegmentBuilder {
         let shared = Arc::new(Shared {
             codec,
             graph: RwLock::new(graph),
+            nodes: Mutex::new(nodes),
             spill,
             stop: AtomicBool::new(false),
             added: AtomicUsize::new(already),
@@ -406,46 +439,73 @@ impl SegmentBuilder {
         self.stop();
         let codec = self.shared.codec;
         let graph = self.shared.graph.read().unwrap_or_else(|e| e.into_inner());
-        let count = graph.len();
-        if count != self.pushed {
-            return Err(IndexError::Graph(format!(
-                "{count} of {} vectors were added",
-                self.pushed
-            )));
+        let (count, nodes) = (self.pushed, graph.len());
+        let expected = self
+            .shared
+            .nodes
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .len();
+        if nodes != expected {
+            let message = format!("the graph has {nodes} nodes instead of {expected}");
+            return Err(IndexError::Graph(message));
         }
         let serialized = graph.serialized_len();
-        let mut header = SegmentHeader::new(&codec, nonce(), count, serialized);
+        let mut header = SegmentHeader::new(&codec, nonce(), count, nodes, serialized);
         let file = Scratch::new(&self.options.folder)?;
         let mut bytes = file.map(header.file_len())?;
         graph.save(header.graph.of_mut(&mut bytes))?;
+        drop(graph);
         pause();
 
         // Threads add in any order, so that slots and keys differ. Slots become the keys: then
-        // nothing needs to translate between them, and entries that are near in the graph's arrays
-        // are near in the other sections.
-        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
+        // nothing needs to translate between them.
         let spill = self.shared.spill.file();
         // SAFETY: only this process knows the file, and its threads have stopped.
         let spill = unsafe { Mmap::map(spill) }
             .map_err(|e| IndexError::io("map", self.shared.spill.path(), e))?;
         let each = spill_len(&codec);
-        let mut dead = vec![0u8; bitmap_len(count)];
+        if spill.len() < count * each {
+            return Err(IndexError::Graph("entries are missing".into()));
+        }
+        let mut slots = vec![u32::MAX; count];
+        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
         for (slot, (at, key)) in keys.into_iter().enumerate() {
-            let key = key as usize;
-            let from = spill
-                .get(key * each..(key + 1) * each)
-                .ok_or_else(|| IndexError::Graph(format!("vector {key} was never pushed")))?;
-            header.graph.of_mut(&mut bytes)[at..at + 8]
-                .copy_from_slice(&(slot as u64).to_le_bytes());
-            let (tid, fine) = from.split_at(8);
-            header.tids.of_mut(&mut bytes)[8 * slot..8 * slot + 8].copy_from_slice(tid);
+            slots[key as usize] = slot as u32;
+            let key = (slot as u64).to_le_bytes();
+            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+        }
+        let node = |entry: usize| {
+            let at = entry * each + 8;
+            let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
+            slots[key as usize] as usize
+        };
+        // Entries in the order of their nodes: count, sum up, place.
+        let mut starts = vec![0u32; nodes + 1];
+        for entry in 0..count {
+            starts[node(entry) + 1] += 1;
+        }
+        for node in 0..nodes {
+            starts[node + 1] += starts[node];
+        }
+        header
+            .starts
+            .of_mut(&mut bytes)
+            .copy_from_slice(bytemuck::cast_slice(&starts));
+        let mut dead = vec![0u8; bitmap_len(count)];
+        for entry in 0..count {
+            let next = &mut starts[node(entry)];
+            let place = *next as usize;
+            *next += 1;
+            let from = &spill[entry * each..(entry + 1) * each];
+            header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
             let len = codec.fine_len();
-            header.fine.of_mut(&mut bytes)[slot * len..(slot + 1) * len].copy_from_slice(fine);
-            if is_dead(&self.dead, key) {
-                dead[slot / 8] |= 1 << (slot % 8);
+            header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
+                .copy_from_slice(&from[SPILL_HEAD..]);
+            if is_dead(&self.dead, entry) {
+                dead[place / 8] |= 1 << (place % 8);
             }
         }
-        drop(graph);
         header.seal(&mut bytes);
         pause();
         let bytes = bytes

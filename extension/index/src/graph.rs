@@ -224,11 +224,12 @@ fn halves(bytes: &[u8]) -> Vec<f16> {
     f16::from_i16s(&raw).to_vec()
 }
 
-/// Bytes that a graph needs for one vector: the vector, its place in the tables of usearch, and its
+/// Bytes that a graph needs for one vector: the vector, its place in the tables of usearch and in
+/// the builder's table of equal vectors, and its
 /// edges (`2m` on the lowest level, `m` on each of `1 / (m - 1)` further levels on average).
 pub fn bytes_per_vector(codec: &Codec, m: usize) -> usize {
     let edges = 4 + 8 * m + (4 + 4 * m).div_ceil(m.max(2) - 1);
-    codec.graph_len().next_multiple_of(8) + NODE_HEAD + edges + 16 + 40
+    codec.graph_len().next_multiple_of(8) + NODE_HEAD + edges + 16 + 40 + 48
 }
 
 /// Key and level in front of a serialized node's edges.

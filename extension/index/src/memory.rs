@@ -32,6 +32,36 @@ impl MemoryStore {
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// The pages, one after the other: length of what is used of a body (`u32`, little-endian), then
+    /// that many bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for body in &self.inner().pages {
+            let used = page::HEADER + page::header(body).len as usize;
+            bytes.extend_from_slice(&(used as u32).to_le_bytes());
+            bytes.extend_from_slice(&body[..used]);
+        }
+        bytes
+    }
+
+    /// The reverse of [`MemoryStore::to_bytes`]; `None` when the bytes are no such pages.
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
+        let mut pages: Vec<Body> = Vec::new();
+        while let Some((len, rest)) = bytes.split_first_chunk::<4>() {
+            let len = u32::from_le_bytes(*len) as usize;
+            let mut body: Body = vec![0; BODY].into();
+            body.get_mut(..len)?.copy_from_slice(rest.get(..len)?);
+            pages.push(body);
+            bytes = &rest[len..];
+        }
+        bytes.is_empty().then(|| Self {
+            inner: Mutex::new(Inner {
+                pages,
+                ..Inner::default()
+            }),
+        })
+    }
+
     /// Number of committed changes.
     pub fn changes(&self) -> usize {
         self.inner().log.len()

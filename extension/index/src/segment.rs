@@ -5,10 +5,15 @@
 //!
 //! ```text
 //!  0      SegmentHeader: identity, counts, where the sections are and their checksums
-//!  256    graph      usearch's serialization; key of a vector = its slot
-//!  …      fine       fine parts, in the order of slots
-//!  …      tids       addresses of rows, in the order of slots
+//!  256    graph      usearch's serialization; key of a node = its slot
+//!  …      starts     first entry of each node, and behind the last one the number of entries
+//!  …      fine       fine parts of the entries
+//!  …      tids       addresses of the entries' rows
 //! ```
+//!
+//! Entries whose graph parts are equal share one node: to the graph they are one point, and a crowd
+//! of equal points would fill the candidates of a walk and never let it out again. Entries lie in
+//! the order of their nodes; the number of an entry is its place in that order.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -64,8 +69,12 @@ pub struct SegmentHeader {
     metric: u8,
     quantization: u8,
     reserved: u16,
+    /// Nodes of the graph.
+    pub nodes: u64,
     /// Serialized graph.
     pub graph: Section,
+    /// First entry of each node.
+    pub starts: Section,
     /// Fine parts.
     pub fine: Section,
     /// Addresses of rows.
@@ -74,11 +83,11 @@ pub struct SegmentHeader {
 
 const FILE_HEADER: usize = 256;
 const _: () =
-    assert!(size_of::<SegmentHeader>() == 112 && size_of::<SegmentHeader>() <= FILE_HEADER);
+    assert!(size_of::<SegmentHeader>() == 144 && size_of::<SegmentHeader>() <= FILE_HEADER);
 
 impl SegmentHeader {
-    /// Lays out a file for `count` entries and a graph of `graph` bytes.
-    pub fn new(codec: &Codec, nonce: u64, count: usize, graph: usize) -> Self {
+    /// Lays out a file for `count` entries of `nodes` nodes, and a graph of `graph` bytes.
+    pub fn new(codec: &Codec, nonce: u64, count: usize, nodes: usize, graph: usize) -> Self {
         let section = |from: u64, len: usize| Section {
             offset: from.next_multiple_of(64),
             len: len as u64,
@@ -86,7 +95,8 @@ impl SegmentHeader {
             reserved: 0,
         };
         let graph = section(FILE_HEADER as u64, graph);
-        let fine = section(graph.offset + graph.len, codec.fine_len() * count);
+        let starts = section(graph.offset + graph.len, 4 * (nodes + 1));
+        let fine = section(starts.offset + starts.len, codec.fine_len() * count);
         let tids = section(fine.offset + fine.len, 8 * count);
         Self {
             magic: MAGIC,
@@ -98,7 +108,9 @@ impl SegmentHeader {
             metric: codec.metric as u8,
             quantization: codec.quantization as u8,
             reserved: 0,
+            nodes: nodes as u64,
             graph,
+            starts,
             fine,
             tids,
         }
@@ -111,7 +123,13 @@ impl SegmentHeader {
 
     /// Computes the checksums and writes the header into the file.
     pub fn seal(&mut self, file: &mut [u8]) {
-        for section in [&mut self.graph, &mut self.fine, &mut self.tids] {
+        let sections = [
+            &mut self.graph,
+            &mut self.starts,
+            &mut self.fine,
+            &mut self.tids,
+        ];
+        for section in sections {
             section.crc = crc32c(section.of(file));
         }
         self.crc = 0;
@@ -148,7 +166,8 @@ impl SegmentHeader {
             codec,
             entry.nonce,
             entry.count as usize,
-            head.graph.len as usize,
+            head.nodes.min(head.count) as usize,
+            head.graph.len.min(1 << 48) as usize,
         );
         let place = |s: &Section| (s.offset, s.len);
         let same = head.nonce == layout.nonce
@@ -157,6 +176,8 @@ impl SegmentHeader {
                 == (layout.dims, layout.metric, layout.quantization)
             && head.graph.len < 1 << 48
             && place(&head.graph) == place(&layout.graph)
+            && head.nodes == layout.nodes
+            && place(&head.starts) == place(&layout.starts)
             && place(&head.fine) == place(&layout.fine)
             && place(&head.tids) == place(&layout.tids)
             && head.file_len() == entry.bytes;
@@ -169,13 +190,14 @@ impl SegmentHeader {
     /// Compares the checksums of a whole file.
     ///
     /// # Errors
-    /// When one differs.
+    /// When one differs, or entries and nodes do not fit together.
     pub fn verify(&self, file: &[u8]) -> Result<()> {
         if file.len() as u64 != self.file_len() {
             return Err(IndexError::segment(self.nonce, "length of the file"));
         }
         let sections = [
             ("graph", self.graph),
+            ("nodes", self.starts),
             ("fine part", self.fine),
             ("addresses", self.tids),
         ];
@@ -187,7 +209,24 @@ impl SegmentHeader {
                 ));
             }
         }
+        let starts = self.starts.of(file).chunks_exact(4);
+        let starts = starts.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let ends = (starts.clone().next(), starts.clone().next_back());
+        if !starts.is_sorted() || ends != (Some(0), Some(self.count as u32)) {
+            return Err(IndexError::segment(
+                self.nonce,
+                "entries and nodes do not fit together",
+            ));
+        }
         Ok(())
+    }
+
+    /// The entries of a node.
+    pub fn entries(&self, file: &[u8], node: usize) -> std::ops::Range<usize> {
+        let at = &self.starts.of(file)[4 * node..4 * node + 8];
+        let start = u32::from_le_bytes([at[0], at[1], at[2], at[3]]);
+        let end = u32::from_le_bytes([at[4], at[5], at[6], at[7]]);
+        start as usize..end as usize
     }
 }
 

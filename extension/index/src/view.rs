@@ -61,7 +61,7 @@ pub struct SegmentView {
     dead_version: Cell<Option<u64>>,
 }
 
-/// A candidate of a search: exact distance and slot.
+/// A candidate of a search: exact distance and number of the entry.
 pub type Candidate = (f32, u32);
 
 impl SegmentView {
@@ -74,7 +74,7 @@ impl SegmentView {
         head.verify(&bytes)?;
         let serialized = head.graph.of(&bytes);
         let layout = Layout::parse(&codec, serialized)?;
-        if layout.rows() as u64 != head.count {
+        if layout.rows() as u64 != head.nodes {
             return Err(IndexError::segment(
                 entry.nonce,
                 "graph and directory disagree",
@@ -116,12 +116,60 @@ impl SegmentView {
         self.len() == 0
     }
 
+    /// Nodes of the graph.
+    pub fn nodes(&self) -> usize {
+        self.head.nodes as usize
+    }
+
+    /// The entries of a node.
+    pub fn entries(&self, node: usize) -> std::ops::Range<usize> {
+        self.head.entries(&self.bytes, node)
+    }
+
+    /// The node of an entry.
+    pub fn node(&self, entry: usize) -> usize {
+        let (mut low, mut high) = (0, self.nodes());
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.entries(middle).start <= entry {
+                low = middle
+            } else {
+                high = middle
+            }
+        }
+        low
+    }
+
+    /// Graph part of a node.
+    pub fn graph_part(&self, node: usize) -> &[u8] {
+        let len = self.codec.graph_len();
+        &self.bytes[self.vectors + node * len..][..len]
+    }
+
+    /// Fine part of an entry.
+    pub fn fine_part(&self, entry: usize) -> &[u8] {
+        let len = self.codec.fine_len();
+        &self.head.fine.of(&self.bytes)[entry * len..][..len]
+    }
+
     /// Graph part and fine part of an entry.
-    pub fn stored(&self, slot: usize) -> (&[u8], &[u8]) {
-        let (graph_len, fine_len) = (self.codec.graph_len(), self.codec.fine_len());
-        let graph = &self.bytes[self.vectors + slot * graph_len..][..graph_len];
-        let fine = &self.head.fine.of(&self.bytes)[slot * fine_len..][..fine_len];
-        (graph, fine)
+    pub fn stored(&self, entry: usize) -> (&[u8], &[u8]) {
+        (self.graph_part(self.node(entry)), self.fine_part(entry))
+    }
+
+    /// Shows every live entry with its graph part and its fine part.
+    pub fn for_each<E>(
+        &self,
+        mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        for node in 0..self.nodes() {
+            for entry in self.entries(node) {
+                if !is_dead(&self.dead.borrow(), entry) {
+                    look(entry, self.graph_part(node), self.fine_part(entry))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Address of an entry's row.
@@ -172,13 +220,18 @@ impl SegmentView {
         let keys = self.graph.search(query, wanted * self.codec.overfetch())?;
         let dead = self.dead();
         let mut found = Vec::with_capacity(keys.len());
-        for slot in keys.into_iter().map(|key| key as usize) {
-            if slot < self.len() && !is_dead(&dead, slot) {
-                let (graph, fine) = self.stored(slot);
-                found.push((
-                    self.codec.distance(query, graph, fine, scratch),
-                    slot as u32,
-                ));
+        for node in keys.into_iter().map(|key| key as usize) {
+            if node >= self.nodes() {
+                continue;
+            }
+            for entry in self.entries(node) {
+                if !is_dead(&dead, entry) {
+                    let (graph, fine) = (self.graph_part(node), self.fine_part(entry));
+                    found.push((
+                        self.codec.distance(query, graph, fine, scratch),
+                        entry as u32,
+                    ));
+                }
             }
         }
         Ok(found)
@@ -192,17 +245,17 @@ impl SegmentView {
         pause: &dyn Fn(),
         mut look: impl FnMut(Candidate),
     ) {
-        for slot in 0..self.len() {
-            if slot % 4096 == 0 {
+        let mut seen = 0usize;
+        let _ = self.for_each(|entry, graph, fine| {
+            if seen.is_multiple_of(4096) {
                 pause();
             }
-            if !is_dead(&self.dead.borrow(), slot) {
-                let (graph, fine) = self.stored(slot);
-                look((
-                    self.codec.distance(query, graph, fine, scratch),
-                    slot as u32,
-                ));
-            }
-        }
+            seen += 1;
+            look((
+                self.codec.distance(query, graph, fine, scratch),
+                entry as u32,
+            ));
+            Ok::<(), std::convert::Infallible>(())
+        });
     }
 }

@@ -407,7 +407,7 @@ fn damaged_files_are_made_again() {
         match round % 3 {
             0 => bytes.truncate(rng.random_range(0..bytes.len())),
             1 => {
-                let at = rng.random_range(0..112);
+                let at = rng.random_range(0..144);
                 bytes[at] ^= 1;
             }
             _ => {
@@ -472,4 +472,113 @@ fn sessions_append_at_once() {
     let report = maintain::check(&store, |_| None).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!(report.counts[1] + report.counts[3], 8000);
+}
+
+/// An index of the first format, kept as a file, still opens: 400 vectors in a segment, 30 dead ones
+/// among them, 50 in the pending list. `LASER_KEEP_INDEX=path` writes such a file.
+#[test]
+fn an_old_index_still_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let codec = Codec::new(24, Metric::Cosine, Quantization::I8).unwrap();
+    // No generator of random numbers: the file must be comparable in years to come.
+    let row = |i: u64| -> Vec<f32> {
+        (0..24)
+            .map(|j| ((i * 31 + j * j * 7) as f32).sin())
+            .collect()
+    };
+    if let Some(path) = std::env::var_os("LASER_KEEP_INDEX") {
+        let store = MemoryStore::new();
+        let mut options = options(codec, folder.path());
+        options.parameters.element = 2;
+        options.parameters.model = "kept".into();
+        options.parameters.fingerprint = [0x5a; 32];
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        build(&store, &options, &(1..=400).map(row).collect::<Vec<_>>());
+        for i in 401..=450 {
+            insert(&store, &codec, i, &row(i));
+        }
+        maintain::delete(&store, |tid| tid <= 30).unwrap();
+        std::fs::write(path, store.to_bytes()).unwrap();
+    }
+    let store = MemoryStore::from_bytes(include_bytes!("data/index-1.bin")).unwrap();
+    let report = maintain::check(&store, |tid| {
+        (!(31..=450).contains(&tid)).then(|| "no such row".to_owned())
+    })
+    .unwrap();
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert_eq!(report.counts, [1, 370, 30, 50, 0]);
+    let meta = Meta::read(&store).unwrap();
+    assert_eq!(meta.parameters.model, "kept");
+    assert_eq!(meta.parameters.fingerprint, [0x5a; 32]);
+    assert_eq!(
+        (meta.parameters.m, meta.parameters.ef_construction),
+        (16, 64)
+    );
+    for i in [31, 200, 400, 401, 450] {
+        let hits = search(&store, folder.path(), &row(i), 40, Iterate::Off, 1);
+        assert_eq!(hits[0].1, i);
+        assert!(hits[0].0.abs() < 1e-3);
+    }
+    // It is not only read: a merge writes the current format.
+    insert(&store, &codec, 451, &row(451));
+    let options = options(codec, folder.path());
+    maintain::merge(
+        &store,
+        &Merge {
+            plan: Plan::All,
+            options: &options,
+        },
+        |_, _| (),
+    )
+    .unwrap();
+    assert_eq!(
+        maintain::check(&store, |_| None).unwrap().counts,
+        [1, 421, 0, 0, 0]
+    );
+}
+
+/// Equal rows share a node: thousands of them neither hide other rows nor each other.
+#[test]
+fn duplicates_are_all_found() {
+    let folder = tempfile::tempdir().unwrap();
+    for quantization in Quantization::ALL {
+        let codec = Codec::new(32, Metric::Cosine, quantization).unwrap();
+        let options = options(codec, folder.path());
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(11);
+        let mut rows = clustered(&mut rng, 2000, 32);
+        let same = rows[0].clone();
+        rows.extend(std::iter::repeat_n(same.clone(), 3000));
+        build(&store, &options, &rows);
+        let report = maintain::check(&store, |_| None).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert_eq!(report.counts[1], 5000);
+        let hits = search(&store, folder.path(), &same, 10, Iterate::Strict, 4000);
+        assert!(
+            hits[..3000].iter().all(|h| h.1 == 1 || h.1 > 2000),
+            "{quantization:?}"
+        );
+        assert!(hits.len() > 3500);
+        let mut reached = 0;
+        for i in 0..500 {
+            let nearest = search(&store, folder.path(), &rows[i + 1], 40, Iterate::Off, 1);
+            reached += usize::from(nearest[0].1 == i as u64 + 2);
+        }
+        assert!(reached >= 490, "{quantization:?}: {reached}");
+        // Once more through a merge that continues the segment, and one that does not.
+        for i in 0..300 {
+            insert(&store, &codec, 10_000 + i, &same);
+        }
+        let how = Merge {
+            plan: Plan::All,
+            options: &options,
+        };
+        maintain::merge(&store, &how, |_, _| ()).unwrap();
+        maintain::delete(&store, |tid| tid > 2000 && tid % 2 == 0).unwrap();
+        maintain::merge(&store, &how, |_, _| ()).unwrap();
+        let report = maintain::check(&store, |_| None).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert_eq!(report.counts, [1, 2000 + 1500 + 150, 0, 0, 0]);
+    }
 }

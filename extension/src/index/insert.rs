@@ -1,6 +1,7 @@
 //! INSERT, COPY, and UPDATE where it is not HOT.
 #![allow(unsafe_code)]
 
+use laser_index::IndexError;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::meta::Meta;
 use laser_index::pending;
@@ -8,7 +9,7 @@ use pgrx::pg_sys::{self, Datum};
 
 use super::build::{build_options, keep, pack, pages_of};
 use super::element::{self, Element};
-use super::errors::OrReport;
+use super::errors::{OrReport, report};
 use super::options;
 use super::pages::{MergeLock, RelationStore};
 
@@ -54,7 +55,14 @@ pub unsafe extern "C-unwind" fn insert(
                 plan: Plan::Insert,
                 options: &options,
             };
-            maintain::merge(&store, &how, |entry, built| keep(index, entry, built)).or_report();
+            match maintain::merge(&store, &how, |entry, built| keep(index, entry, built)) {
+                Ok(_) => {}
+                // The row is in the index already; merging can wait until there is room.
+                Err(error @ IndexError::Io { .. }) => {
+                    pgrx::warning!("could not merge the pending list of a laser index: {error}");
+                }
+                Err(error) => report(error),
+            }
             drop(lock);
         }
         false

@@ -165,27 +165,25 @@ pub unsafe extern "C-unwind" fn parse(
     }
 }
 
-/// Names of the quantizations, ended by a null name.
-struct Names([pg_sys::relopt_enum_elt_def; 6]);
-static mut QUANTIZATIONS: Names = {
-    const fn name(string_val: &CStr, symbol_val: c_int) -> pg_sys::relopt_enum_elt_def {
-        pg_sys::relopt_enum_elt_def {
-            string_val: string_val.as_ptr(),
-            symbol_val,
-        }
+const fn quantization(
+    string_val: *const c_char,
+    symbol_val: Quantization,
+) -> pg_sys::relopt_enum_elt_def {
+    pg_sys::relopt_enum_elt_def {
+        string_val,
+        symbol_val: symbol_val as c_int,
     }
-    Names([
-        name(c"f32", Quantization::F32 as c_int),
-        name(c"f16", Quantization::F16 as c_int),
-        name(c"bf16", Quantization::Bf16 as c_int),
-        name(c"i8", Quantization::I8 as c_int),
-        name(c"b1", Quantization::B1 as c_int),
-        pg_sys::relopt_enum_elt_def {
-            string_val: std::ptr::null(),
-            symbol_val: 0,
-        },
-    ])
-};
+}
+
+/// Names of the quantizations, ended by a null name. The server keeps a pointer to them.
+static mut QUANTIZATIONS: [pg_sys::relopt_enum_elt_def; 6] = [
+    quantization(c"f32".as_ptr(), Quantization::F32),
+    quantization(c"f16".as_ptr(), Quantization::F16),
+    quantization(c"bf16".as_ptr(), Quantization::Bf16),
+    quantization(c"i8".as_ptr(), Quantization::I8),
+    quantization(c"b1".as_ptr(), Quantization::B1),
+    quantization(std::ptr::null(), Quantization::F32),
+];
 
 /// Registers settings and storage parameters.
 pub fn init() {

@@ -1,0 +1,177 @@
+//! Many sessions at once.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use laser_tests::Cluster;
+
+const VECTOR: &str =
+    "(SELECT array_agg(sin(i * (j * j + 0.37)))::real[]::embedding FROM generate_series(1, 16) j)";
+
+fn cluster(limit: &str) -> Result<Cluster> {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("fsync", "off")
+        .start()?;
+    cluster.database("many")?.batch_execute(&format!(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE TABLE t (id integer PRIMARY KEY, e embedding(16));
+         CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = {limit})"
+    ))?;
+    Ok(cluster)
+}
+
+#[test]
+fn ten_sessions_insert() -> Result<()> {
+    let cluster = cluster("64")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let sessions: Vec<_> = (0..10)
+            .map(|session| {
+                let mut client = cluster.connect("many")?;
+                Ok(scope.spawn(move || -> Result<()> {
+                    let sql = format!(
+                        "INSERT INTO t SELECT i, {VECTOR} FROM (SELECT $1::integer AS i) x"
+                    );
+                    let insert = client.prepare(&sql)?;
+                    for i in 0..1000 {
+                        client.execute(&insert, &[&(session * 1000 + i)])?;
+                    }
+                    Ok(())
+                }))
+            })
+            .collect::<Result<_>>()?;
+        sessions
+            .into_iter()
+            .try_for_each(|session| session.join().expect("no panic"))
+    })?;
+    let mut client = cluster.connect("many")?;
+    ensure!(
+        client
+            .query("SELECT laser_index_check('ti')", &[])?
+            .is_empty()
+    );
+    let row = client.query_one("SELECT live + pending FROM laser_index_info('ti')", &[])?;
+    ensure!(row.get::<_, i64>(0) == 10_000);
+    client.batch_execute("SET enable_seqscan = off; SET enable_sort = off; SET jit = off")?;
+    let row = client.query_one(
+        "SELECT count(*) FROM generate_series(0, 9999, 10) i,
+             LATERAL (SELECT id FROM t ORDER BY e <=> (SELECT e FROM t WHERE id = i) LIMIT 1) x
+         WHERE x.id = i",
+        &[],
+    )?;
+    let reached: i64 = row.get(0);
+    ensure!(
+        reached >= 997,
+        "{reached} of 1000 rows are reached by their own vector"
+    );
+    Ok(())
+}
+
+#[test]
+fn pgbench_and_vacuum() -> Result<()> {
+    let cluster = cluster("64")?;
+    let script = "\
+\\set id random(1, 1000000000)
+INSERT INTO t SELECT i, (SELECT array_agg(random() - 0.5)::real[]::embedding FROM generate_series(1, 16) WHERE i = i) FROM (SELECT :id AS i) x ON CONFLICT (id) DO UPDATE SET e = excluded.e;
+SELECT id FROM t ORDER BY e <=> (SELECT array_agg(random() - 0.5)::real[]::embedding FROM generate_series(1, 16)) LIMIT 5;
+DELETE FROM t WHERE id % 7 = 0 AND id BETWEEN :id AND :id + 20000000;
+";
+    std::thread::scope(|scope| -> Result<()> {
+        let vacuum = scope.spawn(|| -> Result<()> {
+            let until = Instant::now() + Duration::from_secs(6);
+            while Instant::now() < until {
+                cluster.psql("many", "VACUUM (INDEX_CLEANUP ON) t")?;
+            }
+            Ok(())
+        });
+        let output = cluster.pgbench("many", script, &["-c", "6", "-T", "6", "-n"])?;
+        ensure!(
+            !output.contains("ERROR") && !output.contains("aborted"),
+            "{output}"
+        );
+        vacuum.join().expect("no panic")
+    })?;
+    ensure!(
+        cluster
+            .psql("many", "SELECT laser_index_check('ti')")?
+            .is_empty()
+    );
+    cluster.psql("many", "VACUUM (INDEX_CLEANUP ON) t")?;
+    let same =
+        "SELECT (SELECT count(*) FROM t) = (SELECT live + pending FROM laser_index_info('ti'))";
+    ensure!(cluster.psql("many", same)? == "t");
+    Ok(())
+}
+
+/// Space of dead entries is used again.
+#[test]
+fn the_index_does_not_grow_forever() -> Result<()> {
+    let cluster = cluster("4096")?;
+    cluster.psql("many", "ALTER TABLE t SET (autovacuum_enabled = off)")?;
+    let fill = format!("INSERT INTO t SELECT i, {VECTOR} FROM generate_series(1, 5000) i");
+    let mut sizes = Vec::new();
+    for _ in 0..6 {
+        cluster.psql("many", &fill)?;
+        cluster.psql("many", "VACUUM (INDEX_CLEANUP ON) t")?;
+        cluster.psql("many", "DELETE FROM t")?;
+        cluster.psql("many", "VACUUM (INDEX_CLEANUP ON) t")?;
+        let size: i64 = cluster
+            .psql("many", "SELECT pg_relation_size('ti')")?
+            .parse()?;
+        sizes.push(size);
+    }
+    ensure!(sizes[5] as f64 <= 1.02 * sizes[1] as f64, "{sizes:?}");
+    Ok(())
+}
+
+/// A cancelled build ends within a second and leaves nothing behind.
+#[test]
+fn a_build_can_be_cancelled() -> Result<()> {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("fsync", "off")
+        .start()?;
+    let mut client = cluster.database("many")?;
+    client.batch_execute(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE TABLE t (e embedding(512));
+         INSERT INTO t SELECT (SELECT array_agg(random() - 0.5)::real[]::embedding
+             FROM generate_series(1, 512) WHERE i = i) FROM generate_series(1, 4000) i",
+    )?;
+    let token = client.cancel_token();
+    let took = std::thread::scope(|scope| -> Result<Duration> {
+        let build = scope.spawn(move || {
+            client
+                .batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 800)")
+        });
+        let mut watch = cluster.connect("many")?;
+        let progress = "SELECT 1 FROM pg_stat_progress_create_index WHERE tuples_done > 0";
+        let until = Instant::now() + Duration::from_secs(60);
+        while watch.query(progress, &[])?.is_empty() {
+            ensure!(Instant::now() < until, "no progress is reported");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let start = Instant::now();
+        token.cancel_query(postgres::NoTls)?;
+        let error = build.join().expect("no panic").expect_err("cancelled");
+        ensure!(
+            error.to_string().contains("cancel") || error.as_db_error().is_some(),
+            "{error}"
+        );
+        Ok(start.elapsed())
+    })?;
+    // On a machine with more to do than processors nobody answers within a second.
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let load: f64 = load.split_whitespace().next().unwrap_or("0").parse()?;
+    let laden = load > std::thread::available_parallelism()?.get() as f64;
+    ensure!(
+        took < Duration::from_secs(if laden { 3 } else { 1 }),
+        "{took:?}"
+    );
+    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
+    ensure!(
+        std::fs::read_dir(folder)?.count() == 0,
+        "files are left behind"
+    );
+    Ok(())
+}
