@@ -138,7 +138,8 @@ impl Cluster {
             .arg("-c")
             .arg(
                 "cat >/dev/null; [ -d \"$1\" ] || exit 0; \
-                 pid=$(head -n 1 \"$1/data/postmaster.pid\" 2>/dev/null) && kill -QUIT \"$pid\"; \
+                 pid=$(head -n 1 \"$1/data/postmaster.pid\" 2>/dev/null); \
+                 [ \"$(readlink \"/proc/$pid/cwd\")\" != \"$1/data\" ] || kill -QUIT \"$pid\"; \
                  n=0; while [ -e \"$1/data/postmaster.pid\" ] && [ $n -lt 50 ]; do \
                    sleep 0.1; n=$((n + 1)); done; \
                  rm -rf \"$1\"",
@@ -603,14 +604,6 @@ impl Drop for Cluster {
             eprintln!("--- the server's log ends:\n{}", self.log_tail(4000));
         }
         let _ = self.stop("immediate");
-        if let Ok(text) = fs::read_to_string(self.data().join("postmaster.pid"))
-            && let Some(pid) = text
-                .lines()
-                .next()
-                .and_then(|line| line.trim().parse().ok())
-        {
-            signal(pid, libc::SIGKILL);
-        }
         let _ = fs::remove_dir_all(self.folder.path());
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
