@@ -559,6 +559,9 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
     let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
     let mut client = cluster.database("mining")?;
     random_tables(&mut client, 1000, 24)?;
+    client.batch_execute(
+        "ALTER TABLE x ALTER e TYPE embedding(24); ALTER TABLE y ALTER e TYPE embedding(24)",
+    )?;
     let mine = |method: &str, retrieval: &str| {
         format!(
             "SELECT source_id, target_id, score FROM laser_mine('SELECT id, e FROM x', \
