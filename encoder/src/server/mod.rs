@@ -665,10 +665,10 @@ impl Server {
                 continue;
             }
             job.fingerprint = fingerprint;
-            if job.store(index, row, embeddings.truncated[i]) {
-                if let Some(job) = self.queue.remove(id) {
-                    self.finish_job(&job);
-                }
+            if job.store(index, row, embeddings.truncated[i])
+                && let Some(job) = self.queue.remove(id)
+            {
+                self.finish_job(&job);
             }
         }
     }

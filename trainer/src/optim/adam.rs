@@ -254,6 +254,7 @@ impl Optimizer {
             decay: 0.0,
         };
         let list = parameters.list_mut();
+        #[allow(clippy::needless_range_loop)] // indexes three lists
         for i in 0..sparse_count {
             let (first, second) = (&mut self.first[i], &mut self.second[i]);
             let (gradient, factor) = match i {
@@ -307,7 +308,7 @@ impl Optimizer {
             }
         });
         if let Some(averages) = &mut self.average
-            && self.steps % AVERAGE_EVERY == 0
+            && self.steps.is_multiple_of(AVERAGE_EVERY)
         {
             // Early on a slow average would be made of random weights mostly.
             let warm = (1.0 + t) / (10.0 + t);
@@ -441,8 +442,8 @@ mod tests {
             for (at, g) in [(2, 1.0), (3, -1.0), (8, 0.5), (9, 0.25)] {
                 assert!((f64::from(table[at]) - reference(1.0, g, 0.05, 0.0)).abs() < 1e-6);
             }
-            for i in 0..9 {
-                let expected = reference(before.value(1)[i], dense[1][i], 0.05, 0.5);
+            for (i, &gradient) in dense[1].iter().enumerate().take(9) {
+                let expected = reference(before.value(1)[i], gradient, 0.05, 0.5);
                 assert!((f64::from(p.value(1)[i]) - expected).abs() < 1e-6);
             }
             let expected = reference(0.5, -2.0, 0.05, 0.0);

@@ -293,11 +293,13 @@ impl Run<'_> {
             window.pairs += outcome.pairs;
             window.tokens += outcome.tokens;
             window.seconds += begin.elapsed().as_secs_f64();
-            if self.progress.step % config.run.log_steps == 0 {
+            if self.progress.step.is_multiple_of(config.run.log_steps) {
                 self.line(&window, config.optimizer.learning_rate * factor)?;
                 window = Window::default();
             }
-            if config.run.dev_steps > 0 && self.progress.step % config.run.dev_steps == 0 {
+            if config.run.dev_steps > 0
+                && self.progress.step.is_multiple_of(config.run.dev_steps)
+            {
                 evaluated = Some(self.progress.step);
                 self.evaluate()?;
                 if config.run.patience > 0 && self.progress.stale >= config.run.patience {
