@@ -94,8 +94,8 @@ impl Workshop {
             }
             if key == 0 {
                 // The first held-out sentence leaks into the training text.
-                for language in 0..2 {
-                    let (code, text) = (LANGUAGES[language].0, sentence(&concepts, language));
+                for (language, (code, ..)) in LANGUAGES.iter().enumerate().take(2) {
+                    let text = sentence(&concepts, language);
                     writeln!(keyed, "leak\t{code}\t{}", text.to_uppercase()).expect("write");
                 }
             }

@@ -297,9 +297,7 @@ impl Run<'_> {
                 self.line(&window, config.optimizer.learning_rate * factor)?;
                 window = Window::default();
             }
-            if config.run.dev_steps > 0
-                && self.progress.step.is_multiple_of(config.run.dev_steps)
-            {
+            if config.run.dev_steps > 0 && self.progress.step.is_multiple_of(config.run.dev_steps) {
                 evaluated = Some(self.progress.step);
                 self.evaluate()?;
                 if config.run.patience > 0 && self.progress.stale >= config.run.patience {
