@@ -16,7 +16,6 @@ use super::pages::{MergeLock, RelationStore};
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded.
 #[pgrx::pg_guard]
 #[allow(clippy::too_many_arguments)] // the signature is the server's
-#[allow(clippy::too_many_arguments)] // the server chooses them
 pub unsafe extern "C-unwind" fn insert(
     index: pg_sys::Relation,
     values: *mut Datum,
