@@ -71,6 +71,9 @@ if [ -e "$data/PG_VERSION" ] && [ "$(cat "$data/PG_VERSION")" != "$pg_major" ]; 
   say "the demo's data is of PostgreSQL $(cat "$data/PG_VERSION"): making it anew"
   rm -rf "$data"
 fi
+if [ -e "$data" ] && [ "$(stat -c %U "$data")" != "$(server_user)" ]; then
+  die "the demo in $home belongs to $(stat -c %U "$data"): run make demo as the user who made it, or remove the folder"
+fi
 if [ ! -e "$data/done" ]; then
   say "making a database cluster in $data"
   rm -rf "$data"

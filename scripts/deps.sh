@@ -24,7 +24,7 @@ install() {
     as_root apt-get update -qq || say "apt-get update failed; trying with the lists that are there"
     apt_updated=yes
   fi
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" \
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" \
     >&2 </dev/null
 }
 

@@ -65,7 +65,7 @@ use_pg() {
   export PGRX_HOME=${PGRX_HOME:-$target/pgrx}
   mkdir -p "$PGRX_HOME"
   features=(--no-default-features --features "laser/pg$pg_major")
-  for folder in "$HOME/.cargo/bin" /usr/local/cargo/bin; do
+  for folder in "${HOME:-/root}/.cargo/bin" /usr/local/cargo/bin; do
     command -v cargo >/dev/null || PATH=$folder:$PATH
   done
 }
