@@ -34,7 +34,7 @@ fn ten_sessions_insert() -> Result<()> {
                     );
                     let insert = client.prepare(&sql)?;
                     for i in 0..1000 {
-                        client.execute(&insert, &[&(session * 1000 + i)])?;
+                        client.execute(&insert, &[&(session * 1000 + i + 1)])?;
                     }
                     Ok(())
                 }))
@@ -54,7 +54,7 @@ fn ten_sessions_insert() -> Result<()> {
     ensure!(row.get::<_, i64>(0) == 10_000);
     client.batch_execute("SET enable_seqscan = off; SET enable_sort = off; SET jit = off")?;
     let row = client.query_one(
-        "SELECT count(*) FROM generate_series(0, 9999, 10) i,
+        "SELECT count(*) FROM generate_series(1, 10000, 10) i,
              LATERAL (SELECT id FROM t ORDER BY e <=> (SELECT e FROM t WHERE id = i) LIMIT 1) x
          WHERE x.id = i",
         &[],
