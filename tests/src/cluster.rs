@@ -563,7 +563,10 @@ impl Cluster {
     pub fn wait_for_replica(&self, replica: &Cluster) -> Result<()> {
         // Maintenance of an index has no transaction id, so its records are flushed with the next
         // commit that has one.
-        self.psql("postgres", "SELECT pg_logical_emit_message(true, 'laser', '')")?;
+        self.psql(
+            "postgres",
+            "SELECT pg_logical_emit_message(true, 'laser', '')",
+        )?;
         let lsn = self.psql("postgres", "SELECT pg_current_wal_flush_lsn()")?;
         wait_until("the replica catches up", || {
             let sql = format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'");
