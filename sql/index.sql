@@ -81,20 +81,21 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
 COMMENT ON FUNCTION laser_index_info(regclass) IS
     'segments, live and dead entries in them, pending entries, size and parameters of a laser index';
 
-CREATE FUNCTION laser_index_check(index regclass) RETURNS SETOF text
+CREATE FUNCTION laser_index_check(index regclass, heapallindexed boolean DEFAULT true)
+RETURNS SETOF text
 AS 'MODULE_PATHNAME', 'laser_index_check_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 100000 ROWS 1;
 
-COMMENT ON FUNCTION laser_index_check(regclass) IS
-    'what is wrong with a laser index: no rows if nothing is';
+COMMENT ON FUNCTION laser_index_check(regclass, boolean) IS
+    'what is wrong with a laser index, and which rows of its table it lacks: no rows if nothing is';
 
 CREATE FUNCTION laser_index_recall(index regclass, samples integer DEFAULT 100, k integer DEFAULT 10)
 RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000000;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
 COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer) IS
-    'share of the k nearest entries that a search finds, for the vectors of random entries; null for an empty index';
+    'share of the k nearest rows that a search finds, for the vectors of random rows; null without rows';
 
 CREATE FUNCTION laser_merge(index regclass) RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_merge_wrapper'

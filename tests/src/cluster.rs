@@ -536,10 +536,37 @@ impl Cluster {
             self.server.is_none(),
             "stop the cluster before its data folder is copied"
         );
-        let mut copy = Cluster::prepare(self.tree, self.builder.clone())?;
+        let mut copy = self.from_folder(&self.data())?;
+        copy.start()?;
+        Ok(copy)
+    }
+
+    /// A new cluster recovered from a base backup of this one, with settings that say where the
+    /// log is (`restore_command`) and how far to go (`recovery_target_…`), once it takes writes.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn recover(&self, backup: &Path, settings: &[(&str, &str)]) -> Result<Cluster> {
+        let mut copy = self.from_folder(backup)?;
+        for (name, value) in settings {
+            copy.set(name, value)?;
+        }
+        let signal = copy.data().join("recovery.signal");
+        fs::write(&signal, "")?;
+        Account::own(self.tree.account(), &signal)?;
+        copy.start()?;
+        wait_until("the recovery ends", || {
+            Ok(copy.psql("postgres", "SELECT pg_is_in_recovery()")? == "f")
+        })?;
+        Ok(copy)
+    }
+
+    /// A cluster with a copy of a data folder, not started.
+    fn from_folder(&self, data: &Path) -> Result<Cluster> {
+        let copy = Cluster::prepare(self.tree, self.builder.clone())?;
         let output = Account::command(self.tree.account(), "cp")
             .arg("-a")
-            .arg(self.data())
+            .arg(data)
             .arg(copy.data())
             .output()?;
         ensure!(
@@ -552,7 +579,6 @@ impl Cluster {
             &copy.socket().display().to_string(),
         )?;
         copy.set("port", &copy.port.to_string())?;
-        copy.start()?;
         Ok(copy)
     }
 

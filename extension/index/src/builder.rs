@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::Mmap;
 
 use crate::cache::Scratch;
-use crate::codec::{Codec, Metric};
+use crate::codec::Codec;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout, bytes_per_vector};
 use crate::meta::{Parameters, nonce};
@@ -311,14 +311,10 @@ impl SegmentBuilder {
                 found: x.len(),
             });
         }
-        let mut any = false;
-        for x in x {
-            if !x.is_finite() {
-                return Err(IndexError::NotFinite);
-            }
-            any |= *x != 0.0;
+        if !x.iter().all(|x| x.is_finite()) {
+            return Err(IndexError::NotFinite);
         }
-        if !any && codec.metric == Metric::Cosine {
+        if !codec.indexes(x) {
             return Ok(false);
         }
         if let Vectors::Stored(_) = self.batch.vectors {

@@ -18,9 +18,10 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use laser_vector::kernels::{f32_dot, f32_l2_squared};
 
 use crate::error::{IndexError, Result};
-use crate::kernels::{DotI8, dot_f32, dot_f32_i8, dot_f32_i12, l2sq_f32, nibble, round_i8};
+use crate::kernels::{DotI8, dot_f32_i8, dot_f32_i12, nibble, round_i8};
 use crate::page::PENDING_ENTRY_MAX;
 
 /// What the order of results means.
@@ -234,6 +235,12 @@ impl Codec {
         Ok(true)
     }
 
+    /// Whether a finite vector has a place in the index: under the cosine metric those without a
+    /// direction have none.
+    pub fn indexes(&self, x: &[f32]) -> bool {
+        self.metric != Metric::Cosine || x.iter().any(|&x| x != 0.0)
+    }
+
     /// Checks a vector and brings it to unit length where the metric asks for it.
     fn prepare<'a>(&self, x: &'a [f32], unit: &'a mut Vec<f32>) -> Result<Option<&'a [f32]>> {
         if x.len() != self.dims {
@@ -248,7 +255,7 @@ impl Codec {
         if self.metric != Metric::Cosine {
             return Ok(Some(x));
         }
-        let mut square = f64::from(dot_f32(x, x));
+        let mut square = f64::from(f32_dot(x, x));
         if !(1e-30..1e30).contains(&square) {
             square = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         }
@@ -278,7 +285,7 @@ impl Codec {
         stored.truncate(self.graph_len());
         Ok(Query {
             sum: vector.iter().sum(),
-            square: dot_f32(&vector, &vector),
+            square: f32_dot(&vector, &vector),
             graph: stored,
             vector,
         })
@@ -300,9 +307,9 @@ impl Codec {
             _ => {
                 self.components(graph, scratch);
                 if self.metric == Metric::L2 {
-                    return l2sq_f32(&q.vector, scratch);
+                    return f32_l2_squared(&q.vector, scratch);
                 }
-                (dot_f32(&q.vector, scratch), 0.0)
+                (f32_dot(&q.vector, scratch), 0.0)
             }
         };
         match self.metric {
@@ -388,7 +395,7 @@ fn scalar_encode(x: &[f32], out: &mut [u8]) -> f32 {
     let (parameters, codes) = out.split_at_mut(PARAMETERS);
     round_i8(x, inverse, bytemuck::cast_slice_mut(codes));
     parameters[..4].copy_from_slice(&scale.to_le_bytes());
-    parameters[4..].copy_from_slice(&dot_f32(x, x).to_le_bytes());
+    parameters[4..].copy_from_slice(&f32_dot(x, x).to_le_bytes());
     scale
 }
 

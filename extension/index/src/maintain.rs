@@ -448,6 +448,16 @@ pub fn sweep(store: &impl PageStore) -> Result<Swept> {
     Ok(swept)
 }
 
+/// Whether a merge has changed the directory since it was read.
+fn outdated(store: &impl PageStore, meta: &Meta) -> Result<bool> {
+    Ok(Meta::read(store)?.generation != meta.generation)
+}
+
+/// How problems call the row at an address.
+pub fn row_name(tid: u64) -> String {
+    format!("row ({},{})", tid >> 16, tid & 0xffff)
+}
+
 /// Everything that is wrong with an index, in words, and what it consists of.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -457,34 +467,20 @@ pub struct Report {
     pub counts: [u64; 5],
     /// Nodes that no walk from a graph's entry reaches on its lowest level.
     pub unreachable: u64,
+    /// Addresses of the live entries' rows, ascending.
+    pub rows: Vec<u64>,
 }
 
-/// Verifies pages, checksums, counts, graphs and addresses. Reports and goes on where it can.
+/// Verifies pages, checksums, counts and graphs, and that no row is in the index twice. Reports and
+/// goes on where it can.
 ///
 /// # Errors
 /// A metapage that cannot be read, or a merge in the middle of the check.
-pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>) -> Result<Report> {
+pub fn check(store: &impl PageStore) -> Result<Report> {
     let meta = Meta::read(store)?;
     let codec = meta.parameters.codec;
     let mut report = Report::default();
     let mut owners = std::collections::HashMap::new();
-    let mut seen = HashSet::new();
-    let mut live_tid = |tid: u64, place: &str, problems: &mut Vec<String>| {
-        if !seen.insert(tid) {
-            problems.push(format!(
-                "row ({},{}) is in the index twice, in {place} too",
-                tid >> 16,
-                tid & 0xffff
-            ));
-        }
-        if let Some(what) = row(tid) {
-            problems.push(format!(
-                "row ({},{}) in {place}: {what}",
-                tid >> 16,
-                tid & 0xffff
-            ));
-        }
-    };
     for entry in &meta.segments {
         let name = format!("segment {:016x}", entry.nonce);
         report.counts[0] += 1;
@@ -521,13 +517,14 @@ pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>)
                 } else {
                     report.counts[1] += 1;
                     let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
-                    live_tid(tid, &name, &mut report.problems);
+                    report.rows.push(tid);
                 }
             }
             Ok(())
         };
         match verify() {
             Ok(()) => {}
+            Err(error @ IndexError::Moved { .. }) if outdated(store, &meta)? => return Err(error),
             Err(error @ IndexError::Graph(_)) => report.problems.push(format!("{name}: {error}")),
             Err(error) => report.problems.push(error.to_string()),
         }
@@ -544,16 +541,23 @@ pub fn check(store: &impl PageStore, mut row: impl FnMut(u64) -> Option<String>)
         }
         report.counts[3] += 1;
         if !finite {
-            let (block, offset) = (tid >> 16, tid & 0xffff);
-            report.problems.push(format!(
-                "row ({block},{offset}): the pending vector is not finite"
-            ));
+            let name = row_name(tid);
+            report
+                .problems
+                .push(format!("{name}: the pending vector is not finite"));
         }
-        live_tid(tid, "the pending list", &mut report.problems);
+        report.rows.push(tid);
     }
-    if let Err(error) = list {
-        report.problems.push(error.to_string());
+    match list {
+        Ok(_) => {}
+        Err(error @ IndexError::Moved { .. }) if outdated(store, &meta)? => return Err(error),
+        Err(error) => report.problems.push(error.to_string()),
     }
+    report.rows.sort_unstable();
+    let twice = report.rows.windows(2).filter(|w| w[0] == w[1]);
+    let twice = twice.map(|w| format!("{} is in the index twice", row_name(w[0])));
+    report.problems.extend(twice);
+    report.rows.dedup();
     for block in 0..store.blocks() {
         if block % 64 == 0 {
             store.pause();

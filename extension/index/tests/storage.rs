@@ -163,7 +163,7 @@ fn recall_of_every_quantization_and_metric() {
             }
             let recall = found as f64 / asked as f64;
             assert!(recall >= 0.95, "{quantization:?} {metric:?}: {recall}");
-            let report = maintain::check(&store, |_| None).unwrap();
+            let report = maintain::check(&store).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
             assert_eq!(report.counts, [1, 6000, 0, 0, 0]);
         }
@@ -235,12 +235,10 @@ fn a_model_agrees_whatever_happens() {
             // What was finished before the crash is there; what was under way may be.
             let before = history.iter().rev().find(|h| h.0 <= changes).unwrap();
             let after = history.iter().find(|h| h.0 >= changes).unwrap();
-            let report = maintain::check(&crashed, |tid| {
-                let known = before.1.contains_key(&tid) || after.1.contains_key(&tid);
-                (!known).then(|| "was never there".to_owned())
-            })
-            .unwrap();
+            let report = maintain::check(&crashed).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
+            let known = |tid: &u64| before.1.contains_key(tid) || after.1.contains_key(tid);
+            assert!(report.rows.iter().all(known), "a row was never there");
             let live = (report.counts[1] + report.counts[3]) as usize;
             let sizes = [before.1.len(), after.1.len()];
             assert!((*sizes.iter().min().unwrap()..=*sizes.iter().max().unwrap()).contains(&live));
@@ -271,12 +269,10 @@ fn agrees(
     model: &BTreeMap<u64, Vec<f32>>,
     rng: &mut ChaCha8Rng,
 ) {
-    let report = maintain::check(store, |tid| {
-        (!model.contains_key(&tid)).then(|| "is not in the model".to_owned())
-    })
-    .unwrap();
+    let report = maintain::check(store).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!((report.counts[1] + report.counts[3]) as usize, model.len());
+    assert!(report.rows.iter().eq(model.keys()));
     for iterate in [Iterate::Strict, Iterate::Relaxed] {
         let q: Vec<f32> = (0..24).map(|_| rng.random::<f32>() - 0.5).collect();
         let hits = search(store, folder, &q, 10, iterate, usize::MAX);
@@ -368,16 +364,13 @@ fn damage_is_found_and_named() {
         let used = 24 + laser_index::page::header(&before).len as usize;
         let at = rng.random_range(0..used);
         store.damage(block, |b| b[at] ^= 0x40);
-        let report = maintain::check(&store, |tid| {
-            let known = (1..=500).contains(&tid) || (10_000..10_040).contains(&tid);
-            (!known).then(|| "no such row".to_owned())
-        })
-        .unwrap();
+        let report = maintain::check(&store).unwrap();
+        let known = |tid: &u64| (1..=500).contains(tid) || (10_000..10_040).contains(tid);
         let kind = laser_index::page::kind(block, &before).unwrap();
         let unprotected = kind == Some(laser_index::page::PageKind::Pending)
             || kind == Some(laser_index::page::PageKind::Bitmap);
         assert!(
-            !report.problems.is_empty() || unprotected,
+            !report.problems.is_empty() || !report.rows.iter().all(known) || unprotected,
             "block {block} byte {at}"
         );
         // A search says what is wrong or gives rows, but does not crash.
@@ -469,7 +462,7 @@ fn sessions_append_at_once() {
             .unwrap();
         }
     });
-    let report = maintain::check(&store, |_| None).unwrap();
+    let report = maintain::check(&store).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!(report.counts[1] + report.counts[3], 8000);
 }
@@ -501,11 +494,9 @@ fn an_old_index_still_opens() {
         std::fs::write(path, store.to_bytes()).unwrap();
     }
     let store = MemoryStore::from_bytes(include_bytes!("data/index-1.bin")).unwrap();
-    let report = maintain::check(&store, |tid| {
-        (!(31..=450).contains(&tid)).then(|| "no such row".to_owned())
-    })
-    .unwrap();
+    let report = maintain::check(&store).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
+    assert!(report.rows.iter().copied().eq(31..=450));
     assert_eq!(report.counts, [1, 370, 30, 50, 0]);
     let meta = Meta::read(&store).unwrap();
     assert_eq!(meta.parameters.model, "kept");
@@ -531,10 +522,7 @@ fn an_old_index_still_opens() {
         |_, _| (),
     )
     .unwrap();
-    assert_eq!(
-        maintain::check(&store, |_| None).unwrap().counts,
-        [1, 421, 0, 0, 0]
-    );
+    assert_eq!(maintain::check(&store).unwrap().counts, [1, 421, 0, 0, 0]);
 }
 
 /// Equal rows share a node: thousands of them neither hide other rows nor each other.
@@ -551,7 +539,7 @@ fn duplicates_are_all_found() {
         let same = rows[0].clone();
         rows.extend(std::iter::repeat_n(same.clone(), 3000));
         build(&store, &options, &rows);
-        let report = maintain::check(&store, |_| None).unwrap();
+        let report = maintain::check(&store).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts[1], 5000);
         let hits = search(&store, folder.path(), &same, 10, Iterate::Strict, 4000);
@@ -577,7 +565,7 @@ fn duplicates_are_all_found() {
         maintain::merge(&store, &how, |_, _| ()).unwrap();
         maintain::delete(&store, |tid| tid > 2000 && tid % 2 == 0).unwrap();
         maintain::merge(&store, &how, |_, _| ()).unwrap();
-        let report = maintain::check(&store, |_| None).unwrap();
+        let report = maintain::check(&store).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts, [1, 2000 + 1500 + 150, 0, 0, 0]);
     }

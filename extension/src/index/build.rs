@@ -9,18 +9,12 @@ use laser_index::maintain;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::PAYLOAD;
 use laser_index::segment::write_pages;
-use laser_index::store::PageStore;
 use pgrx::pg_sys::{self, Datum};
 
 use super::cache::{self, FOLDER};
-use super::element::{self, Element};
+use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{self, RelationStore};
-
-/// Texts that are embedded in one call.
-const TEXTS: usize = 1024;
-/// Bytes of text after which no more are collected.
-const TEXT_BYTES: usize = 1 << 20;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
 const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
@@ -87,8 +81,7 @@ struct Build {
     options: BuildOptions,
     element: Element,
     builder: Option<SegmentBuilder>,
-    texts: Vec<(u64, Vec<u8>)>,
-    text_bytes: usize,
+    texts: TextBatch,
     finished: usize,
     indexed: usize,
     reported: usize,
@@ -114,19 +107,9 @@ impl Build {
     }
 
     fn push_texts(&mut self) {
-        let texts = std::mem::take(&mut self.texts);
-        self.text_bytes = 0;
-        if texts.is_empty() {
-            return;
-        }
-        let slices: Vec<&[u8]> = texts.iter().map(|(_, text)| text.as_slice()).collect();
-        let data = element::embed(&self.options.parameters, &slices);
-        for ((tid, _), x) in texts
-            .iter()
-            .zip(data.chunks_exact(self.options.parameters.codec.dims))
-        {
-            self.push(*tid, x);
-        }
+        let mut texts = std::mem::take(&mut self.texts);
+        let parameters = self.options.parameters.clone();
+        texts.embed(&parameters, |tid, x| self.push(tid, x));
     }
 
     /// Turns what has been collected into a segment of the index.
@@ -202,10 +185,7 @@ unsafe extern "C-unwind" fn collect(
         let build = &mut *state.cast::<Build>();
         let tid = pack(tid);
         if build.element == Element::Text {
-            let text = element::text(*values);
-            build.text_bytes += text.len();
-            build.texts.push((tid, text));
-            if build.texts.len() >= TEXTS || build.text_bytes >= TEXT_BYTES {
+            if build.texts.push(tid, element::text(*values)) {
                 build.push_texts();
             }
         } else {
@@ -234,8 +214,7 @@ pub unsafe extern "C-unwind" fn build(
             options: build_options(&parameters, (estimate + estimate / 8).max(10_000)),
             element,
             builder: None,
-            texts: Vec::new(),
-            text_bytes: 0,
+            texts: TextBatch::default(),
             finished: 0,
             indexed: 0,
             reported: 0,
@@ -291,10 +270,4 @@ pub unsafe extern "C-unwind" fn build_empty(index: pg_sys::Relation) {
 /// Pages of a list of that many bytes.
 pub fn pages_of(bytes: u64) -> u64 {
     bytes.div_ceil((PAYLOAD + 48) as u64)
-}
-
-/// Whether an index has any page.
-#[allow(dead_code)]
-pub fn is_initialized(store: &RelationStore) -> bool {
-    store.blocks() > 0
 }

@@ -48,13 +48,17 @@ unsafe fn kind(relation: pg_sys::Relation) -> (Element, Metric) {
         let datum = pg_sys::FunctionCall0Coll(procedure, pg_sys::InvalidOid);
         datum.value() as u8
     };
-    match (Element::from_u8(value / 16), Metric::from_u8(value % 16)) {
-        (Some(element), Some(metric)) => (element, metric),
-        _ => raise(
+    parse_kind(value).unwrap_or_else(|| {
+        raise(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("the operator class of the index has an unknown kind {value}"),
-        ),
-    }
+        )
+    })
+}
+
+/// The type and the metric that a [`KIND_PROCEDURE`] names.
+pub fn parse_kind(value: u8) -> Option<(Element, Metric)> {
+    Some((Element::from_u8(value / 16)?, Metric::from_u8(value % 16)?))
 }
 
 /// Parameters for a new index.
@@ -161,6 +165,42 @@ pub unsafe fn text(datum: pg_sys::Datum) -> Vec<u8> {
             pg_sys::pfree(flat.cast());
         }
         bytes
+    }
+}
+
+/// Rows with texts on their way to the model, which embeds many at once at a fraction of the cost of
+/// one by one.
+#[derive(Debug, Default)]
+pub struct TextBatch {
+    rows: Vec<(u64, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl TextBatch {
+    /// Texts that are embedded in one call.
+    const ROWS: usize = 1024;
+    /// Bytes of text after which no more are collected.
+    const BYTES: usize = 1 << 20;
+
+    /// Adds the text of a row; says whether it is time to embed.
+    pub fn push(&mut self, tid: u64, text: Vec<u8>) -> bool {
+        self.bytes += text.len();
+        self.rows.push((tid, text));
+        self.rows.len() >= Self::ROWS || self.bytes >= Self::BYTES
+    }
+
+    /// Embeds what was collected and shows every row with its vector.
+    pub fn embed(&mut self, parameters: &Parameters, mut look: impl FnMut(u64, &[f32])) {
+        self.bytes = 0;
+        let rows = std::mem::take(&mut self.rows);
+        if rows.is_empty() {
+            return;
+        }
+        let texts: Vec<&[u8]> = rows.iter().map(|(_, text)| text.as_slice()).collect();
+        let vectors = embed(parameters, &texts);
+        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.codec.dims)) {
+            look(*tid, x);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys::{self, Datum};
 
-use super::{build, cost, insert, options, scan, vacuum};
+use super::{build, cost, insert, options, scan, vacuum, validate};
 
 #[unsafe(no_mangle)]
 #[doc(hidden)]
@@ -39,17 +39,10 @@ pub extern "C-unwind" fn laser_handler(_fcinfo: pg_sys::FunctionCallInfo) -> Dat
     routine.amvacuumcleanup = Some(vacuum::cleanup);
     routine.amcostestimate = Some(cost::estimate);
     routine.amoptions = Some(options::parse);
-    routine.amvalidate = Some(validate);
+    routine.amvalidate = Some(validate::validate);
     routine.ambeginscan = Some(scan::begin);
     routine.amrescan = Some(scan::rescan);
     routine.amgettuple = Some(scan::next);
     routine.amendscan = Some(scan::end);
     Datum::from(std::ptr::from_mut(routine).cast::<c_char>())
-}
-
-/// Operator classes consist of one ordering operator and the procedure that names their kind; both
-/// are checked when they are used.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn validate(_class: pg_sys::Oid) -> bool {
-    true
 }

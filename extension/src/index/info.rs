@@ -2,34 +2,41 @@
 //! `sql/index.sql`.
 #![allow(unsafe_code)]
 
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::codec::Metric;
+use laser_index::maintain::{self, Merge, Plan, row_name};
 use laser_index::meta::Meta;
 use laser_index::page::DEAD;
-use laser_index::scan::{Hit, Iterate, Scan};
-use laser_index::segment::is_dead;
 use laser_index::{IndexError, Result, pending};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{PgRelation, PgSqlErrorCode as Code};
 
-use super::build::{build_options, keep, pause};
+use super::build::{build_options, keep};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
-use super::{build, cache, options};
+use super::table::Table;
+use super::{build, cache};
 use crate::types::raise;
 
 /// An open index of this access method.
-struct Opened {
+pub struct Opened {
     relation: PgRelation,
 }
 
 impl Opened {
     /// Opens and locks an index, until the end of the transaction.
-    fn new(oid: pg_sys::Oid, lock: u32) -> Self {
-        // SAFETY: raises an error for what is not an index. The lock is kept: letting it go while
-        // an error unwinds would let it go twice.
-        let relation = unsafe { PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE) };
+    pub fn new(oid: pg_sys::Oid, lock: u32) -> Self {
+        // SAFETY: raises an error for what is not an index. The table is locked first, as everybody
+        // else does it. Locks are kept: letting them go while an error unwinds would let them go
+        // twice.
+        let relation = unsafe {
+            let table = pg_sys::IndexGetRelation(oid, true);
+            if table != pg_sys::InvalidOid {
+                pg_sys::LockRelationOid(table, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+            }
+            PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE)
+        };
         let name = relation.name().to_owned();
         // SAFETY: the relation is open; partitioned indexes have no routine of their own.
         let ours = unsafe {
@@ -88,11 +95,13 @@ impl Opened {
         opened
     }
 
-    fn raw(&self) -> pg_sys::Relation {
+    /// The relation.
+    pub fn raw(&self) -> pg_sys::Relation {
         self.relation.as_ptr()
     }
 
-    fn store(&self) -> RelationStore {
+    /// Its pages.
+    pub fn store(&self) -> RelationStore {
         // SAFETY: the relation stays open as long as `self`, and locked longer.
         unsafe { RelationStore::new(self.raw()) }
     }
@@ -101,7 +110,7 @@ impl Opened {
 const INVALID_BACKEND: i32 = -1;
 
 /// Tries again when a merge comes in between.
-fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
+pub fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
     let mut attempts = 0;
     loop {
         match look() {
@@ -112,7 +121,7 @@ fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
 }
 
 /// Addresses and stored forms of the live pending entries.
-fn pending_entries(store: &RelationStore, meta: &Meta) -> Result<Vec<(u64, Vec<u8>)>> {
+pub fn pending_entries(store: &RelationStore, meta: &Meta) -> Result<Vec<(u64, Vec<u8>)>> {
     let mut entries = Vec::new();
     pending::read(
         store,
@@ -193,29 +202,61 @@ fn laser_index_info(
     TableIterator::once(row)
 }
 
+/// Missing rows that are named; of the others only their number is said.
+const MISSING_NAMED: usize = 20;
+
 #[pg_extern(sql = "")]
-fn laser_index_check(index: pg_sys::Oid) -> SetOfIterator<'static, String> {
+fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<'static, String> {
     // Merges and vacuums are kept away, inserts are not.
     let opened = Opened::new(index, pg_sys::RowExclusiveLock);
     let store = opened.store();
-    // SAFETY: the index is open; its table is opened for the number of its blocks.
-    let blocks = unsafe {
-        let heap = (*(*opened.raw()).rd_index).indrelid;
-        let table = PgRelation::with_lock(heap, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
-        pg_sys::RelationGetNumberOfBlocksInFork(table.as_ptr(), pg_sys::ForkNumber::MAIN_FORKNUM)
-    };
+    // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
+    let table = unsafe { Table::new(opened.raw()) };
     // A standby takes no such locks, and needs none: there nobody but recovery changes the index,
     // and a merge in between is noticed and the check done again.
     // SAFETY: the index is open.
     let lock = unsafe { (!pg_sys::RecoveryInProgress()).then(|| MergeLock::wait(opened.raw())) };
-    let report = retry(|| {
-        maintain::check(&store, |tid| {
-            let (block, offset) = (tid >> 16, tid & 0xffff);
-            let beyond = block >= u64::from(blocks);
-            (beyond || offset == 0).then(|| format!("the table has {blocks} blocks only"))
-        })
+    let mut report = retry(|| maintain::check(&store));
+    table.wrong_addresses(&report.rows, |tid, what| {
+        let name = row_name(tid);
+        report
+            .problems
+            .push(format!("{name} is in the index, but {what}"));
     });
     drop(lock);
+    // SAFETY: the index is open.
+    let valid = unsafe { (*(*opened.raw()).rd_index).indisvalid };
+    if !valid {
+        report
+            .problems
+            .push("the index is not valid: CREATE INDEX CONCURRENTLY or REINDEX has failed".into());
+    } else if heapallindexed {
+        let parameters = Meta::read(&store).or_report().parameters;
+        let mut missing = 0;
+        let mut compare = |tid| {
+            if report.rows.binary_search(&tid).is_err() {
+                missing += 1;
+                if missing <= MISSING_NAMED {
+                    let name = row_name(tid);
+                    report
+                        .problems
+                        .push(format!("{name} of the table is not in the index"));
+                }
+            }
+        };
+        if parameters.codec.metric == Metric::Cosine && element::of(&parameters) != Element::Text {
+            // Vectors without a direction are not indexed.
+            table.vectors(&parameters, |tid, _| compare(tid));
+        } else {
+            table.rows(|tid, _| compare(tid));
+        }
+        if missing > MISSING_NAMED {
+            let more = missing - MISSING_NAMED;
+            report.problems.push(format!(
+                "{more} more rows of the table are not in the index"
+            ));
+        }
+    }
     SetOfIterator::new(report.problems)
 }
 
@@ -254,93 +295,4 @@ fn laser_prewarm(index: pg_sys::Oid) -> i64 {
         Ok(views.iter().map(|view| view.bytes().len()).sum())
     });
     bytes as i64
-}
-
-/// Recall of searches against a look at every entry, with the vectors of random entries as queries.
-#[pg_extern(sql = "")]
-fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
-    if samples < 1 || k < 1 {
-        raise(
-            Code::ERRCODE_INVALID_PARAMETER_VALUE,
-            "samples and k must be positive",
-        );
-    }
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
-    let store = opened.store();
-    let (views, list, codec) = retry(|| {
-        let meta = Meta::read(&store)?;
-        // SAFETY: the index is open.
-        let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
-        Ok((
-            views,
-            pending_entries(&store, &meta)?,
-            meta.parameters.codec,
-        ))
-    });
-    let total: usize = views.iter().map(|view| view.len()).sum::<usize>() + list.len();
-    if total == 0 {
-        return None;
-    }
-    let k = k as usize;
-    let (mut found, mut wanted) = (0usize, 0usize);
-    let mut scratch = Vec::new();
-    for _ in 0..samples {
-        pause();
-        let mut at = (laser_index::meta::nonce() % total as u64) as usize;
-        let mut vector = None;
-        for view in &views {
-            if at < view.len() {
-                if !is_dead(&view.dead(), at) {
-                    let (graph, fine) = view.stored(at);
-                    vector = Some(codec.decode(graph, fine));
-                }
-                break;
-            }
-            at -= view.len();
-            if std::ptr::eq(view.as_ref(), views[views.len() - 1].as_ref()) && at < list.len() {
-                let (graph, fine) = list[at].1.split_at(codec.graph_len());
-                vector = Some(codec.decode(graph, fine));
-            }
-        }
-        if views.is_empty() {
-            let (graph, fine) = list[at].1.split_at(codec.graph_len());
-            vector = Some(codec.decode(graph, fine));
-        }
-        let Some(vector) = vector else { continue };
-        let query = codec.query(&vector).or_report();
-        let mut hits: Vec<Hit> = Vec::with_capacity(total);
-        for view in &views {
-            view.scan(&query, &mut scratch, &pause, |(distance, slot)| {
-                hits.push((distance, view.tid(slot as usize)));
-            });
-        }
-        let pending: Vec<Hit> = list
-            .iter()
-            .map(|(tid, stored)| {
-                let (graph, fine) = stored.split_at(codec.graph_len());
-                (codec.distance(&query, graph, fine, &mut scratch), *tid)
-            })
-            .collect();
-        hits.extend_from_slice(&pending);
-        let k = k.min(hits.len());
-        let (_, kth, _) = hits.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0));
-        let farthest = kth.0;
-        let ef = options::ef_search();
-        let mut scan = Scan::new(
-            query,
-            ef,
-            Iterate::Strict,
-            options::max_scan_tuples(),
-            views.clone(),
-            pending,
-        );
-        for _ in 0..k {
-            match scan.next(&pause).or_report() {
-                Some((distance, _)) => found += usize::from(distance <= farthest),
-                None => break,
-            }
-        }
-        wanted += k;
-    }
-    (wanted > 0).then(|| found as f64 / wanted as f64)
 }

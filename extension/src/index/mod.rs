@@ -9,6 +9,9 @@
 //!  build insert scan vacuum cost
 //!             the callbacks
 //!  info       functions that look into an index
+//!  recall     how much of exact search a search finds
+//!  table      the table of an index
+//!  validate   operator classes
 //!  text       the distance of two texts
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
@@ -26,9 +29,12 @@ mod info;
 mod insert;
 mod options;
 mod pages;
+mod recall;
 mod scan;
+mod table;
 mod text;
 mod vacuum;
+mod validate;
 
 /// Registers settings and storage parameters.
 pub fn init() {
