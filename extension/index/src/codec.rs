@@ -305,11 +305,17 @@ impl Codec {
                 (scale * dot_f32_i8(&q.vector, codes), square)
             }
             _ => {
-                self.components(graph, scratch);
+                let x = match bytemuck::try_cast_slice(graph) {
+                    Ok(x) if self.quantization == Quantization::F32 => x,
+                    _ => {
+                        self.components(graph, scratch);
+                        scratch
+                    }
+                };
                 if self.metric == Metric::L2 {
-                    return f32_l2_squared(&q.vector, scratch);
+                    return f32_l2_squared(&q.vector, x);
                 }
-                (f32_dot(&q.vector, scratch), 0.0)
+                (f32_dot(&q.vector, x), 0.0)
             }
         };
         match self.metric {
@@ -364,6 +370,33 @@ impl Codec {
                 }
             }
             Quantization::I8 | Quantization::B1 => unreachable!("integer codes"),
+        }
+    }
+
+    /// What a walk over the graph goes by: a number with the order of the distances between a query
+    /// and a graph part. `dot` is for integer codes, `scratch` room for decoded components.
+    #[inline]
+    pub(crate) fn graph_distance(
+        &self,
+        q: &Query,
+        graph: &[u8],
+        dot: DotI8,
+        scratch: &mut Vec<f32>,
+    ) -> f32 {
+        match self.quantization {
+            Quantization::I8 => self.scalar_distance(dot, &q.graph, graph),
+            Quantization::B1 => {
+                let bits = |x: &[u8]| u64::from_le_bytes(x.try_into().expect("eight bytes"));
+                let (a, b) = (q.graph.chunks_exact(8), graph.chunks_exact(8));
+                let rest = a.remainder().iter().zip(b.remainder());
+                let rest: u32 = rest.map(|(a, b)| (a ^ b).count_ones()).sum();
+                let sum: u32 = a
+                    .zip(b)
+                    .map(|(a, b)| (bits(a) ^ bits(b)).count_ones())
+                    .sum();
+                (sum + rest) as f32
+            }
+            _ => self.distance(q, graph, &[], scratch),
         }
     }
 

@@ -1,17 +1,18 @@
-//! The proximity graph: usearch, fed with the graph parts of stored vectors.
+//! The proximity graph: usearch, fed with the graph parts of stored vectors. It is searched in its
+//! serialized form, by [`crate::walk`].
 //!
 //! Integer codes are compared by a distance of ours, because every vector has a scale of its own
 //! (see [`crate::codec`]). Unit vectors are compared by their inner product, which costs a third of
 //! usearch's cosine.
 #![allow(unsafe_code)]
 
-use usearch::{Index, IndexOptions, MetricKind, ScalarKind, VectorType, b1x8, f16};
+use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 
-use crate::codec::{Codec, Metric, Quantization, Query};
+use crate::codec::{Codec, Metric, Quantization};
 use crate::error::{IndexError, Result};
 use crate::kernels::{dot_i8, prefetch};
 
-/// A graph in memory, or over the bytes of a segment's file.
+/// A graph in memory, to be added to and serialized.
 pub struct Graph {
     index: Index,
     codec: Codec,
@@ -109,22 +110,6 @@ impl Graph {
         Ok(graph)
     }
 
-    /// A graph over serialized bytes, for searches by one thread.
-    ///
-    /// # Safety
-    /// `bytes` outlive the graph and do not change.
-    ///
-    /// # Errors
-    /// Damage.
-    pub unsafe fn view(codec: Codec, bytes: &[u8]) -> Result<Self> {
-        let mut graph = Self::empty(codec, 2, 1)?;
-        // SAFETY: the caller keeps the bytes.
-        unsafe { graph.index.view_from_buffer(bytes) }.map_err(graph_error)?;
-        graph.check_shape()?;
-        graph.use_own_distance()?;
-        Ok(graph)
-    }
-
     fn check_shape(&self) -> Result<()> {
         let (dimensions, kind) = shape(&self.codec);
         if self.index.dimensions() != dimensions || self.index.scalar_kind() != kind {
@@ -184,24 +169,6 @@ impl Graph {
         .map_err(graph_error)
     }
 
-    /// Keys of the `count` vectors nearest to a query by the graph's own distance, as found by a
-    /// walk with `count` candidates.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn search(&self, query: &Query, count: usize) -> Result<Vec<u64>> {
-        fn ask<T: VectorType>(index: &Index, q: &[T], n: usize) -> Result<Vec<u64>> {
-            index.change_expansion_search(n);
-            Ok(index.search(q, n).map_err(graph_error)?.keys)
-        }
-        match self.codec.quantization {
-            Quantization::F32 | Quantization::Bf16 => ask(&self.index, &query.vector, count),
-            Quantization::F16 => ask(&self.index, &halves(&query.graph), count),
-            Quantization::I8 => ask::<i8>(&self.index, bytemuck::cast_slice(&query.graph), count),
-            Quantization::B1 => ask(&self.index, b1x8::from_u8s(&query.graph), count),
-        }
-    }
-
     /// Bytes of the serialized graph.
     pub fn serialized_len(&self) -> usize {
         self.index.serialized_length()
@@ -233,7 +200,7 @@ pub fn bytes_per_vector(codec: &Codec, m: usize) -> usize {
 }
 
 /// Key and level in front of a serialized node's edges.
-const NODE_HEAD: usize = 10;
+pub(crate) const NODE_HEAD: usize = 10;
 /// usearch's own header between the vectors and the graph.
 const DENSE_HEAD: usize = 64;
 /// Counts in front of the levels.
@@ -246,14 +213,18 @@ const GRAPH_HEAD: usize = 40;
 pub struct Layout<'a> {
     bytes: &'a [u8],
     rows: usize,
-    columns: usize,
-    edges: usize,
-    base_edges: usize,
-    entry: u64,
+    /// Bytes of a vector.
+    pub(crate) columns: usize,
+    /// Room for edges of a node on each level but the lowest.
+    pub(crate) edges: usize,
+    /// The same on the lowest level.
+    pub(crate) base_edges: usize,
+    /// Node from which walks begin.
+    pub(crate) entry: u64,
     levels: usize,
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
@@ -310,10 +281,18 @@ impl<'a> Layout<'a> {
         8 + slot * self.columns
     }
 
+    /// Where the first node begins; the others follow.
+    pub(crate) fn first_node(&self) -> usize {
+        self.levels + 2 * self.rows
+    }
+
     /// Shows every node in the order of slots: where it begins, and its level.
-    fn nodes(&self, mut look: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
+    pub(crate) fn nodes(
+        &self,
+        mut look: impl FnMut(usize, usize, usize) -> Result<()>,
+    ) -> Result<()> {
         let damaged = || IndexError::Graph("the serialized graph is damaged".into());
-        let mut at = self.levels + 2 * self.rows;
+        let mut at = self.first_node();
         for slot in 0..self.rows {
             let level = &self.bytes[self.levels + 2 * slot..][..2];
             let level = i16::from_le_bytes([level[0], level[1]]);

@@ -8,7 +8,7 @@
 //! * [`page`] – layouts of pages, [`meta`] – the metapage
 //! * [`store`] – where pages live; [`memory`] – in memory, for tests
 //! * [`codec`], [`kernels`] – quantisation and distances
-//! * [`pending`] – the pending list; [`segment`], [`graph`], [`view`], [`cache`] – segments
+//! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
@@ -28,5 +28,6 @@ pub mod scan;
 pub mod segment;
 pub mod store;
 pub mod view;
+pub mod walk;
 
 pub use error::{IndexError, Result};

@@ -155,7 +155,7 @@ impl Scan {
                 }
                 hits.extend(nearest.into_iter().map(tid));
             } else {
-                let found = view.search(&self.query, self.ef, &mut self.scratch)?;
+                let found = view.search(&self.query, self.ef, &mut self.scratch);
                 self.ranked += found.len();
                 hits.extend(found.into_iter().map(tid));
                 // Where the graph's distance is coarse, so is its idea of who belongs to the nearest:

@@ -9,10 +9,12 @@ use memmap2::{Mmap, MmapMut};
 
 use crate::codec::{Codec, Query};
 use crate::error::{IndexError, Result};
-use crate::graph::{Graph, Layout};
+use crate::graph::Layout;
+use crate::kernels::{dot_i8, prefetch};
 use crate::meta::SegmentEntry;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
 use crate::store::PageStore;
+use crate::walk::Walk;
 
 /// Bytes of a segment's file that stay where they are.
 #[derive(Debug)]
@@ -50,8 +52,7 @@ impl std::ops::Deref for SegmentBytes {
 /// A segment that can be searched.
 #[derive(Debug)]
 pub struct SegmentView {
-    // Refers to `bytes`, so it goes first.
-    graph: Graph,
+    walk: Walk,
     bytes: SegmentBytes,
     head: SegmentHeader,
     codec: Codec,
@@ -81,11 +82,9 @@ impl SegmentView {
             ));
         }
         let vectors = head.graph.offset as usize + layout.vector_at(0);
-        // SAFETY: `bytes` lives in the same struct, is dropped after the graph, and its address
-        // does not change when the struct moves.
-        let graph = unsafe { Graph::view(codec, serialized) }?;
+        let walk = Walk::new(&layout)?;
         Ok(Self {
-            graph,
+            walk,
             head,
             codec,
             vectors,
@@ -208,33 +207,33 @@ impl SegmentView {
 
     /// Live entries near a query, with exact distances, in no order: those among the `wanted`
     /// nearest by the graph's distance that a walk finds.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn search(
-        &self,
-        query: &Query,
-        wanted: usize,
-        scratch: &mut Vec<f32>,
-    ) -> Result<Vec<Candidate>> {
-        let keys = self.graph.search(query, wanted * self.codec.overfetch())?;
+    pub fn search(&self, query: &Query, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
+        let (codec, graph) = (&self.codec, self.head.graph.of(&self.bytes));
+        let wanted = wanted * codec.overfetch();
+        let dot = dot_i8();
+        let nodes = self.walk.search(graph, wanted, |stored| {
+            codec.graph_distance(query, stored, dot, scratch)
+        });
         let dead = self.dead();
-        let mut found = Vec::with_capacity(keys.len());
-        for node in keys.into_iter().map(|key| key as usize) {
-            if node >= self.nodes() {
-                continue;
-            }
-            for entry in self.entries(node) {
+        let mut found = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            for entry in self.entries(node as usize) {
                 if !is_dead(&dead, entry) {
-                    let (graph, fine) = (self.graph_part(node), self.fine_part(entry));
-                    found.push((
-                        self.codec.distance(query, graph, fine, scratch),
-                        entry as u32,
-                    ));
+                    prefetch(self.fine_part(entry));
+                    found.push((node, entry as u32));
                 }
             }
         }
-        Ok(found)
+        found
+            .into_iter()
+            .map(|(node, entry)| {
+                let (graph, fine) = (
+                    self.graph_part(node as usize),
+                    self.fine_part(entry as usize),
+                );
+                (codec.distance(query, graph, fine, scratch), entry)
+            })
+            .collect()
     }
 
     /// All live entries with exact distances, shown to `look`; `pause` is called now and then.

@@ -1,0 +1,218 @@
+//! Searching a serialized graph.
+//!
+//! usearch builds the graphs and could search them too. It asks for one distance at a time, through
+//! two function pointers, and waits for each vector to arrive from memory, which takes longer than
+//! to compute its distance. This walk (Malkov & Yashunin 2016, algorithms 2 and 5) asks for the
+//! vectors of a node's neighbours while it computes the distances of those before them, and believes
+//! nothing that a file says: an edge that leads nowhere is passed over.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::error::Result;
+use crate::graph::{Layout, NODE_HEAD, u32_at};
+use crate::kernels::prefetch;
+
+/// Vectors that are asked for ahead of the one whose distance is computed.
+const AHEAD: usize = 2;
+
+/// Where things are in a serialized graph, and what a walk needs besides.
+#[derive(Debug)]
+pub struct Walk {
+    nodes: usize,
+    vector_len: usize,
+    vectors: usize,
+    base_edges: usize,
+    edges: usize,
+    /// Node from which walks begin, and its level.
+    entry: u32,
+    top: usize,
+    first_node: usize,
+    /// For every node, and behind the last one, the sum of the levels of those before it.
+    levels_before: Vec<u32>,
+    state: RefCell<State>,
+}
+
+/// A distance and a node as one number with the order of the distances.
+type Key = u64;
+
+fn key(distance: f32, node: u32) -> Key {
+    let bits = distance.to_bits();
+    let ordered = if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    };
+    u64::from(ordered) << 32 | u64::from(node)
+}
+
+/// Room that searches share, empty between them.
+#[derive(Debug, Default)]
+struct State {
+    /// One bit for each node.
+    seen: Vec<u64>,
+    /// Nodes whose bits are set.
+    touched: Vec<u32>,
+    /// Nodes to go on from, the nearest first.
+    next: BinaryHeap<Reverse<Key>>,
+    /// Candidates, the farthest first.
+    nearest: BinaryHeap<Key>,
+    fresh: Vec<u32>,
+}
+
+impl State {
+    /// Marks a node; says whether it was not marked before.
+    fn mark(&mut self, node: u32) -> bool {
+        let (word, bit) = (&mut self.seen[node as usize / 64], 1 << (node % 64));
+        let new = *word & bit == 0;
+        if new {
+            *word |= bit;
+            self.touched.push(node);
+        }
+        new
+    }
+}
+
+impl Walk {
+    /// Finds its way in a graph.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn new(layout: &Layout<'_>) -> Result<Self> {
+        let nodes = layout.rows();
+        let mut levels_before = Vec::with_capacity(nodes + 1);
+        let mut sum = 0;
+        layout.nodes(|_, _, level| {
+            levels_before.push(sum);
+            sum += level as u32;
+            Ok(())
+        })?;
+        levels_before.push(sum);
+        let mut walk = Self {
+            nodes,
+            vector_len: layout.columns,
+            vectors: layout.vector_at(0),
+            base_edges: layout.base_edges,
+            edges: layout.edges,
+            entry: u32::try_from(layout.entry).unwrap_or(u32::MAX),
+            top: 0,
+            first_node: layout.first_node(),
+            levels_before,
+            state: RefCell::default(),
+        };
+        if (walk.entry as usize) < nodes {
+            walk.top = walk.level(walk.entry);
+        }
+        Ok(walk)
+    }
+
+    fn level(&self, node: u32) -> usize {
+        let node = node as usize;
+        (self.levels_before[node + 1] - self.levels_before[node]) as usize
+    }
+
+    fn node_at(&self, node: u32) -> usize {
+        let node = node as usize;
+        self.first_node
+            + node * (NODE_HEAD + 4 + 4 * self.base_edges)
+            + self.levels_before[node] as usize * (4 + 4 * self.edges)
+    }
+
+    fn vector<'a>(&self, graph: &'a [u8], node: u32) -> &'a [u8] {
+        &graph[self.vectors + node as usize * self.vector_len..][..self.vector_len]
+    }
+
+    /// Neighbours of a node on a level that it has.
+    fn neighbours<'a>(
+        &self,
+        graph: &'a [u8],
+        node: u32,
+        level: usize,
+    ) -> impl Iterator<Item = u32> + use<'a> {
+        let (mut at, mut most) = (self.node_at(node) + NODE_HEAD, self.base_edges);
+        if level > 0 {
+            at += 4 + 4 * self.base_edges + (level - 1) * (4 + 4 * self.edges);
+            most = self.edges;
+        }
+        let count = u32_at(graph, at).map_or(0, |count| (count as usize).min(most));
+        let nodes = self.nodes as u32;
+        graph[at + 4..][..4 * count]
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .filter(move |&node| node < nodes)
+    }
+
+    /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.
+    /// `graph` are the bytes that this was made from; `distance` is that of a vector in it to the
+    /// query.
+    pub fn search(
+        &self,
+        graph: &[u8],
+        count: usize,
+        mut distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<u32> {
+        if self.entry as usize >= self.nodes || count == 0 {
+            return Vec::new();
+        }
+        let mut at = self.entry;
+        let mut best = distance(self.vector(graph, at));
+        for level in (1..=self.top).rev() {
+            loop {
+                let from = at;
+                for node in self.neighbours(graph, from, level) {
+                    let d = distance(self.vector(graph, node));
+                    if d < best && self.level(node) >= level {
+                        (at, best) = (node, d);
+                    }
+                }
+                if at == from {
+                    break;
+                }
+            }
+        }
+
+        let state = &mut *self.state.borrow_mut();
+        state.seen.resize(self.nodes.div_ceil(64), 0);
+        state.mark(at);
+        state.next.push(Reverse(key(best, at)));
+        state.nearest.push(key(best, at));
+        let mut farthest = key(best, at);
+        let mut fresh = std::mem::take(&mut state.fresh);
+        while let Some(Reverse(from)) = state.next.pop() {
+            if from > farthest && state.nearest.len() == count {
+                break;
+            }
+            fresh.clear();
+            fresh.extend(
+                self.neighbours(graph, from as u32, 0)
+                    .filter(|&node| state.mark(node)),
+            );
+            for &node in fresh.iter().take(AHEAD) {
+                prefetch(self.vector(graph, node));
+            }
+            for (i, &node) in fresh.iter().enumerate() {
+                if let Some(&later) = fresh.get(i + AHEAD) {
+                    prefetch(self.vector(graph, later));
+                }
+                let found = key(distance(self.vector(graph, node)), node);
+                if state.nearest.len() < count || found < farthest {
+                    let head = self.node_at(node);
+                    prefetch(&graph[head..head + NODE_HEAD + 4 * self.base_edges]);
+                    state.next.push(Reverse(found));
+                    state.nearest.push(found);
+                    if state.nearest.len() > count {
+                        state.nearest.pop();
+                    }
+                    farthest = *state.nearest.peek().expect("one was pushed");
+                }
+            }
+        }
+        state.fresh = fresh;
+        for node in state.touched.drain(..) {
+            state.seen[node as usize / 64] = 0;
+        }
+        state.next.clear();
+        state.nearest.drain().map(|key| key as u32).collect()
+    }
+}
