@@ -80,9 +80,8 @@ impl Graph {
                     std::slice::from_raw_parts(b.cast(), len),
                 )
             };
-            // The walk jumps from vector to vector: without this, loads wait for each other.
+            // usearch jumps from vector to vector: without this, loads wait for each other.
             prefetch(b);
-            prefetch(a);
             codec.scalar_distance(dot, a, b)
         };
         self.index.change_metric::<i8>(Box::new(distance));

@@ -23,7 +23,7 @@ pub enum IterativeScan {
     StrictOrder,
 }
 
-static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(40);
+static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(100);
 static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
@@ -59,7 +59,7 @@ struct Stored {
 }
 
 const M: c_int = 16;
-const EF_CONSTRUCTION: c_int = 64;
+const EF_CONSTRUCTION: c_int = 48;
 const PENDING_LIST_LIMIT: c_int = 4096;
 
 /// Storage parameters of an index.
