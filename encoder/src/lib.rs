@@ -21,9 +21,10 @@ mod error;
 pub mod folder;
 pub mod import;
 pub mod kernels;
+pub mod ngrams;
 mod text;
 mod tokenize;
-mod words;
+pub mod words;
 
 pub use config::Config;
 pub use encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};

@@ -6,8 +6,9 @@ use std::path::Path;
 use tokenizers::PostProcessor;
 
 use crate::config::{Architecture, Config};
+use crate::ngrams::read_tokenizer;
 use crate::text::Preparation;
-use crate::words::{Words, is_local};
+use crate::words::Words;
 use crate::{EncoderError, folder};
 
 /// Bytes of text read for each token of the limit; what lies beyond cannot matter except in texts
@@ -44,13 +45,8 @@ impl Tokenizer {
     pub fn open(folder: &Path, config: &Config) -> Result<Self, EncoderError> {
         let path = folder.join(folder::TOKENIZER);
         let json = std::fs::read(&path).map_err(|e| EncoderError::io(&path, e))?;
-        // The deserialisers of `tokenizers` contain assertions; a hostile file must not end the
-        // process.
-        let mut inner = catch_unwind(AssertUnwindSafe(|| {
-            tokenizers::Tokenizer::from_bytes(&json)
-        }))
-        .map_err(|_| EncoderError::format(&path, "the tokenizer cannot be built"))?
-        .map_err(|e| EncoderError::format(&path, e.to_string()))?;
+        let (mut inner, ngrams) =
+            read_tokenizer(&json).map_err(|e| EncoderError::format(&path, e.to_string()))?;
         inner.with_padding(None);
         let append_eos = matches!(&config.encoder, Architecture::Bilstm(c) if c.append_eos);
         let id = |token| inner.token_to_id(token);
@@ -84,7 +80,7 @@ impl Tokenizer {
             })?;
         let preparation = Preparation::new(&config.text)?;
         Ok(Self {
-            words: is_local(&inner).then(Words::new),
+            words: Words::new(&inner, ngrams)?,
             inner,
             preparation,
             limit,
@@ -94,9 +90,9 @@ impl Tokenizer {
         })
     }
 
-    /// Number of tokens the tokenizer knows.
+    /// Number of tokens, n-grams included.
     pub fn vocabulary(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.get_vocab_size(true) + self.words.as_ref().map_or(0, Words::ngrams)
     }
 
     /// Ids of one text. A text without any token becomes the lone token `</s>` (else `[SEP]`,
@@ -125,15 +121,7 @@ impl Tokenizer {
     /// The text's tokens, cut at the limit, then special tokens around them.
     fn pieces(&self, text: &str) -> tokenizers::Result<(Vec<u32>, bool)> {
         if let Some(words) = &self.words {
-            let mut ids = Vec::with_capacity(32);
-            for word in text.split(' ').filter(|word| !word.is_empty()) {
-                words.append(&self.inner, word, &mut ids)?;
-                if ids.len() > self.limit {
-                    ids.truncate(self.limit);
-                    return Ok((ids, true));
-                }
-            }
-            return Ok((ids, false));
+            return words.encode(&self.inner, text, self.limit);
         }
         let mut encoding = self.inner.encode_fast(text, false)?;
         let truncated = encoding.len() > self.limit;

@@ -3,14 +3,17 @@
 //! Most of a tokenizer's time goes into normalising and splitting words it has seen before. Where
 //! every step of a tokenizer treats the words between spaces independently of each other
 //! ([`is_local`]), the tokens of a text are those of its words, and those of a word can be
-//! remembered.
+//! remembered, with the n-grams ([`crate::ngrams`]) that belong to it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::RwLock;
 
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use crate::EncoderError;
+use crate::ngrams::{NgramConfig, Ngrams};
 
 /// Longest word that is remembered, in bytes.
 const MAX_BYTES: usize = 64;
@@ -24,28 +27,77 @@ const SHARD_WORDS: usize = 2048;
 type Shard = RwLock<HashMap<Box<str>, Box<[u32]>>>;
 
 /// Token ids of words.
-pub(crate) struct Words {
+pub struct Words {
+    ngrams: Option<Ngrams>,
     hasher: RandomState,
     shards: Vec<Shard>,
 }
 
 impl Words {
-    pub fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+    /// An empty cache for a tokenizer, with the n-grams that follow a word's tokens; `None` if the
+    /// tokenizer does not treat words independently.
+    ///
+    /// # Errors
+    /// [`EncoderError::Tokenizer`] for malformed n-grams, or if there are some although the tokenizer
+    /// has no words.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        ngrams: Option<NgramConfig>,
+    ) -> Result<Option<Self>, EncoderError> {
+        let ngrams = ngrams
+            .map(|config| Ngrams::new(config, tokenizer.get_vocab_size(true) as u32))
+            .transpose()?;
+        if is_local(tokenizer) {
+            return Ok(Some(Self {
+                ngrams,
+                hasher: RandomState::new(),
+                shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            }));
+        }
+        match ngrams {
+            None => Ok(None),
+            Some(_) => Err(EncoderError::Tokenizer(
+                "n-grams need a tokenizer that splits at white space first".into(),
+            )),
         }
     }
 
+    /// Number of n-grams that the tokenizer does not know of.
+    #[must_use]
+    pub fn ngrams(&self) -> usize {
+        self.ngrams.as_ref().map_or(0, Ngrams::vocabulary)
+    }
+
+    /// Token ids of the words of `text`, at most `limit` and whether there were more.
+    ///
+    /// # Errors
+    /// Of the tokenizer.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        limit: usize,
+    ) -> tokenizers::Result<(Vec<u32>, bool)> {
+        let mut ids = Vec::with_capacity(32);
+        for word in text.split(' ').filter(|word| !word.is_empty()) {
+            self.append(tokenizer, word, &mut ids)?;
+            if ids.len() > limit {
+                ids.truncate(limit);
+                return Ok((ids, true));
+            }
+        }
+        Ok((ids, false))
+    }
+
     /// Appends the ids of `word` to `ids`.
-    pub fn append(
+    fn append(
         &self,
         tokenizer: &Tokenizer,
         word: &str,
         ids: &mut Vec<u32>,
     ) -> tokenizers::Result<()> {
         if word.len() > MAX_BYTES {
-            ids.extend_from_slice(tokenizer.encode_fast(word, false)?.get_ids());
+            ids.extend(self.tokens(tokenizer, word)?);
             return Ok(());
         }
         let shard = &self.shards[self.hasher.hash_one(word) as usize % SHARDS];
@@ -54,14 +106,22 @@ impl Words {
             ids.extend_from_slice(known);
             return Ok(());
         }
-        let encoding = tokenizer.encode_fast(word, false)?;
-        ids.extend_from_slice(encoding.get_ids());
+        let tokens = self.tokens(tokenizer, word)?;
+        ids.extend_from_slice(&tokens);
         let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
         if shard.len() >= SHARD_WORDS {
             shard.clear();
         }
-        shard.insert(word.into(), encoding.get_ids().into());
+        shard.insert(word.into(), tokens.into());
         Ok(())
+    }
+
+    fn tokens(&self, tokenizer: &Tokenizer, word: &str) -> tokenizers::Result<Vec<u32>> {
+        let mut ids = tokenizer.encode_fast(word, false)?.get_ids().to_vec();
+        if let Some(ngrams) = &self.ngrams {
+            ngrams.append(word, &mut ids);
+        }
+        Ok(ids)
     }
 }
 
@@ -69,10 +129,12 @@ impl Words {
 /// other. A space is a starter that composes with nothing, so Unicode normalisation is such a step;
 /// so is whatever looks at one character at a time, and everything behind a split at white space
 /// that does not ask for a part's place in the text.
-pub(crate) fn is_local(tokenizer: &Tokenizer) -> bool {
+fn is_local(tokenizer: &Tokenizer) -> bool {
     let json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Bool(false));
     let added = tokenizer.get_added_tokens_decoder();
-    tokenizer.get_post_processor().is_none()
+    let random = matches!(tokenizer.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some());
+    !random
+        && tokenizer.get_post_processor().is_none()
         && !added.values().any(|token| {
             token.lstrip || token.rstrip || token.content.contains(char::is_whitespace)
         })
@@ -191,13 +253,14 @@ mod tests {
             other: String,
         ) {
             static WORDS: std::sync::OnceLock<(Tokenizer, Words)> = std::sync::OnceLock::new();
-            let (tokenizer, words) = WORDS.get_or_init(|| (tokenizer(), Words::new()));
+            let (tokenizer, words) = WORDS.get_or_init(|| {
+                let tokenizer = tokenizer();
+                let words = Words::new(&tokenizer, None).unwrap().expect("local");
+                (tokenizer, words)
+            });
             prop_assert!(is_local(tokenizer));
             for text in [text, other] {
-                let mut ids = Vec::new();
-                for word in text.split(' ').filter(|w| !w.is_empty()) {
-                    words.append(tokenizer, word, &mut ids).unwrap();
-                }
+                let (ids, _) = words.encode(tokenizer, &text, usize::MAX).unwrap();
                 let whole = tokenizer.encode_fast(text.as_str(), false).unwrap();
                 prop_assert_eq!(&ids[..], whole.get_ids(), "{:?}", text);
             }

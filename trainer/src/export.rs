@@ -209,8 +209,27 @@ pub fn token_counts(corpus: &PackedCorpus) -> Vec<u64> {
         )
 }
 
-/// Removes tokens from a `tokenizer.json`; returns the old ids in the order of the new ones.
-fn prune_tokenizer(json: &mut Value, keep: &[bool]) -> Result<Vec<usize>, ExportError> {
+/// Removes tokens and n-grams from a `tokenizer.json`; returns the old ids in the order of the new ones.
+fn prune_tokenizer(file: &mut Value, keep: &[bool]) -> Result<Vec<usize>, ExportError> {
+    let Some(tokenizer) = file.get_mut("tokenizer") else {
+        return Ok(prune_pieces(file, keep)?.0);
+    };
+    let (mut order, pieces) = prune_pieces(tokenizer, keep)?;
+    if let Some(Value::Array(ngrams)) = file.pointer_mut("/ngrams/vocabulary") {
+        let mut ids = pieces..;
+        ngrams.retain(|_| {
+            let id = ids.next().unwrap_or_default();
+            let kept = keep.get(id).copied().unwrap_or(true);
+            order.extend(kept.then_some(id));
+            kept
+        });
+    }
+    Ok(order)
+}
+
+/// Removes tokens from a tokenizer proper; returns the old ids in the order of the new ones, and
+/// the old number of tokens.
+fn prune_pieces(json: &mut Value, keep: &[bool]) -> Result<(Vec<usize>, usize), ExportError> {
     let wrong = |message: &str| ExportError::Tokenizer(message.to_owned());
     let kind = json["model"]["type"].as_str().unwrap_or("").to_owned();
     let mut pieces: Vec<String> = match kind.as_str() {
@@ -334,7 +353,7 @@ fn prune_tokenizer(json: &mut Value, keep: &[bool]) -> Result<Vec<usize>, Export
             token["id"] = Value::from(new_id[id]);
         }
     }
-    Ok(order)
+    Ok((order, pieces.len()))
 }
 
 fn merges(json: &Value) -> Result<Vec<(String, String)>, ExportError> {
@@ -376,13 +395,20 @@ mod tests {
             };
             let tokenizer = train(&texts, &options).expect("trained");
             let size = tokenizer.get_vocab_size(true);
-            let mut json: Value =
-                serde_json::from_str(&tokenizer.to_string(false).expect("json")).expect("json");
-            // Keep every third token.
-            let keep: Vec<bool> = (0..size).map(|id| id % 3 == 0).collect();
-            let order = prune_tokenizer(&mut json, &keep).expect("pruned");
+            let mut json = serde_json::json!({
+                "ngrams": {"lengths": [3], "vocabulary": ["low", "new", "wid"]},
+                "tokenizer": tokenizer,
+            });
+            // Keep every third token, and the second n-gram.
+            let mut keep: Vec<bool> = (0..size).map(|id| id % 3 == 0).collect();
+            keep.extend([false, true, false]);
+            let mut order = prune_tokenizer(&mut json, &keep).expect("pruned");
+            assert_eq!(json["ngrams"]["vocabulary"], serde_json::json!(["new"]));
+            assert_eq!(order.pop(), Some(size + 1));
             assert!(order.len() < size && order.len() >= 260);
-            let pruned = tokenizers::Tokenizer::from_bytes(json.to_string()).expect("loads");
+            let json = json.to_string();
+            let (pruned, _) =
+                laser_encoder::ngrams::read_tokenizer(json.as_bytes()).expect("loads");
             assert_eq!(pruned.get_vocab_size(true), order.len());
             for (id, token) in SPECIAL.iter().enumerate() {
                 assert_eq!(pruned.token_to_id(token), Some(id as u32));

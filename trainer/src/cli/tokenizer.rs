@@ -51,6 +51,13 @@ pub struct TokenizerArgs {
     /// Longest piece in characters.
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_piece: usize,
+    /// Additional tokens for the most frequent beginnings of romanised words.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    ngrams: usize,
+    /// Lengths of these beginnings in characters.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "3,5",
+          value_parser = clap::value_parser!(u8).range(1..=30))]
+    ngram_lengths: Vec<u8>,
     /// Seed of the sample.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -77,13 +84,14 @@ pub fn train(args: &TokenizerArgs) -> Result<()> {
         ..TokenizerOptions::default()
     };
     let tokenizer = tokenizer::train(&sample.texts, &options)?;
+    let lengths: Vec<usize> = args.ngram_lengths.iter().map(|n| usize::from(*n)).collect();
+    let ngrams = (args.ngrams > 0).then(|| tokenizer::ngrams(&sample.texts, &lengths, args.ngrams));
     bar.finish_and_clear();
-    tokenizer
-        .save(&args.output, false)
-        .map_err(|e| anyhow::anyhow!("{e}"))?;
+    tokenizer::save(&tokenizer, ngrams.as_ref(), &args.output)?;
     println!(
-        "{} tokens from {} sentences in {} languages, {:.0} s: {}",
+        "{} tokens and {} n-grams from {} sentences in {} languages, {:.0} s: {}",
         tokenizer.get_vocab_size(true),
+        ngrams.map_or(0, |ngrams| ngrams.vocabulary.len()),
         sample.texts.len(),
         sample.languages.len(),
         start.elapsed().as_secs_f64(),

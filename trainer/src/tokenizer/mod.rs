@@ -6,18 +6,24 @@
 //! text is unknown.
 //!
 //! Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` and `</s>`, ids 4 to 259 the bytes `<0x00>` to `<0xFF>`.
+//! The n-grams of words may follow them ([`laser_encoder::ngrams`]).
 //! Nothing is added to a text by the tokenizer itself; encoders that need `</s>` append it.
 
 mod coverage;
+mod ngrams;
 mod sample;
 mod train;
 
 pub use coverage::{Coverage, coverage};
+pub use ngrams::ngrams;
 pub use sample::{Sample, sample};
 pub use train::{Kind, TokenizerOptions, train};
 
 use std::path::Path;
 
+use laser_encoder::ngrams::{NgramConfig, read_tokenizer};
+use laser_encoder::words::Words;
+use rayon::prelude::*;
 use tokenizers::Tokenizer;
 
 use crate::data::{DataError, Result};
@@ -35,10 +41,26 @@ pub fn byte_token(byte: u8) -> String {
 pub struct Loaded {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// For tokenizers that treat words independently.
+    words: Option<Words>,
     /// blake3 of the file, in hexadecimal.
     pub fingerprint: String,
-    /// Number of ids.
+    /// Number of ids, n-grams included.
     pub vocab_size: u32,
+}
+
+/// Writes a `tokenizer.json`, with n-grams if there are any.
+///
+/// # Errors
+/// [`DataError::Io`] or [`DataError::Tokenizer`].
+pub fn save(tokenizer: &Tokenizer, ngrams: Option<&NgramConfig>, path: &Path) -> Result<()> {
+    let fail = |e: &dyn std::fmt::Display| DataError::Tokenizer(e.to_string());
+    let mut json = tokenizer.to_string(false).map_err(|e| fail(&e))?;
+    if let Some(ngrams) = ngrams {
+        let ngrams = serde_json::to_string(ngrams).map_err(|e| fail(&e))?;
+        json = format!("{{\"ngrams\":{ngrams},\"tokenizer\":{json}}}");
+    }
+    std::fs::write(path, json).map_err(|e| DataError::io(path, e))
 }
 
 /// Loads a `tokenizer.json`. Truncation and padding that it may ask for are switched off: both are
@@ -49,25 +71,35 @@ pub struct Loaded {
 pub fn load(path: &Path) -> Result<Loaded> {
     let bytes = std::fs::read(path).map_err(|e| DataError::io(path, e))?;
     let fail = |e: tokenizers::Error| DataError::Tokenizer(format!("{}: {e}", path.display()));
-    let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(fail)?;
+    let named = |e| DataError::Tokenizer(format!("{}: {e}", path.display()));
+    let (mut tokenizer, ngrams) = read_tokenizer(&bytes).map_err(named)?;
     tokenizer.with_truncation(None).map_err(fail)?;
     tokenizer.with_padding(None);
+    let words = Words::new(&tokenizer, ngrams).map_err(named)?;
     let vocab = tokenizer.get_vocab(true);
-    let vocab_size = vocab.values().max().map_or(0, |m| m + 1);
+    let ngrams = words.as_ref().map_or(0, Words::ngrams) as u32;
+    let vocab_size = vocab.values().max().map_or(0, |m| m + 1) + ngrams;
     let fingerprint = blake3::hash(&bytes).to_hex().to_string();
     Ok(Loaded {
         tokenizer,
+        words,
         fingerprint,
         vocab_size,
     })
 }
 
 impl Loaded {
-    /// Token ids of each text, with what the tokenizer's post-processor adds.
+    /// Token ids of each text, with its n-grams and what the tokenizer's post-processor adds.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`].
     pub fn encode(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
+        if let Some(words) = &self.words {
+            let encode = |text: &&str| words.encode(&self.tokenizer, text, usize::MAX);
+            let ids: tokenizers::Result<Vec<_>> = texts.par_iter().map(encode).collect();
+            let ids = ids.map_err(|e| DataError::Tokenizer(e.to_string()))?;
+            return Ok(ids.into_iter().map(|(ids, _)| ids).collect());
+        }
         let encodings = self
             .tokenizer
             .encode_batch_fast(texts.to_vec(), true)

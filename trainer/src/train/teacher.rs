@@ -47,8 +47,7 @@ impl Teacher {
         let own = folder.join("tokenizer.json");
         let bytes = |path: &Path| std::fs::read(path).map_err(|e| TrainError::io(path, e));
         let student_json = bytes(tokenizer)?;
-        let inner = Tokenizer::from_bytes(&student_json)
-            .map_err(|e| crate::data::DataError::Tokenizer(e.to_string()))?;
+        let (inner, _) = laser_encoder::ngrams::read_tokenizer(&student_json)?;
         let append = matches!(&encoder.config().encoder, Architecture::Bilstm(c) if c.append_eos);
         let eos = append.then(|| inner.token_to_id("</s>")).flatten();
         let foreign = (bytes(&own)? != student_json).then_some(inner);
@@ -60,7 +59,7 @@ impl Teacher {
     }
 
     /// Embeddings [sentences, D] of the student's token ids. A teacher with another tokenizer
-    /// reads the text that the ids stand for.
+    /// reads the text that the ids stand for; n-grams have none.
     ///
     /// # Errors
     /// [`TrainError::Teacher`], [`TrainError::Data`].

@@ -1,0 +1,216 @@
+//! Beginnings of words as additional tokens.
+//!
+//! Subword pieces of related words have little in common: "teacher" and "teachers", or "Tom" and
+//! "Том", may share no piece. Character n-grams repair that for inflected and rare words
+//! (Bojanowski et al., TACL 2017); romanised ones do so across scripts as well. Only those at the
+//! beginning of a word are used, where most languages keep the stem.
+//!
+//! The `tokenizer.json` of a model with n-grams is `{"ngrams": …, "tokenizer": …}`: an
+//! [`NgramConfig`] and what would be the file without. The ids of the n-grams follow those of the
+//! tokenizer proper.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use any_ascii::any_ascii;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use tokenizers::Tokenizer;
+use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::char::is_combining_mark;
+
+use crate::EncoderError;
+
+/// Longest romanised word that has n-grams, in characters: what is longer is a sentence in a script
+/// without spaces, whose beginning says nothing special.
+const LONGEST_WORD: usize = 30;
+
+/// Largest number of n-grams a file may ask for.
+const MAX_NGRAMS: usize = 1 << 22;
+
+/// The n-grams of a tokenizer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NgramConfig {
+    /// Lengths of the n-grams in characters after romanisation.
+    pub lengths: Vec<usize>,
+    /// The n-grams in the order of their ids. Others are ignored.
+    pub vocabulary: Vec<String>,
+}
+
+/// Reads a `tokenizer.json` of either form.
+///
+/// # Errors
+/// [`EncoderError::Tokenizer`] if it is malformed.
+pub fn read_tokenizer(json: &[u8]) -> Result<(Tokenizer, Option<NgramConfig>), EncoderError> {
+    #[derive(Deserialize)]
+    struct Form {
+        ngrams: Option<IgnoredAny>,
+    }
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct WithNgrams {
+        ngrams: NgramConfig,
+        tokenizer: Tokenizer,
+    }
+    let error = |message: String| EncoderError::Tokenizer(message);
+    // The deserialisers of `tokenizers` contain assertions; a hostile file must not end the process.
+    let read = || -> Result<_, serde_json::Error> {
+        let form: Form = serde_json::from_slice(json)?;
+        if form.ngrams.is_none() {
+            return Ok((serde_json::from_slice(json)?, None));
+        }
+        let file: WithNgrams = serde_json::from_slice(json)?;
+        Ok((file.tokenizer, Some(file.ngrams)))
+    };
+    let (tokenizer, ngrams) = catch_unwind(AssertUnwindSafe(read))
+        .map_err(|_| error("it cannot be built".into()))?
+        .map_err(|e| error(e.to_string()))?;
+    if let Some(config) = &ngrams {
+        if config.lengths.is_empty() || config.lengths.contains(&0) {
+            return Err(error("the lengths of n-grams must be positive".into()));
+        }
+        if config.vocabulary.len() > MAX_NGRAMS {
+            return Err(error(format!("there are more than {MAX_NGRAMS} n-grams")));
+        }
+    }
+    Ok((tokenizer, ngrams))
+}
+
+/// Finds the n-grams of words.
+#[derive(Debug)]
+pub struct Ngrams {
+    lengths: Vec<usize>,
+    ids: HashMap<Box<str>, u32>,
+}
+
+impl Ngrams {
+    /// N-grams whose ids start at `first`.
+    ///
+    /// # Errors
+    /// [`EncoderError::Tokenizer`] if one is listed twice.
+    pub fn new(config: NgramConfig, first: u32) -> Result<Self, EncoderError> {
+        let count = config.vocabulary.len();
+        let ids: HashMap<Box<str>, u32> = (first..)
+            .zip(config.vocabulary)
+            .map(|(id, ngram)| (ngram.into_boxed_str(), id))
+            .collect();
+        if ids.len() < count {
+            let message = "an n-gram is listed twice".into();
+            return Err(EncoderError::Tokenizer(message));
+        }
+        Ok(Self {
+            lengths: config.lengths,
+            ids,
+        })
+    }
+
+    /// Number of ids.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Appends the ids of the n-grams of `word`.
+    pub fn append(&self, word: &str, ids: &mut Vec<u32>) {
+        for_each(word, &self.lengths, |ngram| {
+            ids.extend(self.ids.get(ngram));
+        });
+    }
+}
+
+/// Calls `f` with the first characters, as many as each of `lengths` says, of every run of letters
+/// of `word`, after compatibility normalisation, romanisation and lower-casing. Runs shorter than a
+/// length have no n-gram of it.
+pub fn for_each(word: &str, lengths: &[usize], mut f: impl FnMut(&str)) {
+    let word: String = word.nfkc().collect();
+    // Vowel signs and the like belong to the letters they modify.
+    let letter = |c: char| c.is_alphabetic() || is_combining_mark(c);
+    for run in word.split(|c| !letter(c)).filter(|run| !run.is_empty()) {
+        let romanised = any_ascii(run).to_ascii_lowercase();
+        if romanised.len() > LONGEST_WORD {
+            continue;
+        }
+        for &length in lengths {
+            if let Some(ngram) = romanised.get(..length) {
+                f(ngram);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ngrams(word: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for_each(word, &[3, 5], |ngram| found.push(ngram.to_owned()));
+        found
+    }
+
+    #[test]
+    fn beginnings_are_the_same_in_all_scripts() {
+        assert_eq!(ngrams("Maria"), ["mar", "maria"]);
+        assert_eq!(ngrams("Μαρία"), ngrams("Maria"));
+        assert_eq!(ngrams("Мария"), ["mar", "mariy"]);
+        assert_eq!(ngrams("ＭＡＲÍＡ,"), ngrams("maria"));
+    }
+
+    #[test]
+    fn words_without_letters_or_too_long_have_none() {
+        assert!(ngrams("2026").is_empty());
+        assert!(ngrams("ab").is_empty());
+        assert!(ngrams(&"a".repeat(31)).is_empty());
+        assert_eq!(ngrams("mother-in-law"), ["mot", "mothe", "law"]);
+        // The vowel signs do not cut the word.
+        assert_eq!(ngrams("हिन्दी").len(), 2);
+    }
+
+    #[test]
+    fn ids_follow_the_vocabulary() {
+        let config = NgramConfig {
+            lengths: vec![3, 5],
+            vocabulary: vec!["mar".into(), "mothe".into()],
+        };
+        let ngrams = Ngrams::new(config.clone(), 100).unwrap();
+        let mut ids = vec![7];
+        ngrams.append("Mothers,Марк", &mut ids);
+        assert_eq!(ids, [7, 101, 100]);
+        let twice = NgramConfig {
+            vocabulary: vec!["mar".into(), "mar".into()],
+            ..config
+        };
+        assert!(Ngrams::new(twice, 0).is_err());
+    }
+
+    #[test]
+    fn files_come_in_two_forms() {
+        let plain = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+        });
+        let read = |json: &serde_json::Value| read_tokenizer(json.to_string().as_bytes());
+        let (tokenizer, ngrams) = read(&plain).unwrap();
+        assert_eq!((tokenizer.get_vocab_size(true), ngrams), (2, None));
+
+        let with = |ngrams: &str| {
+            let ngrams: serde_json::Value = serde_json::from_str(ngrams).unwrap();
+            serde_json::json!({"ngrams": ngrams, "tokenizer": plain})
+        };
+        let json = with(r#"{"lengths": [3], "vocabulary": ["mar"]}"#);
+        let (tokenizer, ngrams) = read(&json).unwrap();
+        assert_eq!(tokenizer.get_vocab_size(true), 2);
+        assert_eq!(ngrams.unwrap().vocabulary, ["mar"]);
+        for wrong in [
+            r#"{"lengths": [0], "vocabulary": []}"#,
+            r#"{"lengths": [], "vocabulary": []}"#,
+            r#"{"lengths": [3]}"#,
+            "3",
+        ] {
+            assert!(read(&with(wrong)).is_err(), "{wrong}");
+        }
+    }
+}
