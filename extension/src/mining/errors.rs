@@ -69,12 +69,12 @@ pub fn bad_k(k: i32) -> ! {
     )
 }
 
-/// Raises the SQL error for a name that is none of `names`.
+/// Raises the SQL error for a name that is none of those in `known`.
 #[cold]
-pub fn bad_name(what: &str, name: &str, names: &[&str]) -> ! {
+pub fn bad_name(what: &str, name: &str, known: &str) -> ! {
     raise_hint(
         PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
         format!("unknown {what} \"{name}\""),
-        format!("Known are {}.", names.join(", ")),
+        format!("Known are {known}."),
     )
 }

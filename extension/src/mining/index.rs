@@ -8,29 +8,26 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 
-use laser_mining::{Margin, Neighbourhoods, Neighbours, Retrieval, Side, knn, select};
+use laser_mining::{Neighbourhoods, Neighbours, Side, knn};
 use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
+use super::call::Call;
 use super::errors;
-use super::functions::{Mined, mined};
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{Kind, Query, Spi};
 use crate::types::{raise, raise_hint};
 
-/// Mines with the laser indexes on the tables of both queries.
-pub fn mine(
-    spi: &Spi,
+/// The neighbours that the laser indexes on the tables of both queries find, and both sides.
+pub fn neighbours(
     [source, target]: [&[u8]; 2],
     k: usize,
-    (margin, retrieval, threshold): (Margin, Retrieval, f64),
     unify: bool,
-    namespace: Oid,
-    progress: &mut Progress,
-) -> Vec<Mined> {
-    let source_query = Query::parse(spi, "source", source, &SIDE_COLUMNS, namespace);
-    let target_query = Query::parse(spi, "target", target, &SIDE_COLUMNS, namespace);
+    call: &mut Call,
+) -> (Neighbourhoods, Loaded, Loaded) {
+    let parse = |name, sql| Query::parse(&call.spi, name, sql, &SIDE_COLUMNS, call.namespace);
+    let (source_query, target_query) = (parse("source", source), parse("target", target));
     if source_query.type_of(1) != target_query.type_of(1) {
         raise_hint(
             PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
@@ -38,39 +35,32 @@ pub fn mine(
             "Cast one of them, or use method => 'exact'.",
         );
     }
-    let nearest_target = Nearest::prepare(spi, &target_query, "target", k, namespace);
-    let nearest_source = Nearest::prepare(spi, &source_query, "source", k, namespace);
-    progress.phase("reading source, searching target index");
-    let source = Candidates::read(
+    let nearest_target = Nearest::prepare(&call.spi, &target_query, "target", k, call.namespace);
+    let nearest_source = Nearest::prepare(&call.spi, &source_query, "source", k, call.namespace);
+    let mut read = |phase, query, side, nearest| {
+        call.progress.phase(phase);
+        Candidates::read(query, side, unify, nearest, &mut call.progress)
+    };
+    let source = read(
+        "reading source, searching target index",
         &source_query,
         Side::Source,
-        unify,
         &nearest_target,
-        progress,
     );
-    progress.phase("reading target, searching source index");
-    let target = Candidates::read(
+    let target = read(
+        "reading target, searching source index",
         &target_query,
         Side::Target,
-        unify,
         &nearest_source,
-        progress,
     );
 
-    progress.phase("scoring");
+    call.progress.phase("scoring");
     load::common_dimensions(source.loaded.dimensions(), target.loaded.dimensions());
     let found = Neighbourhoods {
         forward: source.score(&target, k),
         backward: target.score(&source, k),
     };
-    let pairs = select(
-        &found.forward,
-        &found.backward,
-        margin,
-        retrieval,
-        threshold,
-    );
-    mined(pairs, &found, &source.loaded.ids, &target.loaded.ids)
+    (found, source.loaded, target.loaded)
 }
 
 /// The ids of the rows nearest to a value, by an index.

@@ -1,5 +1,4 @@
 //! The rows of the two sides, sorted by id.
-#![allow(unsafe_code)]
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -7,21 +6,22 @@ use std::path::PathBuf;
 
 use laser_mining::{RowStore, Side};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::Oid;
 
+use super::call::Call;
 use super::errors;
 use super::guc;
 use super::progress::Progress;
-use super::query::{Batch, Kind, Query, Spi, Wanted};
+use super::query::{Batch, Kind, Query, Snapshot, Wanted};
+use super::row::Value;
 use crate::encode::embed_texts;
-use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
+use crate::types::{raise, raise_hint};
 
 /// The columns of a side.
 pub const SIDE_COLUMNS: [Wanted; 2] = [
     Wanted {
         name: "id",
-        type_name: "bigint",
-        kinds: &[Kind::Integer],
+        type_name: i64::TYPE_NAME,
+        kinds: i64::KINDS,
     },
     Wanted {
         name: "value",
@@ -156,7 +156,7 @@ pub fn each_row(
 ) {
     let mut last = None;
     let mut count = 0;
-    query.run(1, |batch| {
+    query.run(Snapshot::Caller, 1, |batch| {
         let mut rows = Vec::with_capacity(batch.rows());
         for row in 0..batch.rows() {
             let Some(id) = batch.integer(row, 0) else {
@@ -208,37 +208,10 @@ pub fn push_batch(
         }
         Kind::Embedding | Kind::HalfEmbedding => {
             for &(id, row) in chosen {
-                with_values(kind, batch, (row, 1), |values| {
-                    rows.push(side, id, values, limit)
-                });
+                batch.embedding(row, 1, |values| rows.push(side, id, values, limit));
             }
         }
         _ => unreachable!("checked when the query was parsed"),
-    }
-}
-
-/// Calls `f` with the values of an embedding column.
-pub fn with_values(
-    kind: Kind,
-    batch: &Batch<'_>,
-    (row, column): (usize, usize),
-    f: impl FnOnce(&[f32]),
-) {
-    let Some(datum) = batch.datum(row, column) else {
-        return;
-    };
-    if kind == Kind::HalfEmbedding {
-        // SAFETY: the column was checked to be of this type, and the batch outlives the call.
-        let values = unsafe { HalfEmbedding::from_raw(datum) };
-        let wide: Vec<f32> = values
-            .as_slice()
-            .iter()
-            .map(|value| value.to_f32())
-            .collect();
-        f(&wide);
-    } else {
-        // SAFETY: as above.
-        f(unsafe { Embedding::from_raw(datum) }.as_slice());
     }
 }
 
@@ -251,21 +224,26 @@ pub fn content_hash(seed: &[u8], bytes: &[u8]) -> [u8; 16] {
     hash
 }
 
-/// Runs the query of one side. `unify`: of equal texts only the one with the lowest id is kept.
-pub fn load(
-    spi: &Spi,
-    side: Side,
-    sql: &[u8],
-    unify: bool,
-    namespace: Oid,
-    progress: &mut Progress,
-) -> Loaded {
-    progress.phase(match side {
+/// The phase of a side's query.
+pub fn reading(side: Side) -> &'static str {
+    match side {
         Side::Source => "reading source",
         Side::Target => "reading target",
-    });
+    }
+}
+
+/// Runs the queries of both sides. `unify`: of equal texts only the one with the lowest id is kept.
+pub fn load([source, target]: [&[u8]; 2], unify: bool, call: &mut Call) -> (Loaded, Loaded) {
+    (
+        load_side(Side::Source, source, unify, call),
+        load_side(Side::Target, target, unify, call),
+    )
+}
+
+fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
+    call.progress.phase(reading(side));
     let name = side.to_string();
-    let query = Query::parse(spi, &name, sql, &SIDE_COLUMNS, namespace);
+    let query = Query::parse(&call.spi, &name, sql, &SIDE_COLUMNS, call.namespace);
     let kind = query.kind(1);
     let limit = memory_of_side();
     let mut loaded = Loaded {
@@ -274,7 +252,7 @@ pub fn load(
         rows: Rows::default(),
     };
     let mut seen = HashSet::new();
-    each_row(&query, side, progress, |batch, rows| {
+    each_row(&query, side, &mut call.progress, |batch, rows| {
         let mut chosen = rows.to_vec();
         if unify && kind == Kind::Text {
             chosen.retain(|&(_, row)| {

@@ -4,18 +4,25 @@
 //! A function that mines
 //!
 //! 1. runs its queries through SPI cursors, in the rights and in the snapshot of the caller
-//!    (`query`), and collects their rows, embedding texts on the way (`load`);
+//!    (`query`, `row`), and collects their rows, embedding texts on the way (`load`);
 //! 2. searches in threads that know nothing of the server, while the session's own thread waits,
 //!    looks for interrupts and reports progress (`work`, `progress`);
-//! 3. returns rows (`functions`), or writes neighbourhoods that can be updated (`state`).
+//! 3. selects pairs (`pairs`) and returns rows (`functions`, `shards`, `measures`), or writes
+//!    neighbourhoods that can be updated (`state`).
 
+mod call;
 mod errors;
 mod functions;
 mod guc;
 mod index;
+mod lists;
 mod load;
+mod measures;
+mod pairs;
 mod progress;
 mod query;
+mod row;
+mod shards;
 mod state;
 mod work;
 

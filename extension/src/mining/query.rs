@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, PgSqlErrorCode, check_for_interrupts};
 
-use crate::types::{raise, raise_hint};
+use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
 /// Rows fetched at a time.
 const BATCH: i64 = 1024;
@@ -225,15 +225,9 @@ impl<'a> Query<'a> {
         self.sql
     }
 
-    /// Runs the query in the snapshot of the calling query, sorted by its first `sorted_by`
-    /// columns, and hands over its rows in batches. Memory that `take` allocates from the server
-    /// is freed after each batch.
-    pub fn run(&self, sorted_by: usize, take: impl FnMut(&Batch<'_>)) {
-        self.run_in(Snapshot::Caller, sorted_by, take);
-    }
-
-    /// [`Query::run`] in another snapshot.
-    pub fn run_in(&self, snapshot: Snapshot, sorted_by: usize, mut take: impl FnMut(&Batch<'_>)) {
+    /// Runs the query, sorted by its first `sorted_by` columns, and hands over its rows in batches.
+    /// Memory that `take` allocates from the server is freed after each batch.
+    pub fn run(&self, snapshot: Snapshot, sorted_by: usize, mut take: impl FnMut(&Batch<'_>)) {
         let order: Vec<String> = (1..=sorted_by).map(|at| at.to_string()).collect();
         // The line break ends a comment at the end of the query.
         let mut sorted = [b"SELECT * FROM (\n", self.sql, b"\n) AS query"].concat();
@@ -342,6 +336,27 @@ impl<'a> Batch<'a> {
         let datum = self.datum(row, column)?;
         // SAFETY: a non-null datum of an array type, whose elements `T` are by the column's kind.
         unsafe { Vec::<T>::from_datum(datum, false) }
+    }
+
+    /// Calls `f` with the value of an embedding column, unless it is NULL.
+    pub fn embedding<T>(
+        &self,
+        row: usize,
+        column: usize,
+        f: impl FnOnce(&[f32]) -> T,
+    ) -> Option<T> {
+        let datum = self.datum(row, column)?;
+        Some(if self.columns[column].0 == Kind::HalfEmbedding {
+            // SAFETY: the column was checked to be of this type, and the batch outlives the call.
+            let values = unsafe { HalfEmbedding::from_raw(datum) };
+            let wide: Vec<f32> = (values.as_slice().iter())
+                .map(|value| value.to_f32())
+                .collect();
+            f(&wide)
+        } else {
+            // SAFETY: as above.
+            f(unsafe { Embedding::from_raw(datum) }.as_slice())
+        })
     }
 
     /// The bytes of a bytea column or of a text column, the latter in the encoding of the
@@ -470,10 +485,4 @@ pub fn own_type(name: &CStr, namespace: Oid) -> Oid {
             Datum::from(0),
         )
     }
-}
-
-/// The schema of a function that is being called: that of the extension.
-pub fn namespace(fcinfo: pg_sys::FunctionCallInfo) -> Oid {
-    // SAFETY: fcinfo comes from the fmgr, which fills flinfo.
-    unsafe { pg_sys::get_func_namespace((*(*fcinfo).flinfo).fn_oid) }
 }

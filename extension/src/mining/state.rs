@@ -10,14 +10,18 @@
 use std::collections::HashSet;
 use std::ffi::CStr;
 
-use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove, select};
+use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
 
-use super::functions::{k_of, margin_of, mined, retrieval_of};
-use super::load::{self, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch, with_values};
+use super::call::Call;
+use super::functions::k_of;
+use super::lists::{self, Lists};
+use super::load::{self, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
+use super::pairs::{Choice, MinedRows};
 use super::progress::Progress;
-use super::query::{Kind, Query, Snapshot, Spi, Statement, Wanted, namespace, own_type};
+use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
+use super::row::{self, Row};
 use super::{errors, work};
 use crate::encode::describe_model;
 use crate::types::{new_embedding, raise_hint};
@@ -29,16 +33,29 @@ fn letter(side: Side) -> char {
     if side == Side::Source { 's' } else { 't' }
 }
 
+row::rows! {
+    /// A row of a state table without its embedding and neighbours.
+    struct Content { id: i64, content: Vec<u8> }
+
+    /// A row's embedding.
+    struct Stored { id: i64, embedding: Vec<f32> }
+
+    /// A row's neighbours, best first.
+    struct Near { id: i64, neighbours: Vec<i64>, cosines: Vec<f64> }
+}
+
 /// A state table.
 struct Table<'a> {
     spi: &'a Spi,
     /// Qualified and quoted.
     name: String,
     namespace: Oid,
+    /// What is seen of it.
+    snapshot: Snapshot,
 }
 
 impl<'a> Table<'a> {
-    fn open(spi: &'a Spi, oid: Oid, namespace: Oid) -> Self {
+    fn open(spi: &'a Spi, oid: Oid, namespace: Oid, snapshot: Snapshot) -> Self {
         // SAFETY: catalogue look-ups; the strings are new or constant C strings.
         let name = unsafe {
             let relation = pg_sys::get_rel_name(oid);
@@ -57,25 +74,45 @@ impl<'a> Table<'a> {
             spi,
             name,
             namespace,
+            snapshot,
         }
     }
 
-    /// Calls `take` for the rows of a side in ascending order of ids, with the given columns
-    /// after the id.
-    fn read(
-        &self,
-        side: Side,
-        columns: &str,
-        wanted: &[Wanted],
-        take: impl FnMut(&super::query::Batch<'_>),
-    ) {
+    /// Calls `take` for the rows of a side in ascending order of ids.
+    fn read<T: Row>(&self, side: Side, mut take: impl FnMut(T)) {
+        let columns: Vec<&str> = T::COLUMNS.iter().map(|column| column.name).collect();
         let sql = format!(
-            "SELECT id, {columns} FROM {} WHERE side = '{}'",
+            "SELECT {} FROM {} WHERE side = '{}'",
+            columns.join(", "),
             self.name,
             letter(side)
         );
-        let query = Query::parse(self.spi, "state", sql.as_bytes(), wanted, self.namespace);
-        query.run_in(Snapshot::New, 1, take);
+        let query = Query::parse(
+            self.spi,
+            "state",
+            sql.as_bytes(),
+            T::COLUMNS,
+            self.namespace,
+        );
+        row::each(&query, self.snapshot, 1, |row| match row {
+            Ok(row) => take(row),
+            Err(column) => self.damaged(&format!("a value of {column} is null")),
+        });
+    }
+
+    /// The neighbours of the rows of a side.
+    fn lists(&self, side: Side) -> Lists {
+        let mut lists = Lists::default();
+        self.read(side, |row: Near| {
+            if row.neighbours.len() != row.cosines.len() {
+                self.damaged("a list of neighbours has another length than its cosines");
+            }
+            lists.push(
+                row.id,
+                row.neighbours.into_iter().zip(row.cosines).collect(),
+            );
+        });
+        lists
     }
 
     #[cold]
@@ -88,31 +125,8 @@ impl<'a> Table<'a> {
     }
 }
 
-const ID: Wanted = Wanted {
-    name: "id",
-    type_name: "bigint",
-    kinds: &[Kind::Integer],
-};
-const CONTENT: Wanted = Wanted {
-    name: "content",
-    type_name: "bytea",
-    kinds: &[Kind::Bytes],
-};
-const EMBEDDING: Wanted = Wanted {
-    name: "embedding",
-    type_name: "embedding",
-    kinds: &[Kind::Embedding],
-};
-const NEIGHBOURS: Wanted = Wanted {
-    name: "neighbours",
-    type_name: "bigint[]",
-    kinds: &[Kind::Integers],
-};
-const COSINES: Wanted = Wanted {
-    name: "cosines",
-    type_name: "double precision[]",
-    kinds: &[Kind::Floats],
-};
+/// What is wrong with a state whose lists name rows that it lacks.
+const MISSING: &str = "a neighbour is missing";
 
 /// One side during an update.
 struct Part {
@@ -142,19 +156,11 @@ impl Part {
         unify: bool,
         progress: &mut Progress,
     ) -> Self {
-        progress.phase(match side {
-            Side::Source => "reading source",
-            Side::Target => "reading target",
-        });
+        progress.phase(load::reading(side));
         let mut old: Vec<(i64, Hash)> = Vec::new();
-        table.read(side, "content", &[ID, CONTENT], |batch| {
-            for row in 0..batch.rows() {
-                let content = batch.bytes(row, 1).and_then(|bytes| bytes.try_into().ok());
-                match (batch.integer(row, 0), content) {
-                    (Some(id), Some(content)) => old.push((id, content)),
-                    _ => table.damaged("a content is missing"),
-                }
-            }
+        table.read(side, |row: Content| match row.content.try_into() {
+            Ok(content) => old.push((row.id, content)),
+            Err(_) => table.damaged("a value of content is no hash"),
         });
 
         let name = side.to_string();
@@ -174,17 +180,15 @@ impl Part {
             for &(id, row) in rows {
                 let hash = match kind {
                     Kind::Text => content_hash(&seed, batch.bytes(row, 1).unwrap_or_default()),
-                    _ => {
-                        let mut hash = Hash::default();
-                        with_values(kind, batch, (row, 1), |values| {
+                    _ => batch
+                        .embedding(row, 1, |values| {
                             let bytes: Vec<u8> = values
                                 .iter()
                                 .flat_map(|value| value.to_le_bytes())
                                 .collect();
-                            hash = content_hash(&seed, &bytes);
-                        });
-                        hash
-                    }
+                            content_hash(&seed, &bytes)
+                        })
+                        .unwrap_or_default(),
                 };
                 if unify && kind == Kind::Text && !seen.insert(hash) {
                     continue;
@@ -201,16 +205,10 @@ impl Part {
         });
 
         let mut kept = Rows::default();
-        let mut at = 0;
-        table.read(side, "embedding", &[ID, EMBEDDING], |batch| {
-            for row in 0..batch.rows() {
-                if stays.get(at) == Some(&true) {
-                    let id = old[at].0;
-                    with_values(Kind::Embedding, batch, (row, 1), |values| {
-                        kept.push(side, id, values, limit);
-                    });
-                }
-                at += 1;
+        let mut stay = old.iter().zip(&stays);
+        table.read(side, |row: Stored| {
+            if stay.next().is_some_and(|(_, &stays)| stays) {
+                kept.push(side, row.id, &row.embedding, limit);
             }
         });
         let mut part = Part {
@@ -292,36 +290,22 @@ impl Part {
 
     /// The lists in the table, with positions among the old rows of the other side.
     fn known(&self, table: &Table<'_>, other: &Part, k: usize) -> Neighbours {
+        let lists = table.lists(self.side);
+        if lists.ids.len() != self.old.len() {
+            table.damaged("a row came or went during the update");
+        }
         let full = k.min(other.old.len());
-        let mut lists = Neighbours::empty(self.old.len(), full);
-        let mut at = 0;
-        let columns = [ID, NEIGHBOURS, COSINES];
-        table.read(self.side, "neighbours, cosines", &columns, |batch| {
-            for row in 0..batch.rows() {
-                let lists_of_row = (batch.array::<i64>(row, 1), batch.array::<f64>(row, 2));
-                let (Some(neighbours), Some(cosines)) = lists_of_row else {
-                    table.damaged("a list of neighbours is missing");
-                };
-                if neighbours.len() != cosines.len() || at >= self.old.len() {
-                    table.damaged("a list of neighbours has another length than its cosines");
-                }
-                if neighbours.len() != full {
-                    raise_hint(
-                        PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-                        format!("the mining state in {} was made with another k", table.name),
-                        "Use the same k, or TRUNCATE the table to begin anew.",
-                    );
-                }
-                for (id, cosine) in neighbours.iter().zip(cosines) {
-                    match other.old.binary_search_by_key(id, |old| old.0) {
-                        Ok(position) => lists.insert(at, position as u32, cosine),
-                        Err(_) => table.damaged("a neighbour is missing"),
-                    };
-                }
-                at += 1;
-            }
-        });
+        if lists.lists.iter().any(|list| list.len() != full) {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("the mining state in {} was made with another k", table.name),
+                "Use the same k, or TRUNCATE the table to begin anew.",
+            );
+        }
+        let others: Vec<i64> = other.old.iter().map(|old| old.0).collect();
         lists
+            .resolve(&others)
+            .unwrap_or_else(|_| table.damaged(MISSING))
     }
 
     /// Writes what changed: rows that went, rows that came, and rows whose neighbours are other
@@ -451,15 +435,15 @@ fn laser_mine_update(
     ),
 > {
     let k = k_of(k);
-    let spi = Spi::connect();
-    let table = Table::open(&spi, state, namespace(fcinfo));
+    let mut call = Call::begin(fcinfo);
+    let table = Table::open(&call.spi, state, call.namespace, Snapshot::New);
     // One update at a time; readers go on.
     let lock = format!("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE", table.name);
-    Statement::prepare(&spi, &lock, &[]).run(Vec::new);
+    Statement::prepare(&call.spi, &lock, &[]).run(Vec::new);
 
-    let mut progress = Progress::start();
-    let source = Part::read(&table, Side::Source, source, unify, &mut progress);
-    let target = Part::read(&table, Side::Target, target, unify, &mut progress);
+    let progress = &mut call.progress;
+    let source = Part::read(&table, Side::Source, source, unify, progress);
+    let target = Part::read(&table, Side::Target, target, unify, progress);
     let dimensions = load::common_dimensions(source.dimensions(&table), target.dimensions(&table));
     let known = Neighbourhoods {
         forward: source.known(&table, &target, k),
@@ -470,7 +454,7 @@ fn laser_mine_update(
     let (source_growth, target_growth) = (source.growth(), target.growth());
     let shrinks = source.removed() + target.removed() > 0;
     let memory = load::memory_left([&source.added_rows, &target.added_rows]);
-    let found = work::search(&mut progress, memory, |options| {
+    let found = work::search(progress, memory, |options| {
         let kept = if shrinks {
             let sides = (
                 (source_growth.kept, &*source_kept),
@@ -503,90 +487,22 @@ fn laser_mine_update(
         row(&source, &target, &known.forward, &found.forward),
         row(&target, &source, &known.backward, &found.backward),
     ];
-    spi.close();
-    TableIterator::new(rows)
-}
-
-/// Ids of neighbours and their cosines.
-type StoredList = (Vec<i64>, Vec<f64>);
-
-/// The ids and the lists of neighbours of one side of a table, as ids.
-fn stored(table: &Table<'_>, side: Side) -> (Vec<i64>, Vec<StoredList>) {
-    let (mut ids, mut lists) = (Vec::new(), Vec::new());
-    table.read(
-        side,
-        "neighbours, cosines",
-        &[ID, NEIGHBOURS, COSINES],
-        |batch| {
-            for row in 0..batch.rows() {
-                let values = (
-                    batch.integer(row, 0),
-                    batch.array::<i64>(row, 1),
-                    batch.array::<f64>(row, 2),
-                );
-                match values {
-                    (Some(id), Some(neighbours), Some(cosines))
-                        if neighbours.len() == cosines.len() =>
-                    {
-                        ids.push(id);
-                        lists.push((neighbours, cosines));
-                    }
-                    _ => table.damaged("a list of neighbours is missing"),
-                }
-            }
-        },
-    );
-    (ids, lists)
+    call.end(TableIterator::new(rows))
 }
 
 #[pg_extern(sql = "")]
-#[allow(clippy::type_complexity)]
 fn laser_mine_stored(
     state: Oid,
     margin: &str,
     retrieval: &str,
     threshold: f64,
     fcinfo: pg_sys::FunctionCallInfo,
-) -> TableIterator<
-    'static,
-    (
-        name!(source_id, i64),
-        name!(target_id, i64),
-        name!(score, f64),
-        name!(forward_mean, f64),
-        name!(backward_mean, f64),
-    ),
-> {
-    let (margin, retrieval) = (margin_of(margin), retrieval_of(retrieval));
-    let spi = Spi::connect();
-    let table = Table::open(&spi, state, namespace(fcinfo));
-    let (source_ids, source_lists) = stored(&table, Side::Source);
-    let (target_ids, target_lists) = stored(&table, Side::Target);
-    let resolve = |lists: &[(Vec<i64>, Vec<f64>)], others: &[i64]| {
-        let k = lists.iter().map(|list| list.0.len()).max().unwrap_or(0);
-        let mut found = Neighbours::empty(lists.len(), k);
-        for (row, (ids, cosines)) in lists.iter().enumerate() {
-            for (id, &cosine) in ids.iter().zip(cosines) {
-                match others.binary_search(id) {
-                    Ok(position) => found.insert(row, position as u32, cosine),
-                    Err(_) => table.damaged("a neighbour is missing"),
-                };
-            }
-        }
-        found
-    };
-    let found = Neighbourhoods {
-        forward: resolve(&source_lists, &target_ids),
-        backward: resolve(&target_lists, &source_ids),
-    };
-    let pairs = select(
-        &found.forward,
-        &found.backward,
-        margin,
-        retrieval,
-        threshold,
-    );
-    let rows = mined(pairs, &found, &source_ids, &target_ids);
-    spi.close();
-    TableIterator::new(rows)
+) -> MinedRows {
+    let choice = Choice::parse(margin, retrieval, threshold);
+    let call = Call::begin(fcinfo);
+    let table = Table::open(&call.spi, state, call.namespace, Snapshot::Caller);
+    let (source, target) = (table.lists(Side::Source), table.lists(Side::Target));
+    let found = lists::resolve(&source, &target).unwrap_or_else(|_| table.damaged(MISSING));
+    let rows = choice.pairs(&found, &source.ids, &target.ids);
+    call.end(TableIterator::new(rows))
 }

@@ -10,16 +10,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::data::config::{CorpusSpec, DataConfig};
 
-/// Which parallel text is read: a TOML file, files named here, or both. Files may be plain, gzip
-/// or Zstandard.
-#[derive(Debug, Args)]
-pub struct DataArgs {
-    /// Data configuration (TOML) with [[corpus]] tables, filters and restrictions.
-    #[arg(long, value_name = "TOML")]
-    pub data: Option<PathBuf>,
-    /// Keyed text, `key<TAB>language<TAB>text`: a file, or a folder of *.tsv[.gz|.zst].
-    #[arg(long, value_name = "PATH")]
-    pub keyed: Vec<PathBuf>,
+/// Parallel text in the forms that all commands read. Files may be plain, gzip or Zstandard.
+#[derive(Clone, Debug, Args)]
+pub struct TextArgs {
     /// Files aligned line by line (Moses, OPUS), for example `de=a.de,en=a.en`.
     #[arg(long, value_name = "LANG=FILE,LANG=FILE")]
     pub lines: Vec<String>,
@@ -29,6 +22,57 @@ pub struct DataArgs {
     /// Translation Memory eXchange.
     #[arg(long, value_name = "FILE")]
     pub tmx: Vec<PathBuf>,
+    /// Stop at the first malformed line instead of skipping it.
+    #[arg(long)]
+    pub strict: bool,
+}
+
+impl TextArgs {
+    /// The corpora that are named, those of keyed text first.
+    ///
+    /// # Errors
+    /// If an argument is malformed.
+    pub fn corpora(&self, keyed: &[PathBuf]) -> Result<Vec<CorpusSpec>> {
+        let mut corpora = Vec::new();
+        for path in keyed {
+            let path = path.clone();
+            corpora.push(CorpusSpec::Keyed { path, source: None });
+        }
+        for text in &self.lines {
+            let files = aligned(text)?;
+            corpora.push(CorpusSpec::Lines {
+                files,
+                source: None,
+            });
+        }
+        for text in &self.tsv {
+            let (columns, path) = columns(text)?;
+            corpora.push(CorpusSpec::Tsv {
+                path,
+                columns,
+                source: None,
+            });
+        }
+        for path in &self.tmx {
+            let path = path.clone();
+            corpora.push(CorpusSpec::Tmx { path, source: None });
+        }
+        Ok(corpora)
+    }
+}
+
+/// Which parallel text is read: a TOML file, files named here, or both.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Data configuration (TOML) with [[corpus]] tables, filters and restrictions.
+    #[arg(long, value_name = "TOML")]
+    pub data: Option<PathBuf>,
+    /// Keyed text, `key<TAB>language<TAB>text`: a file, or a folder of *.tsv[.gz|.zst].
+    #[arg(long, value_name = "PATH")]
+    pub keyed: Vec<PathBuf>,
+    /// Text in other forms.
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Read only these sources.
     #[arg(long, value_name = "SOURCE", value_delimiter = ',')]
     pub include: Vec<String>,
@@ -56,9 +100,6 @@ pub struct DataArgs {
     /// Largest length ratio of two sides; 0 = no limit.
     #[arg(long, value_name = "RATIO")]
     pub max_ratio: Option<f64>,
-    /// Stop at the first malformed line instead of skipping it.
-    #[arg(long)]
-    pub strict: bool,
 }
 
 impl DataArgs {
@@ -71,32 +112,7 @@ impl DataArgs {
             Some(path) => DataConfig::read(path)?,
             None => DataConfig::default(),
         };
-        for path in &self.keyed {
-            config.corpus.push(CorpusSpec::Keyed {
-                path: path.clone(),
-                source: None,
-            });
-        }
-        for text in &self.lines {
-            config.corpus.push(CorpusSpec::Lines {
-                files: aligned(text)?,
-                source: None,
-            });
-        }
-        for text in &self.tsv {
-            let (columns, path) = columns(text)?;
-            config.corpus.push(CorpusSpec::Tsv {
-                path,
-                columns,
-                source: None,
-            });
-        }
-        for path in &self.tmx {
-            config.corpus.push(CorpusSpec::Tmx {
-                path: path.clone(),
-                source: None,
-            });
-        }
+        config.corpus.extend(self.text.corpora(&self.keyed)?);
         if config.corpus.is_empty() {
             bail!("no text is named: use --data, --keyed, --lines, --tsv or --tmx");
         }
@@ -119,7 +135,7 @@ impl DataArgs {
 ///
 /// # Errors
 /// If the text is of another form.
-pub fn columns(text: &str) -> Result<(Vec<String>, PathBuf)> {
+fn columns(text: &str) -> Result<(Vec<String>, PathBuf)> {
     let (columns, path) = text
         .split_once('=')
         .with_context(|| format!("--tsv \"{text}\" is not of the form de,en=FILE"))?;
@@ -130,7 +146,7 @@ pub fn columns(text: &str) -> Result<(Vec<String>, PathBuf)> {
 ///
 /// # Errors
 /// If the text is of another form.
-pub fn aligned(text: &str) -> Result<BTreeMap<String, PathBuf>> {
+fn aligned(text: &str) -> Result<BTreeMap<String, PathBuf>> {
     text.split(',')
         .map(|part| {
             let (language, path) = part

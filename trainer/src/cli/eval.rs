@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 use laser_encoder::{Encoder, LoadOptions};
 use laser_mining::{Margin, Retrieval};
 
-use super::args::{aligned, columns, spinner};
-use crate::data::config::{CorpusSpec, DataConfig};
+use super::args::{TextArgs, spinner};
+use crate::data::config::DataConfig;
 use crate::data::readers::Problems;
 use crate::eval::bucc::{self, BuccOptions, Side};
 use crate::eval::embed::{embed_all, load};
@@ -54,30 +54,21 @@ impl ModelArgs {
     }
 }
 
-/// Sets of aligned sentences; plain, gzip or Zstandard.
+/// Sets of aligned sentences.
 #[derive(Clone, Debug, Args)]
 pub struct SetArgs {
     /// Keyed files (`key<TAB>language<TAB>text`), or folders of them; each file is a set.
     #[arg(value_name = "FILE")]
     pub keyed: Vec<PathBuf>,
-    /// A set of files aligned line by line, for example `de=a.de,en=a.en`.
-    #[arg(long, value_name = "LANG=FILE,LANG=FILE")]
-    pub lines: Vec<String>,
-    /// A set of tab-separated columns, for example `de,en=pairs.tsv`.
-    #[arg(long, value_name = "LANG,LANG=FILE")]
-    pub tsv: Vec<String>,
-    /// A set in Translation Memory eXchange.
-    #[arg(long, value_name = "FILE")]
-    pub tmx: Vec<PathBuf>,
+    /// Sets in other forms.
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Language that all others are compared with; a set without it is measured over all pairs.
     #[arg(long, value_name = "LANG", default_value = "en")]
     pub pivot: String,
     /// Only the first keys of each set.
     #[arg(long, value_name = "N")]
     pub keys: Option<u32>,
-    /// Stop at the first malformed line instead of skipping it.
-    #[arg(long)]
-    pub strict: bool,
 }
 
 impl SetArgs {
@@ -86,33 +77,7 @@ impl SetArgs {
     /// # Errors
     /// If a file cannot be read, or an argument is malformed.
     pub fn read(&self) -> Result<Vec<EvalSet>> {
-        let mut corpus = Vec::new();
-        for path in &self.keyed {
-            corpus.push(CorpusSpec::Keyed {
-                path: path.clone(),
-                source: None,
-            });
-        }
-        for text in &self.lines {
-            corpus.push(CorpusSpec::Lines {
-                files: aligned(text)?,
-                source: None,
-            });
-        }
-        for text in &self.tsv {
-            let (columns, path) = columns(text)?;
-            corpus.push(CorpusSpec::Tsv {
-                path,
-                columns,
-                source: None,
-            });
-        }
-        for path in &self.tmx {
-            corpus.push(CorpusSpec::Tmx {
-                path: path.clone(),
-                source: None,
-            });
-        }
+        let corpus = self.text.corpora(&self.keyed)?;
         if corpus.is_empty() {
             bail!("no set is named: give keyed files, --lines, --tsv or --tmx");
         }
@@ -121,7 +86,7 @@ impl SetArgs {
             ..DataConfig::default()
         }
         .resolve()?;
-        let mut problems = Problems::new(self.strict);
+        let mut problems = Problems::new(self.text.strict);
         let sets = inputs
             .iter()
             .map(|input| {

@@ -50,7 +50,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
         None => config.dedup,
     };
     let tokenizer = tokenizer::load(&args.tokenizer)?;
-    let mut pipeline = Pipeline::new(&config, args.data.strict)?;
+    let mut pipeline = Pipeline::new(&config, args.data.text.strict)?;
     let folder = args.output.parent().filter(|p| !p.as_os_str().is_empty());
     let bar = spinner("looking for repeats");
     pipeline.survey(folder.unwrap_or(Path::new(".")))?;

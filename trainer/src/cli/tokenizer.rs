@@ -67,7 +67,7 @@ pub struct TokenizerArgs {
 pub fn train(args: &TokenizerArgs) -> Result<()> {
     let start = Instant::now();
     let config = args.data.config()?;
-    let pipeline = Pipeline::new(&config, args.data.strict)?;
+    let pipeline = Pipeline::new(&config, args.data.text.strict)?;
     let bar = spinner("drawing sentences");
     let sample = tokenizer::sample(&pipeline, args.sentences, args.exponent, args.seed)?;
     bar.set_message("training the vocabulary");
@@ -115,7 +115,7 @@ pub struct CoverageArgs {
 
 /// Runs `laser coverage`.
 pub fn coverage(args: &CoverageArgs) -> Result<()> {
-    let pipeline = Pipeline::new(&args.data.config()?, args.data.strict)?;
+    let pipeline = Pipeline::new(&args.data.config()?, args.data.text.strict)?;
     let tokenizer = tokenizer::load(&args.tokenizer)?;
     let table = tokenizer::coverage(&pipeline, &tokenizer, args.limit)?;
     println!(

@@ -1,0 +1,69 @@
+//! Mined pairs against gold pairs.
+
+use laser_mining::{Candidate, bucc, bucc_at};
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::call::Call;
+use super::row;
+
+row::rows! {
+    /// Two ids that belong together.
+    struct IdPair { source_id: i64, target_id: i64 }
+
+    /// Two ids with a score.
+    struct Scored { source_id: i64, target_id: i64, score: f64 }
+}
+
+/// The pairs of ids that a query returns, in its order.
+pub fn read_pairs(call: &Call, name: &str, sql: &[u8]) -> Vec<(i64, i64)> {
+    let mut pairs = Vec::new();
+    row::read(call, name, sql, 0, |row: IdPair| {
+        pairs.push((row.source_id, row.target_id));
+    });
+    pairs
+}
+
+#[pg_extern(sql = "")]
+#[allow(clippy::type_complexity)]
+fn laser_bucc_score(
+    candidates: &[u8],
+    gold: &[u8],
+    threshold: Option<f64>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(precision, f64),
+        name!(recall, f64),
+        name!(f1, f64),
+        name!(threshold, f64),
+        name!(extracted, i64),
+        name!(correct, i64),
+        name!(gold, i64),
+    ),
+> {
+    let call = Call::begin(fcinfo);
+    let mut list = Vec::new();
+    row::read(&call, "candidates", candidates, 0, |row: Scored| {
+        list.push(Candidate {
+            source: row.source_id,
+            target: row.target_id,
+            score: row.score,
+        });
+    });
+    let gold = read_pairs(&call, "gold", gold);
+    let score = match threshold {
+        Some(threshold) => bucc_at(&list, &gold, threshold),
+        None => bucc(&list, &gold),
+    };
+    call.end(TableIterator::once((
+        score.precision,
+        score.recall,
+        score.f1,
+        score.threshold,
+        score.extracted as i64,
+        score.correct as i64,
+        score.gold as i64,
+    )))
+}

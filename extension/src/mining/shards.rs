@@ -1,0 +1,102 @@
+//! Mining from neighbours that are known: those of shards, merged.
+
+use laser_mining::Side;
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::call::Call;
+use super::functions::{NeighbourRow, NeighbourRows, k_of};
+use super::lists::{self, Lists};
+use super::pairs::{Choice, MinedRows};
+use super::row;
+use crate::types::{raise, raise_hint};
+
+row::rows! {
+    /// A neighbour, with the id of the row whose neighbour it is.
+    struct Near { id: i64, neighbour: i64, cosine: f64 }
+}
+
+/// Calls `each` for each id in ascending order with its neighbours, best first. A neighbour that
+/// occurs more than once counts once.
+fn each_neighbourhood(
+    call: &Call,
+    name: &str,
+    sql: &[u8],
+    mut each: impl FnMut(i64, Vec<(i64, f64)>),
+) {
+    let mut finish = |id: Option<i64>, mut list: Vec<(i64, f64)>| {
+        if let Some(id) = id {
+            list.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            each(id, list);
+        }
+    };
+    let mut current = None;
+    let mut list: Vec<(i64, f64)> = Vec::new();
+    row::read(call, name, sql, 2, |row: Near| {
+        if !row.cosine.is_finite() {
+            raise(
+                PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+                format!(
+                    "the {name} query returned cosine {} of {} and {}",
+                    row.cosine, row.id, row.neighbour
+                ),
+            );
+        }
+        if current != Some(row.id) {
+            finish(current, std::mem::take(&mut list));
+            current = Some(row.id);
+        }
+        match list.last_mut() {
+            Some(last) if last.0 == row.neighbour => last.1 = last.1.max(row.cosine),
+            _ => list.push((row.neighbour, row.cosine)),
+        }
+    });
+    finish(current, list);
+}
+
+#[pg_extern(sql = "")]
+fn laser_knn_merge(shards: &[u8], k: i32, fcinfo: pg_sys::FunctionCallInfo) -> NeighbourRows {
+    let k = k_of(k);
+    let call = Call::begin(fcinfo);
+    let mut rows: Vec<NeighbourRow> = Vec::new();
+    each_neighbourhood(&call, "shards", shards, |id, list| {
+        let best = list.iter().take(k).zip(1..);
+        rows.extend(best.map(|(&(neighbour, cosine), rank)| (id, neighbour, rank, cosine)));
+    });
+    call.end(TableIterator::new(rows))
+}
+
+#[pg_extern(sql = "")]
+fn laser_mine_neighbours(
+    forward: &[u8],
+    backward: &[u8],
+    margin: &str,
+    retrieval: &str,
+    threshold: f64,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> MinedRows {
+    let choice = Choice::parse(margin, retrieval, threshold);
+    let call = Call::begin(fcinfo);
+    let read = |name, sql| {
+        let mut lists = Lists::default();
+        each_neighbourhood(&call, name, sql, |id, list| lists.push(id, list));
+        lists
+    };
+    let (forward, backward) = (read("forward", forward), read("backward", backward));
+    let found = lists::resolve(&forward, &backward).unwrap_or_else(|(side, id)| {
+        let (name, other) = match side {
+            Side::Source => ("forward", "backward"),
+            Side::Target => ("backward", "forward"),
+        };
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!(
+                "the {name} query returned neighbour {id}, which has no neighbours in the {other} \
+                 query"
+            ),
+            "Both queries must cover all rows of both sides.",
+        )
+    });
+    let rows = choice.pairs(&found, &forward.ids, &backward.ids);
+    call.end(TableIterator::new(rows))
+}
