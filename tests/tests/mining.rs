@@ -433,6 +433,82 @@ fn a_search_shows_progress_and_is_cancelled_within_a_second() -> Result<()> {
 }
 
 #[test]
+fn a_session_that_is_terminated_takes_nobody_along() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("mining")?;
+    many_rows(&mut client)?;
+    let mut watcher = cluster.connect("mining")?;
+    let postmaster = "SELECT pg_postmaster_start_time()::text";
+    let started: String = watcher.query_one(postmaster, &[])?.get(0);
+    for _ in 0..5 {
+        let mut client = cluster.connect("mining")?;
+        let worker = std::thread::spawn(move || client.query(LONG, &[]).map(|_| ()));
+        let mut pid: Option<i32> = None;
+        wait_until("the search makes progress", || {
+            let row = watcher.query_opt(
+                "SELECT pid FROM laser_mining_progress WHERE pairs_done > 0",
+                &[],
+            )?;
+            pid = row.map(|row| row.get(0));
+            Ok(pid.is_some())
+        })?;
+        watcher.query("SELECT pg_terminate_backend($1, 10000)", &[&pid])?;
+        let error = worker.join().expect("no panic").err();
+        let code = error.as_ref().and_then(|error| error.code());
+        ensure!(code == Some(&SqlState::ADMIN_SHUTDOWN), "{error:?}");
+        let left = watcher.query("SELECT * FROM laser_mining_progress", &[])?;
+        ensure!(left.is_empty());
+    }
+    // The server went on: no session crashed.
+    let now: String = watcher.query_one(postmaster, &[])?.get(0);
+    ensure!(now == started && client.query_one("SELECT 1", &[]).is_ok());
+    Ok(())
+}
+
+#[test]
+fn errors_name_the_query_and_lists_are_bounded() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("mining")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT i AS id, ARRAY[i, 1]::real[]::embedding AS e FROM generate_series(1, 300) i",
+    )?;
+    for (sql, query) in [
+        (
+            "laser_mine('SELECT id, e FROM t', 'SELECT id, f FROM t')",
+            "target",
+        ),
+        (
+            "laser_mine('SELECT id / (id - 7), e FROM t', 'SELECT id, e FROM t')",
+            "source",
+        ),
+        (
+            "laser_bucc_score('SELECT 1, 1, 1 / 0.0::float8', 'SELECT 1, 1')",
+            "candidates",
+        ),
+    ] {
+        let error = client.query(&format!("SELECT * FROM {sql}"), &[]).err();
+        let detail = error.as_ref().and_then(|e| e.as_db_error()?.detail());
+        // A backtrace may follow where the environment asks for one.
+        let expected = format!("The error is in the {query} query.");
+        ensure!(
+            detail.is_some_and(|d| d.starts_with(&expected)),
+            "{sql}: {error:?}"
+        );
+    }
+    // 2 * 300 * 300 * 12 bytes.
+    let mine =
+        "SELECT * FROM laser_mine('SELECT id, e FROM t', 'SELECT id, e FROM t', k => 2147483647)";
+    let (code, message) = failure(
+        &mut client,
+        &format!("SET laser.mining_memory = '2MB'; {mine}"),
+    )?;
+    ensure!(code == SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
+    client.batch_execute("SET laser.mining_memory = '3MB'")?;
+    ensure!(!client.query(mine, &[])?.is_empty());
+    Ok(())
+}
+
+#[test]
 fn queries_run_with_the_rights_and_the_snapshot_of_the_caller() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("mining")?;
@@ -624,5 +700,26 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
     };
     let (exact, index) = (found(&mut client, "exact")?, found(&mut client, "index")?);
     ensure!(exact.len() > 30 && exact == index, "{exact:?} {index:?}");
+    // A text that many rows have is one candidate and leaves room for others.
+    client.batch_execute("INSERT INTO en SELECT i, 'Satz 1' FROM generate_series(100, 400) i")?;
+    let (exact, index) = (found(&mut client, "exact")?, found(&mut client, "index")?);
+    ensure!(exact.len() > 30 && exact == index, "{exact:?} {index:?}");
+    let scores = |method: &str| {
+        format!(
+            "SELECT array_agg(m::text ORDER BY source_id) FROM laser_mine('SELECT id, body FROM de', \
+             'SELECT id, body FROM en', method => '{method}', retrieval => 'forward') m"
+        )
+    };
+    let mut all =
+        |method| -> Result<Vec<String>> { Ok(client.query_one(&scores(method), &[])?.get(0)) };
+    let (exact, index) = (all("exact")?, all("index")?);
+    let same = exact.iter().filter(|row| index.contains(row)).count();
+    ensure!(same * 10 >= exact.len() * 9, "{exact:?} {index:?}");
+    // An empty side has no pairs.
+    let none = client.query(
+        "SELECT * FROM laser_mine('SELECT id, body FROM de WHERE false', 'SELECT id, body FROM en', method => 'index')",
+        &[],
+    )?;
+    ensure!(none.is_empty());
     Ok(())
 }

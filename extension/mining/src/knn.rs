@@ -411,10 +411,9 @@ pub(crate) fn search(
     };
     let source = Set::new(source, Side::Source, dimensions, control)?;
     let target = Set::new(target, Side::Target, dimensions, control)?;
-    control.done.store(0, Ordering::Relaxed);
     control
         .total
-        .store(source.count as u64 * target.count as u64, Ordering::Relaxed);
+        .fetch_add(source.count as u64 * target.count as u64, Ordering::Relaxed);
 
     let [forward, backward] = lists;
     let forward = prepare_lists(forward, wanted[0], &source, target.count, k)?;

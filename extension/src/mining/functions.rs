@@ -19,10 +19,11 @@ pub fn k_of(k: i32) -> usize {
     k as usize
 }
 
-/// Searches two loaded sides.
+/// Searches two loaded sides for `k` neighbours.
 fn search<T: Send>(
     source: &Loaded,
     target: &Loaded,
+    k: usize,
     call: &mut Call,
     job: impl FnOnce(
         laser_mining::Rows<'_>,
@@ -34,6 +35,7 @@ fn search<T: Send>(
 ) -> T {
     let dimensions = load::common_dimensions(source.dimensions(), target.dimensions());
     let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
+    load::check_lists(source.ids.len(), target.ids.len(), k);
     let memory = load::memory_left([&source.rows, &target.rows]);
     work::search(&mut call.progress, memory, |options| {
         job(x, y, dimensions, options)
@@ -43,7 +45,7 @@ fn search<T: Send>(
 
 /// Searches the neighbours of two loaded sides in both directions.
 fn both(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbourhoods {
-    let (forward, backward) = search(source, target, call, |x, y, dimensions, options| {
+    let (forward, backward) = search(source, target, k, call, |x, y, dimensions, options| {
         knn::both_rows(x, y, dimensions, k, options)
     });
     Neighbourhoods { forward, backward }
@@ -100,9 +102,13 @@ fn laser_knn_join(
     let k = k_of(k);
     let mut call = Call::begin(fcinfo);
     let (source, target) = load::load([source, target], false, &mut call);
-    let lists = search(&source, &target, &mut call, |x, y, dimensions, options| {
-        knn::forward(x, y, dimensions, k, options)
-    });
+    let lists = search(
+        &source,
+        &target,
+        k,
+        &mut call,
+        |x, y, dimensions, options| knn::forward(x, y, dimensions, k, options),
+    );
     let ids = (source.ids, target.ids);
     let rows = (0..lists.rows()).flat_map(move |row| {
         let list = lists.positions(row).iter().zip(lists.cosines(row)).zip(1..);

@@ -5,7 +5,7 @@
 //! candidates can be missed.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 
 use laser_mining::{Neighbourhoods, Neighbours, Side, knn};
@@ -16,7 +16,7 @@ use super::call::Call;
 use super::errors;
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
-use super::query::{Kind, Query, Spi};
+use super::query::{Kind, Query, Spi, bytes_of, integer_of};
 use crate::types::{raise, raise_hint};
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
@@ -35,8 +35,9 @@ pub fn neighbours(
             "Cast one of them, or use method => 'exact'.",
         );
     }
-    let nearest_target = Nearest::prepare(&call.spi, &target_query, "target", k, call.namespace);
-    let nearest_source = Nearest::prepare(&call.spi, &source_query, "source", k, call.namespace);
+    let prepare = |query, name| Nearest::prepare(&call.spi, query, name, k, unify, call.namespace);
+    let nearest_target = prepare(&target_query, "target");
+    let nearest_source = prepare(&source_query, "source");
     let mut read = |phase, query, side, nearest| {
         call.progress.phase(phase);
         Candidates::read(query, side, unify, nearest, &mut call.progress)
@@ -56,6 +57,7 @@ pub fn neighbours(
 
     call.progress.phase("scoring");
     load::common_dimensions(source.loaded.dimensions(), target.loaded.dimensions());
+    load::check_lists(source.loaded.ids.len(), target.loaded.ids.len(), k);
     let found = Neighbourhoods {
         forward: source.score(&target, k),
         backward: target.score(&source, k),
@@ -66,36 +68,47 @@ pub fn neighbours(
 /// The ids of the rows nearest to a value, by an index.
 struct Nearest {
     plan: pg_sys::SPIPlanPtr,
+    /// Candidates to ask for.
+    limit: usize,
+    /// Whether equal texts are one candidate.
+    unify: bool,
 }
 
 impl Nearest {
     /// Plans the search for the nearest rows of a query; raises a SQL error if no index serves it.
-    fn prepare(spi: &Spi, query: &Query<'_>, name: &str, k: usize, namespace: Oid) -> Self {
+    fn prepare(
+        spi: &Spi,
+        query: &Query<'_>,
+        name: &str,
+        k: usize,
+        unify: bool,
+        namespace: Oid,
+    ) -> Self {
         let _ = spi;
-        // More than k: quantised distances are not exact, and duplicates crowd.
-        let limit = k.saturating_mul(2).saturating_add(8);
+        let unify = unify && query.kind(1) == Kind::Text;
         // SAFETY: a schema has a name; the result is a C string.
         let schema = unsafe {
             let name = pg_sys::get_namespace_name(namespace);
             CStr::from_ptr(pg_sys::quote_identifier(name)).to_bytes()
         };
         let sql = [
-            b"SELECT id FROM (\n",
+            b"SELECT id".as_slice(),
+            if unify { b", value" } else { b"" },
+            b" FROM (\n",
             query.sql(),
             b"\n) AS query (id, value) ORDER BY value OPERATOR(",
             schema,
-            b".<=>) $1 LIMIT ",
-            limit.to_string().as_bytes(),
+            b".<=>) $1 LIMIT $2",
         ]
         .concat();
         let sql = CString::new(sql).expect("a text datum has no zero byte");
-        let mut types = [query.type_of(1)];
+        let mut types = [query.type_of(1), pg_sys::INT8OID];
         // SAFETY: SPI is connected. The settings go back to what they were when the nest level
         // ends, and with the transaction if an error comes first.
         let (plan, served) = unsafe {
             let plan = pg_sys::SPI_prepare_cursor(
                 sql.as_ptr(),
-                1,
+                types.len() as i32,
                 types.as_mut_ptr(),
                 pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
             );
@@ -141,15 +154,35 @@ impl Nearest {
                  returns, or use method => 'exact'.",
             );
         }
-        Nearest { plan }
+        Nearest {
+            plan,
+            // More than k, since quantised distances are not exact.
+            limit: k.saturating_mul(2).saturating_add(8),
+            unify,
+        }
     }
 
     /// Ids of rows near `value`, nearest first.
     fn search(&self, value: Datum) -> Vec<i64> {
+        let mut limit = self.limit;
+        loop {
+            let (ids, different) = self.ask(value, limit);
+            // Copies of a text crowd others out.
+            if ids.len() < limit || different >= self.limit / 2 {
+                return ids;
+            }
+            limit = limit.saturating_mul(4);
+        }
+    }
+
+    /// Up to `limit` ids of rows near `value`, and how many candidates they are.
+    fn ask(&self, value: Datum, limit: usize) -> (Vec<i64>, usize) {
         check_for_interrupts!();
-        let mut values = [value];
+        let mut values = [value, Datum::from(i64::try_from(limit).unwrap_or(i64::MAX))];
         let mut ids = Vec::new();
-        // SAFETY: the plan has one parameter of the value's type; rows have one integer column.
+        let mut texts = HashSet::new();
+        // SAFETY: the plan has two parameters of these types; rows have an integer column and, if
+        // texts are unified, a text column.
         unsafe {
             let memory = pg_sys::CurrentMemoryContext;
             let code =
@@ -166,19 +199,25 @@ impl Nearest {
                 let mut null = false;
                 let tuple = *(*table).vals.add(row);
                 let datum = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 1, &mut null);
-                if !null {
-                    ids.push(super::query::integer_of(kind, datum));
+                if null {
+                    continue;
+                }
+                ids.push(integer_of(kind, datum));
+                if self.unify {
+                    let text = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 2, &mut null);
+                    texts.insert(content_hash(b"", bytes_of(text)));
                 }
             }
             pg_sys::SPI_freetuptable(table);
             // SPI leaves its own context as the current one.
             pg_sys::MemoryContextSwitchTo(memory);
         }
-        ids
+        let different = if self.unify { texts.len() } else { ids.len() };
+        (ids, different)
     }
 }
 
-/// Whether the rows of a plan come from index scans in the order of a distance.
+/// Whether the rows of a plan come from index scans in the order of a distance, if there are any.
 ///
 /// # Safety
 /// `plan` is null or a plan tree.
@@ -197,7 +236,12 @@ unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
                     && (0..(*parts).length as usize)
                         .all(|at| scans_index((*(*parts).elements.add(at)).ptr_value.cast()))
             }
-            NodeTag::T_Sort | NodeTag::T_IncrementalSort => false,
+            // Without a plan below there are no rows, or one, to be sorted.
+            NodeTag::T_Result if (*plan).lefttree.is_null() => true,
+            NodeTag::T_Sort | NodeTag::T_IncrementalSort => {
+                let below = (*plan).lefttree;
+                (*below).type_ == NodeTag::T_Result && (*below).lefttree.is_null()
+            }
             _ => scans_index((*plan).lefttree),
         }
     }

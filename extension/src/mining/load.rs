@@ -141,6 +141,25 @@ pub fn memory_left(sides: [&Rows; 2]) -> usize {
     }
 }
 
+/// Raises a SQL error unless the lists of up to `k` neighbours of each row of two sides fit into
+/// what a function may use.
+pub fn check_lists(source: usize, target: usize, k: usize) {
+    // Position and cosine.
+    let bytes = |rows: usize, others: usize| rows.saturating_mul(k.min(others)).saturating_mul(12);
+    let bytes = bytes(source, target).saturating_add(bytes(target, source));
+    if bytes > guc::memory() {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!(
+                "the lists of neighbours of {source} and {target} rows at k = {k} take {} kB, more \
+                 than laser.mining_memory",
+                bytes / 1024
+            ),
+            "Lower k, or raise laser.mining_memory.",
+        );
+    }
+}
+
 /// What one side may keep in memory.
 pub fn memory_of_side() -> usize {
     guc::memory() / 4

@@ -5,6 +5,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::call::Call;
+use super::pairs::check_threshold;
 use super::row;
 
 row::rows! {
@@ -27,8 +28,8 @@ pub fn read_pairs(call: &Call, name: &str, sql: &[u8]) -> Vec<(i64, i64)> {
 #[pg_extern(sql = "")]
 #[allow(clippy::type_complexity)]
 fn laser_bucc_score(
-    candidates: &[u8],
-    gold: &[u8],
+    candidates: Option<&[u8]>,
+    gold: Option<&[u8]>,
     threshold: Option<f64>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
@@ -43,6 +44,11 @@ fn laser_bucc_score(
         name!(gold, i64),
     ),
 > {
+    // Not a strict function for the sake of the threshold alone.
+    let (Some(candidates), Some(gold)) = (candidates, gold) else {
+        return TableIterator::empty();
+    };
+    threshold.inspect(|&threshold| check_threshold(threshold));
     let call = Call::begin(fcinfo);
     let mut list = Vec::new();
     row::read(&call, "candidates", candidates, 0, |row: Scored| {

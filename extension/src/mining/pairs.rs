@@ -14,6 +14,16 @@ pub fn margin_of(name: &str) -> Margin {
     parse("margin", name, &Margin::ALL)
 }
 
+/// Raises a SQL error for a threshold that no score can reach or miss.
+pub fn check_threshold(threshold: f64) {
+    if threshold.is_nan() {
+        raise(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "threshold must not be NaN",
+        );
+    }
+}
+
 fn parse<T: FromStr + Display>(what: &str, name: &str, all: &[T]) -> T {
     T::from_str(name).unwrap_or_else(|_| {
         let known: Vec<String> = all.iter().map(T::to_string).collect();
@@ -47,12 +57,7 @@ pub type MinedRows = TableIterator<
 impl Choice {
     /// Parses the arguments; raises a SQL error for what none of them may be.
     pub fn parse(margin: &str, retrieval: &str, threshold: f64) -> Self {
-        if threshold.is_nan() {
-            raise(
-                PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-                "threshold must not be NaN",
-            );
-        }
+        check_threshold(threshold);
         Choice {
             margin: margin_of(margin),
             retrieval: parse("retrieval", retrieval, &Retrieval::ALL),

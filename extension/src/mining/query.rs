@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
+use std::panic::AssertUnwindSafe;
 
+use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
-use pgrx::{FromDatum, PgSqlErrorCode, check_for_interrupts};
+use pgrx::{FromDatum, PgSqlErrorCode, PgTryBuilder, check_for_interrupts};
 
-use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
+use crate::types::{Embedding, HalfEmbedding, raise, raise_hint, raise_like};
 
 /// Rows fetched at a time.
 const BATCH: i64 = 1024;
@@ -165,7 +167,7 @@ impl<'a> Query<'a> {
         namespace: Oid,
     ) -> Self {
         let _ = spi;
-        let plan = prepare(sql);
+        let plan = about(name, || prepare(sql));
         // SAFETY: a valid plan has a list of plan sources, each with a list of queries after
         // parse analysis; both live as long as the plan.
         let (columns, extent) = unsafe {
@@ -227,7 +229,11 @@ impl<'a> Query<'a> {
 
     /// Runs the query, sorted by its first `sorted_by` columns, and hands over its rows in batches.
     /// Memory that `take` allocates from the server is freed after each batch.
-    pub fn run(&self, snapshot: Snapshot, sorted_by: usize, mut take: impl FnMut(&Batch<'_>)) {
+    pub fn run(&self, snapshot: Snapshot, sorted_by: usize, take: impl FnMut(&Batch<'_>)) {
+        about(self.name, || self.fetch(snapshot, sorted_by, take));
+    }
+
+    fn fetch(&self, snapshot: Snapshot, sorted_by: usize, mut take: impl FnMut(&Batch<'_>)) {
         let order: Vec<String> = (1..=sorted_by).map(|at| at.to_string()).collect();
         // The line break ends a comment at the end of the query.
         let mut sorted = [b"SELECT * FROM (\n", self.sql, b"\n) AS query"].concat();
@@ -363,16 +369,25 @@ impl<'a> Batch<'a> {
     /// database.
     pub fn bytes(&self, row: usize, column: usize) -> Option<&'a [u8]> {
         let datum = self.datum(row, column)?;
-        // SAFETY: a text datum is a varlena; what it points to lives in the tuple table or, if it
-        // had to be unpacked, in the memory of the batch.
-        unsafe {
-            let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-            let (data, length) = (
-                pgrx::varlena::vardata_any(flat),
-                pgrx::varlena::varsize_any_exhdr(flat),
-            );
-            Some(std::slice::from_raw_parts(data.cast(), length))
-        }
+        // SAFETY: a text or bytea datum of the batch, which outlives the result.
+        Some(unsafe { bytes_of(datum) })
+    }
+}
+
+/// The bytes of a text or bytea.
+///
+/// # Safety
+/// `datum` is one and not null; it, or the memory context that it is unpacked into, outlives the
+/// result.
+pub unsafe fn bytes_of<'a>(datum: Datum) -> &'a [u8] {
+    // SAFETY: a varlena, by contract.
+    unsafe {
+        let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+        let (data, length) = (
+            pgrx::varlena::vardata_any(flat),
+            pgrx::varlena::varsize_any_exhdr(flat),
+        );
+        std::slice::from_raw_parts(data.cast(), length)
     }
 }
 
@@ -384,6 +399,24 @@ pub fn integer_of(kind: Oid, datum: Datum) -> i64 {
         pg_sys::INT4OID => i64::from(value as i32),
         _ => value as i64,
     }
+}
+
+/// Calls `f`. An error of the server in it tells, as its detail, which query it is about.
+fn about<T>(name: &str, f: impl FnOnce() -> T) -> T {
+    PgTryBuilder::new(AssertUnwindSafe(f))
+        .catch_others(|error| match error {
+            CaughtError::PostgresError(report)
+                if report.sql_error_code() != PgSqlErrorCode::ERRCODE_QUERY_CANCELED =>
+            {
+                let detail = report.detail().map_or_else(
+                    || format!("The error is in the {name} query."),
+                    str::to_owned,
+                );
+                raise_like(&report, detail)
+            }
+            other => other.rethrow(),
+        })
+        .execute()
 }
 
 /// Prepares a statement in the encoding of the database.

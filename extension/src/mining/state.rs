@@ -44,6 +44,16 @@ row::rows! {
     struct Near { id: i64, neighbours: Vec<i64>, cosines: Vec<f64> }
 }
 
+/// The columns that a state table has.
+const COLUMNS: [&CStr; 6] = [
+    c"side",
+    c"id",
+    c"content",
+    c"embedding",
+    c"neighbours",
+    c"cosines",
+];
+
 /// A state table.
 struct Table<'a> {
     spi: &'a Spi,
@@ -68,7 +78,18 @@ impl<'a> Table<'a> {
                 );
             }
             let quoted = pg_sys::quote_qualified_identifier(schema, relation);
-            CStr::from_ptr(quoted).to_string_lossy().into_owned()
+            let name = CStr::from_ptr(quoted).to_string_lossy().into_owned();
+            if COLUMNS
+                .iter()
+                .any(|column| pg_sys::get_attnum(oid, column.as_ptr()) <= 0)
+            {
+                raise_hint(
+                    PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+                    format!("{name} is no mining state"),
+                    "Make one with CREATE TABLE … (LIKE laser_mining_state INCLUDING ALL).",
+                );
+            }
+            name
         };
         Table {
             spi,
@@ -294,7 +315,11 @@ impl Part {
         if lists.ids.len() != self.old.len() {
             table.damaged("a row came or went during the update");
         }
-        let full = k.min(other.old.len());
+        let others: Vec<i64> = other.old.iter().map(|old| old.0).collect();
+        let known = lists
+            .resolve(&others)
+            .unwrap_or_else(|_| table.damaged(MISSING));
+        let full = k.min(others.len());
         if lists.lists.iter().any(|list| list.len() != full) {
             raise_hint(
                 PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -302,10 +327,7 @@ impl Part {
                 "Use the same k, or TRUNCATE the table to begin anew.",
             );
         }
-        let others: Vec<i64> = other.old.iter().map(|old| old.0).collect();
-        lists
-            .resolve(&others)
-            .unwrap_or_else(|_| table.damaged(MISSING))
+        known
     }
 
     /// Writes what changed: rows that went, rows that came, and rows whose neighbours are other
@@ -445,6 +467,7 @@ fn laser_mine_update(
     let source = Part::read(&table, Side::Source, source, unify, progress);
     let target = Part::read(&table, Side::Target, target, unify, progress);
     let dimensions = load::common_dimensions(source.dimensions(&table), target.dimensions(&table));
+    load::check_lists(source.ids.len(), target.ids.len(), k);
     let known = Neighbourhoods {
         forward: source.known(&table, &target, k),
         backward: target.known(&table, &source, k),

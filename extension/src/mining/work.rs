@@ -2,8 +2,8 @@
 //!
 //! Only the session's thread calls the server. The threads are made with all signals blocked, so
 //! that signals reach the session's thread alone. Whatever takes that thread away (a cancel, a
-//! timeout: pgrx turns them into panics that unwind) first tells the threads to stop and waits
-//! for them, a few milliseconds.
+//! timeout: pgrx turns them into panics that unwind; the end of the session) first tells the
+//! threads to stop and waits for them, a few milliseconds.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use laser_mining::knn::{Control, Options};
 use laser_mining::{Error, Kernel};
-use pgrx::{PgSqlErrorCode, check_for_interrupts};
+use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 
 use super::guc;
 use super::load;
@@ -39,7 +39,7 @@ pub fn search<T: Send>(
     };
     std::thread::scope(|scope| {
         // Dropped before the scope joins its threads, also when an interrupt unwinds.
-        let _stop = Stop(&control);
+        let stop = Stop(&control);
         let (sender, receiver) = mpsc::channel();
         let mask = SignalMask::block_all();
         let spawned = std::thread::Builder::new()
@@ -63,6 +63,13 @@ pub fn search<T: Send>(
                     return result;
                 }
                 Err(RecvTimeoutError::Timeout) => {
+                    if terminated() {
+                        // The process ends without unwinding: nobody else waits for the threads.
+                        drop(stop);
+                        let _ = receiver.recv();
+                        check_for_interrupts!();
+                        return Err(Error::Cancelled);
+                    }
                     check_for_interrupts!();
                     progress.search(&control);
                 }
@@ -73,6 +80,12 @@ pub fn search<T: Send>(
             }
         }
     })
+}
+
+/// Whether the session was told to end.
+fn terminated() -> bool {
+    // SAFETY: a flag of the server that its signal handler sets, read on its only thread.
+    unsafe { std::ptr::read_volatile(&raw const pg_sys::ProcDiePending) != 0 }
 }
 
 struct Stop<'a>(&'a Control);

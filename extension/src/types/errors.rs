@@ -2,7 +2,7 @@
 
 use laser_vector::{ErrorClass, VectorError};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::panic::{ErrorReport, ErrorReportWithLevel};
 use pgrx::{PgLogLevel, function_name};
 
 /// The SQLSTATE of a class of errors.
@@ -32,6 +32,17 @@ pub fn raise(code: PgSqlErrorCode, message: impl Into<String>) -> ! {
 #[allow(dead_code)]
 pub fn raise_hint(code: PgSqlErrorCode, message: impl Into<String>, hint: impl Into<String>) -> ! {
     finish(ErrorReport::new(code, message.into(), function_name!()).set_hint(hint))
+}
+
+/// Raises a SQL error like one of the server's, with another detail.
+#[cold]
+pub fn raise_like(error: &ErrorReportWithLevel, detail: impl Into<String>) -> ! {
+    let message = error.message().to_owned();
+    let mut report = ErrorReport::new(error.sql_error_code(), message, function_name!());
+    if let Some(hint) = error.hint() {
+        report = report.set_hint(hint);
+    }
+    finish(report.set_detail(detail))
 }
 
 /// Raises a SQL error for what is not an embedding.
