@@ -1,4 +1,4 @@
-//! The SQL of README.md runs as it stands there.
+//! The SQL of README.md and of docs/mining.md runs as it stands there.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -17,12 +17,17 @@ fn blocks(markdown: &str, language: &str) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn every_statement_of_the_readme_works() -> Result<()> {
+/// Runs the SQL blocks of a file in its order, after `setup`. `before` may return a statement that
+/// goes before a block.
+fn every_statement_works(
+    file: &str,
+    setup: impl FnOnce(&Cluster, &str) -> Result<()>,
+    before: impl Fn(&str) -> Option<&'static str>,
+) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .context("a parent")?;
-    let readme = std::fs::read_to_string(root.join("README.md"))?;
+    let text = std::fs::read_to_string(root.join(file))?;
     let models = tempfile::tempdir()?;
     Model::tiny("tiny", 512).write(models.path())?;
     Model {
@@ -42,43 +47,58 @@ fn every_statement_of_the_readme_works() -> Result<()> {
         std::fs::copy(entry.path(), &copy)?;
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o644))?;
     }
-    let demo = demo.display();
-    cluster.psql(
-        "postgres",
-        "CREATE TABLE sentences (id int GENERATED ALWAYS AS IDENTITY, key text, lang text, body text);
-         CREATE TABLE de (id bigint, body text); INSERT INTO de VALUES (1, 'Haus');
-         CREATE TABLE en (id bigint, body text); INSERT INTO en VALUES (1, 'house')",
-    )?;
-    cluster.psql(
-        "postgres",
-        &format!("\\copy sentences (key, lang, body) FROM '{demo}/sentences.tsv'"),
-    )?;
+    let demo = demo.display().to_string();
+    setup(&cluster, &demo)?;
 
-    let blocks = blocks(&readme, "sql");
+    let blocks = blocks(&text, "sql");
     assert!(blocks.len() >= 6, "{} blocks", blocks.len());
     for block in blocks {
-        if block.contains("CREATE TABLE de") {
-            cluster.psql("postgres", "DROP TABLE de, en")?;
+        if let Some(statement) = before(&block) {
+            cluster.psql("postgres", statement)?;
         }
         let script = cluster.scratch()?.join("block.sql");
         std::fs::write(&script, block.replace("'demo/", &format!("'{demo}/")))?;
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644))?;
         let path = script.display().to_string();
+        let options = ["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "postgres", "-f"];
         cluster
-            .run(
-                "psql",
-                &[
-                    "-X",
-                    "-q",
-                    "-v",
-                    "ON_ERROR_STOP=1",
-                    "-d",
-                    "postgres",
-                    "-f",
-                    &path,
-                ],
-            )
+            .run("psql", &[&options[..], &[&path]].concat())
             .with_context(|| block.clone())?;
     }
     Ok(())
+}
+
+#[test]
+fn every_statement_of_the_readme_works() -> Result<()> {
+    every_statement_works(
+        "README.md",
+        |cluster, demo| {
+            cluster.psql(
+                "postgres",
+                "CREATE TABLE sentences (id int GENERATED ALWAYS AS IDENTITY, key text, lang text, body text);
+                 CREATE TABLE de (id bigint, body text); INSERT INTO de VALUES (1, 'Haus');
+                 CREATE TABLE en (id bigint, body text); INSERT INTO en VALUES (1, 'house')",
+            )?;
+            let copy = format!("\\copy sentences (key, lang, body) FROM '{demo}/sentences.tsv'");
+            cluster.psql("postgres", &copy)?;
+            Ok(())
+        },
+        |block| {
+            block
+                .contains("CREATE TABLE de")
+                .then_some("DROP TABLE de, en")
+        },
+    )
+}
+
+#[test]
+fn every_statement_of_the_mining_guide_works() -> Result<()> {
+    every_statement_works(
+        "docs/mining.md",
+        |cluster, _| {
+            cluster.psql("postgres", "CREATE EXTENSION laser")?;
+            Ok(())
+        },
+        |_| None,
+    )
 }
