@@ -103,8 +103,7 @@ impl Nearest {
         .concat();
         let sql = CString::new(sql).expect("a text datum has no zero byte");
         let mut types = [query.type_of(1), pg_sys::INT8OID];
-        // SAFETY: SPI is connected. The settings go back to what they were when the nest level
-        // ends, and with the transaction if an error comes first.
+        // SAFETY: SPI is connected.
         let (plan, served) = unsafe {
             let plan = pg_sys::SPI_prepare_cursor(
                 sql.as_ptr(),
@@ -118,21 +117,7 @@ impl Nearest {
                     "could not prepare a query",
                 );
             }
-            let level = pg_sys::NewGUCNestLevel();
-            for name in [c"enable_seqscan", c"enable_sort"] {
-                pg_sys::set_config_option(
-                    name.as_ptr(),
-                    c"off".as_ptr(),
-                    pg_sys::GucContext::PGC_USERSET,
-                    pg_sys::GucSource::PGC_S_SESSION,
-                    pg_sys::GucAction::GUC_ACTION_SAVE,
-                    true,
-                    PgLogLevel::ERROR as i32,
-                    false,
-                );
-            }
-            let cached = pg_sys::SPI_plan_get_cached_plan(plan);
-            pg_sys::AtEOXact_GUC(true, level);
+            let cached = with_index(|| pg_sys::SPI_plan_get_cached_plan(plan));
             let served = !cached.is_null() && {
                 let statements = (*cached).stmt_list;
                 let first = (*(*statements).elements)
@@ -185,8 +170,10 @@ impl Nearest {
         // texts are unified, a text column.
         unsafe {
             let memory = pg_sys::CurrentMemoryContext;
-            let code =
-                pg_sys::SPI_execute_plan(self.plan, values.as_mut_ptr(), std::ptr::null(), true, 0);
+            // Statistics that change meanwhile have it planned again.
+            let code = with_index(|| {
+                pg_sys::SPI_execute_plan(self.plan, values.as_mut_ptr(), std::ptr::null(), true, 0)
+            });
             if code != pg_sys::SPI_OK_SELECT as i32 {
                 raise(
                     PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
@@ -214,6 +201,30 @@ impl Nearest {
         }
         let different = if self.unify { texts.len() } else { ids.len() };
         (ids, different)
+    }
+}
+
+/// Calls `f` with settings under which the planner takes an index wherever one serves.
+fn with_index<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: the settings go back to what they were when the nest level ends, and with the
+    // transaction if an error comes first.
+    unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        for name in [c"enable_seqscan", c"enable_sort"] {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                c"off".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                PgLogLevel::ERROR as i32,
+                false,
+            );
+        }
+        let result = f();
+        pg_sys::AtEOXact_GUC(true, level);
+        result
     }
 }
 
