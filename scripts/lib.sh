@@ -64,7 +64,7 @@ use_pg() {
   export PGRX_PG_CONFIG_PATH=$PG_CONFIG
   export PGRX_HOME=${PGRX_HOME:-$target/pgrx}
   mkdir -p "$PGRX_HOME"
-  features=(--no-default-features --features "laser/pg$pg_major")
+  features=(--no-default-features --features "laser/pg$pg_major,laser-encoder/jieba,laser-encoder/mecab")
   for folder in "${HOME:-/root}/.cargo/bin" /usr/local/cargo/bin; do
     command -v cargo >/dev/null || PATH=$folder:$PATH
   done

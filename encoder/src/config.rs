@@ -59,6 +59,9 @@ pub struct TextConfig {
     /// Moses tokenisation without escapes (`tokenizer.perl -no-escape`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moses: Option<Moses>,
+    /// Words are separated by spaces, with the dictionary in the model folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segmentation: Option<Segmentation>,
     /// Greek letters are romanised.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub romanize_greek: bool,
@@ -83,6 +86,16 @@ pub struct Moses {
     /// The same, where a number follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numeric_prefixes: Vec<String>,
+}
+
+/// Word segmentation, with [`crate::folder::DICTIONARY`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Segmentation {
+    /// Chinese, as the Python package jieba.
+    Jieba,
+    /// Japanese, as `mecab -O wakati`.
+    Mecab,
 }
 
 /// A fastBPE segmentation.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum EncoderError {
     /// A file could not be read or written.
-    #[error("could not access \"{path}\": {source}")]
+    #[error("could not access \"{path}\": {reason}")]
     Io {
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A file of a model folder holds something else than it should.
     #[error("invalid \"{path}\": {message}")]
@@ -64,10 +64,10 @@ pub enum EncoderError {
 
 impl EncoderError {
     /// An input or output error on `path`.
-    pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
+    pub fn io(path: impl AsRef<Path>, reason: std::io::Error) -> Self {
         Self::Io {
             path: path.as_ref().to_owned(),
-            source,
+            reason,
         }
     }
 

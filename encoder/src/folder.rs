@@ -22,6 +22,9 @@ pub const CONFIG: &str = "config.json";
 pub const TOKENIZER: &str = "tokenizer.json";
 /// File name of the weights.
 pub const WEIGHTS: &str = "model.safetensors";
+/// File name of the dictionary of models whose text is segmented into words
+/// ([`crate::config::Segmentation`]): the BLAKE3 hash of the rest, then the dictionary.
+pub const DICTIONARY: &str = "dictionary.bin";
 
 /// Largest `config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -54,11 +57,15 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, EncoderError> {
     unsafe { Mmap::map(&file) }.map_err(|e| EncoderError::io(path, e))
 }
 
-/// blake3 over the contents of the three files, each preceded by its length (u64, little endian).
+/// blake3 over the contents of configuration, tokenizer, weights and, where there is one, the
+/// dictionary, each preceded by its length (u64, little endian).
 pub fn fingerprint(folder: &Path) -> Result<[u8; 32], EncoderError> {
     let mut hasher = blake3::Hasher::new();
-    for name in [CONFIG, TOKENIZER, WEIGHTS] {
+    for name in [CONFIG, TOKENIZER, WEIGHTS, DICTIONARY] {
         let path = folder.join(name);
+        if name == DICTIONARY && !path.exists() {
+            continue;
+        }
         let length = std::fs::metadata(&path)
             .map_err(|e| EncoderError::io(&path, e))?
             .len();
@@ -461,6 +468,33 @@ impl safetensors::View for &Tensor {
     fn data_len(&self) -> usize {
         self.data().len()
     }
+}
+
+/// Reads what [`write_dictionary`] has written.
+///
+/// # Errors
+/// [`EncoderError::Io`], or [`EncoderError::Format`] if the file is damaged.
+pub fn read_dictionary(folder: &Path) -> Result<Vec<u8>, EncoderError> {
+    let path = folder.join(DICTIONARY);
+    let mut bytes = std::fs::read(&path).map_err(|e| EncoderError::io(&path, e))?;
+    match bytes.split_first_chunk::<{ blake3::OUT_LEN }>() {
+        Some((hash, rest)) if blake3::hash(rest) == *hash => {
+            bytes.drain(..blake3::OUT_LEN);
+            Ok(bytes)
+        }
+        _ => Err(EncoderError::format(path, "the dictionary is damaged")),
+    }
+}
+
+/// Writes the dictionary of a model folder, which is made if missing.
+pub fn write_dictionary(folder: &Path, dictionary: &[u8]) -> Result<(), EncoderError> {
+    std::fs::create_dir_all(folder).map_err(|e| EncoderError::io(folder, e))?;
+    replace(&folder.join(DICTIONARY), |path| {
+        std::fs::write(
+            path,
+            [blake3::hash(dictionary).as_bytes(), dictionary].concat(),
+        )
+    })
 }
 
 /// Writes a model folder (made if missing; files of the same names are replaced by renaming, the

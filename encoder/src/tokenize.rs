@@ -78,7 +78,7 @@ impl Tokenizer {
             .ok_or_else(|| {
                 EncoderError::format(&path, "it adds more special tokens than max_tokens allows")
             })?;
-        let preparation = Preparation::new(&config.text)?;
+        let preparation = Preparation::new(&config.text, folder)?;
         Ok(Self {
             words: Words::new(&inner, ngrams)?,
             inner,

@@ -6,9 +6,9 @@
 //! remembered, with the n-grams ([`crate::ngrams`]) that belong to it.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::RwLock;
 
+use ahash::RandomState;
 use serde_json::Value;
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -24,7 +24,7 @@ const SHARDS: usize = 64;
 /// Words of a part; a full part is emptied. All in all some 10 MB.
 const SHARD_WORDS: usize = 2048;
 
-type Shard = RwLock<HashMap<Box<str>, Box<[u32]>>>;
+type Shard = RwLock<HashMap<Box<str>, Box<[u32]>, RandomState>>;
 
 /// Token ids of words.
 pub struct Words {

@@ -87,6 +87,87 @@ fn laser1_in_the_legacy_container() {
     check("laser1", Kind::Laser1, &options);
 }
 
+fn words_of(language: &str, dictionary: &str) -> Options {
+    Options {
+        language: Some(language.into()),
+        dictionary: Some(fixture(dictionary)),
+        ..Options::default()
+    }
+}
+
+#[cfg(feature = "jieba")]
+#[test]
+fn laser1_with_chinese_words() {
+    let options = words_of("zh", "laser1-zh/dict.txt");
+    let (dir, encoder) = check("laser1-zh", Kind::Laser1, &options);
+    // The dictionary takes part in the fingerprint, and a damaged one is refused.
+    let path = dir.path().join("model/dictionary.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let error = Encoder::load(&dir.path().join("model"), &LoadOptions::default());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("dictionary.bin"), "{error}");
+    let changed = laser_encoder::folder::fingerprint(&dir.path().join("model")).unwrap();
+    assert_ne!(changed, encoder.fingerprint());
+}
+
+#[cfg(feature = "mecab")]
+#[test]
+fn laser1_with_japanese_words() {
+    let options = words_of("ja", "laser1-ja/mecab");
+    check("laser1-ja", Kind::Laser1, &options);
+}
+
+#[cfg(all(feature = "jieba", feature = "mecab"))]
+#[test]
+fn dictionaries_of_words_are_checked() {
+    let dir = TempDir::new().unwrap();
+    let error = |options: &Options| {
+        import(
+            &fixture("laser1-zh"),
+            None,
+            &dir.path().join("out"),
+            options,
+        )
+        .unwrap_err()
+        .to_string()
+    };
+    let without = Options {
+        language: Some("yue".into()),
+        ..Options::default()
+    };
+    let message = error(&without);
+    assert!(message.contains("needs a dictionary"), "{message}");
+    let foreign = words_of("zh", "laser1-ja/mecab/char.def");
+    let message = error(&foreign);
+    assert!(message.contains("char.def"), "{message}");
+    let message = error(&words_of("ja", "laser1-zh"));
+    assert!(message.contains("\".csv\""), "{message}");
+    let mecab = dir.path().join("mecab");
+    std::fs::create_dir(&mecab).unwrap();
+    for file in ["words.csv", "matrix.def", "char.def", "unk.def"] {
+        std::fs::copy(fixture("laser1-ja/mecab").join(file), mecab.join(file)).unwrap();
+    }
+    for (file, content, expected) in [
+        ("words.csv", &b"\xa4\xa2,1,1,5,x\n"[..], "UTF-8"),
+        ("words.csv", b"a,9,9,5,x\n", "mecab"),
+        ("matrix.def", b"60000 60000\n", "matrix.def"),
+        ("unk.def", b"", "mecab"),
+        ("char.def", b"DEFAULT 0 1 0\n", "mecab"),
+    ] {
+        let kept = std::fs::read(mecab.join(file)).unwrap();
+        std::fs::write(mecab.join(file), content).unwrap();
+        let options = Options {
+            dictionary: Some(mecab.clone()),
+            ..words_of("ja", "")
+        };
+        let message = error(&options);
+        assert!(message.contains(expected), "{file}: {message}");
+        std::fs::write(mecab.join(file), kept).unwrap();
+    }
+}
+
 #[test]
 fn labse_with_dense_layer() {
     let (_dir, encoder) = check("labse", Kind::SentenceTransformer, &Options::default());

@@ -62,6 +62,8 @@ pub struct Model {
     pub tokenizer: Value,
     /// Tensors in f32, by name.
     pub tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    /// Dictionary of word segmentation, where the model's text preparation has that step.
+    pub dictionary: Option<Vec<u8>>,
 }
 
 /// The embedding table.
@@ -100,10 +102,16 @@ pub fn read(from: &Path) -> Result<Model, ExportError> {
         };
         tensors.insert(name.clone(), (shape, values));
     }
+    let dictionary = config
+        .text
+        .segmentation
+        .map(|_| folder::read_dictionary(from))
+        .transpose()?;
     Ok(Model {
         config,
         tokenizer,
         tensors,
+        dictionary,
     })
 }
 
@@ -178,6 +186,9 @@ impl Model {
             }
         }
         let json = self.tokenizer.to_string();
+        if let Some(dictionary) = &self.dictionary {
+            folder::write_dictionary(to, dictionary)?;
+        }
         Ok(folder::write_parts(to, &config, &json, &tensors)?)
     }
 }

@@ -162,7 +162,7 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Tokens beyond which a text is cut.
     pub max_tokens: u32,
-    /// Hash of its three files; `None` where they cannot be read.
+    /// Hash of its files; `None` where they cannot be read.
     pub fingerprint: Option<[u8; 32]>,
     /// Whether it is in memory.
     pub loaded: bool,

@@ -393,6 +393,7 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
         config,
         tokenizer: tokenizer(folder)?,
         tensors,
+        dictionary: None,
         notes: vec![],
     })
 }

@@ -10,9 +10,10 @@ use super::torch::Checkpoint;
 use super::{Model, Options, find, read, read_text};
 use crate::config::{
     Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, FastBpe, Moses, NonPrinting,
-    TextConfig,
+    Segmentation, TextConfig,
 };
 use crate::folder::{Tensor, Tensors};
+use crate::text::segment;
 use crate::{EncoderError, config};
 
 /// Ids that LASER's code forces, whatever the dictionary says.
@@ -146,6 +147,7 @@ impl Laser {
             config,
             tokenizer,
             tensors: self.tensors,
+            dictionary: None,
             notes: vec![],
         }
     }
@@ -236,17 +238,27 @@ pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderE
                 .to_owned(),
         ),
     }
-    if matches!(language.as_str(), "zh" | "ja") {
-        notes.push(format!(
-            "word segmentation for \"{language}\" is not part of this version: texts must come \
-             segmented by spaces"
-        ));
-    }
+    let segmentation = segmentation(&language);
+    let dictionary = match (segmentation, &options.dictionary) {
+        (Some(kind), Some(path)) => Some(segment::compile(kind, path)?),
+        (Some(kind), None) => {
+            let dictionary = match kind {
+                Segmentation::Jieba => "jieba's dict.txt",
+                Segmentation::Mecab => "a folder with the sources of MeCab's dictionary in UTF-8",
+            };
+            return Err(EncoderError::import(
+                source,
+                format!("language \"{language}\" needs a dictionary of its words: {dictionary}"),
+            ));
+        }
+        (None, _) => None,
+    };
     let text = TextConfig {
         non_printing: NonPrinting::Space,
         punctuation: Some(language.clone()),
         descape: true,
         moses: Some(moses),
+        segmentation,
         romanize_greek: language == "el",
         lowercase: true,
         fast_bpe: Some(FastBpe { merges, vocabulary }),
@@ -268,8 +280,18 @@ pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderE
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     });
     let mut model = laser.finish(text, tokenizer, options);
+    model.dictionary = dictionary;
     model.notes = notes;
     Ok(model)
+}
+
+/// How LASER1's scripts find the words of a language that writes no spaces.
+fn segmentation(language: &str) -> Option<Segmentation> {
+    match language {
+        "zh" | "cmn" | "wuu" | "yue" => Some(Segmentation::Jieba),
+        "ja" | "jpn" => Some(Segmentation::Mecab),
+        _ => None,
+    }
 }
 
 /// Moses' `nonbreaking_prefix.*`: a word a line, `#NUMERIC_ONLY#` after some.

@@ -264,6 +264,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, EncoderE
         config,
         tokenizer,
         tensors,
+        dictionary: None,
         notes: vec![],
     })
 }

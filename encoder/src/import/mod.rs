@@ -76,6 +76,9 @@ pub struct Options {
     pub language: Option<String>,
     /// Moses' `nonbreaking_prefix` file for that language (LASER1).
     pub prefixes: Option<PathBuf>,
+    /// Dictionary of word segmentation (LASER1 for Chinese and Japanese): jieba's `dict.txt`, or a
+    /// folder with the sources of a MeCab dictionary in UTF-8.
+    pub dictionary: Option<PathBuf>,
     /// Storage of the embedding table.
     pub table: Table,
 }
@@ -98,6 +101,7 @@ struct Model {
     config: Config,
     tokenizer: serde_json::Value,
     tensors: Tensors,
+    dictionary: Option<Vec<u8>>,
     notes: Vec<String>,
 }
 
@@ -151,6 +155,9 @@ pub fn import(
         .values()
         .map(|t| t.shape().iter().product::<usize>())
         .sum();
+    if let Some(dictionary) = &model.dictionary {
+        folder::write_dictionary(out, dictionary)?;
+    }
     folder::write_parts(
         out,
         &model.config,
@@ -166,6 +173,7 @@ pub fn import(
 }
 
 fn detect(source: &Path) -> Result<Kind, EncoderError> {
+    std::fs::metadata(source).map_err(|e| EncoderError::io(source, e))?;
     if source.join("modules.json").exists() {
         return Ok(Kind::SentenceTransformer);
     }

@@ -19,9 +19,9 @@ use super::sys::Waker;
 const RECHECK: Duration = Duration::from_secs(1);
 
 /// What distinguishes one state of a model folder from another: device, inode, size and
-/// modification time of its three files.
+/// modification time of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp(PathBuf, [(u64, u64, u64, i64, i64); 3]);
+struct Stamp(PathBuf, [(u64, u64, u64, i64, i64); 4]);
 
 impl Stamp {
     /// The stamp of a folder; missing files count as zeros.
@@ -31,7 +31,13 @@ impl Stamp {
                 .map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
                 .unwrap_or_default()
         };
-        let files = [folder::CONFIG, folder::TOKENIZER, folder::WEIGHTS].map(file);
+        let files = [
+            folder::CONFIG,
+            folder::TOKENIZER,
+            folder::WEIGHTS,
+            folder::DICTIONARY,
+        ]
+        .map(file);
         Self(path.to_owned(), files)
     }
 

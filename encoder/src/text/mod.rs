@@ -5,8 +5,10 @@ mod fastbpe;
 mod greek;
 mod moses;
 mod punctuation;
+pub(crate) mod segment;
 
 use std::borrow::Cow;
+use std::path::Path;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -15,6 +17,7 @@ use crate::EncoderError;
 use crate::config::{NonPrinting, TextConfig};
 use fastbpe::FastBpe;
 use moses::Moses;
+use segment::Segmenter;
 
 static NON_PRINTING: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\p{C}").expect("a constant pattern"));
@@ -23,12 +26,18 @@ static NON_PRINTING: LazyLock<Regex> =
 pub(crate) struct Preparation {
     config: TextConfig,
     moses: Option<Moses>,
+    segmenter: Option<Box<dyn Segmenter>>,
     fast_bpe: Option<FastBpe>,
 }
 
 impl Preparation {
-    pub fn new(config: &TextConfig) -> Result<Self, EncoderError> {
+    /// Prepares the steps; a dictionary is read from the model folder `folder`.
+    pub fn new(config: &TextConfig, folder: &Path) -> Result<Self, EncoderError> {
         let moses = config.moses.as_ref().map(Moses::new);
+        let segmenter = config
+            .segmentation
+            .map(|kind| segment::open(kind, folder))
+            .transpose()?;
         let fast_bpe = config.fast_bpe.as_ref().map(FastBpe::new).transpose()?;
         // The steps hold what they need of the lists.
         let config = TextConfig {
@@ -39,6 +48,7 @@ impl Preparation {
         Ok(Self {
             config,
             moses,
+            segmenter,
             fast_bpe,
         })
     }
@@ -65,6 +75,9 @@ impl Preparation {
         if let Some(moses) = &self.moses {
             text = Cow::Owned(moses.tokenize(&text));
         }
+        if let Some(segmenter) = &self.segmenter {
+            text = Cow::Owned(segmenter.segment(&text));
+        }
         if self.config.romanize_greek {
             text = Cow::Owned(greek::romanize(&text));
         }
@@ -80,8 +93,6 @@ impl Preparation {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -108,7 +119,7 @@ mod tests {
         let expected: serde_json::Value = fixture("laser2/expected.json");
         let list =
             |key: &str| -> Vec<String> { serde_json::from_value(expected[key].clone()).unwrap() };
-        let preparation = Preparation::new(&laser2()).unwrap();
+        let preparation = Preparation::new(&laser2(), Path::new("")).unwrap();
         for (text, prepared) in list("texts").iter().zip(list("prepared")) {
             assert_eq!(preparation.apply(text), prepared, "{text:?}");
         }
@@ -143,7 +154,8 @@ mod tests {
                 }),
                 ..laser2()
             };
-            let prepared = Preparation::new(&everything).unwrap().apply(&text).into_owned();
+            let prepared = Preparation::new(&everything, Path::new("")).unwrap();
+            let prepared = prepared.apply(&text);
             prop_assert!(!prepared.contains("  ") && !prepared.contains(char::is_control));
         }
     }

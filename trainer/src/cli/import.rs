@@ -44,6 +44,10 @@ pub struct ImportArgs {
     /// Moses' nonbreaking_prefix file of that language.
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
+    /// Dictionary of Chinese or Japanese words for LASER1: jieba's dict.txt, or a folder with the
+    /// sources of a MeCab dictionary in UTF-8.
+    #[arg(long, value_name = "PATH")]
+    dictionary: Option<PathBuf>,
     /// Format of the embedding table.
     #[arg(long, value_enum, default_value_t = TableFormat::F32)]
     table: TableFormat,
@@ -58,6 +62,7 @@ pub fn run(args: &ImportArgs) -> Result<()> {
         normalize: args.normalize,
         language: args.language.clone(),
         prefixes: args.prefixes.clone(),
+        dictionary: args.dictionary.clone(),
         table: match args.table {
             TableFormat::F32 => Table::F32,
             TableFormat::F16 => Table::F16,
