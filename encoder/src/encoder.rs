@@ -2,16 +2,19 @@
 
 use std::path::Path;
 
+use candle_core::DType;
 use rayon::prelude::*;
 
 use crate::arch::Model;
-use crate::arch::bilstm::Bilstm;
+use crate::arch::bilstm::{self, Bilstm};
+use crate::arch::bilstm_candle::BilstmCandle;
 use crate::arch::dense::Head;
 use crate::arch::mean::Mean;
+use crate::arch::mean_candle::MeanCandle;
 use crate::arch::transformer::Transformer;
 use crate::config::Architecture;
 use crate::folder::{self, Weights};
-use crate::kernels::{math, quantized};
+use crate::kernels::math;
 use crate::tokenize::{Tokenized, Tokenizer};
 use crate::{Config, EncoderError, batch};
 
@@ -30,8 +33,7 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device of this number; architectures without GPU code run on the CPU all the same
-    /// ([`Encoder::device_name`] tells).
+    /// The CUDA device of this number.
     Cuda(usize),
 }
 
@@ -44,7 +46,8 @@ pub enum Precision {
     Bf16,
     /// Weights as row-wise int8.
     I8,
-    /// The fastest with a cosine to f32 of at least 0.9995 on the model's check sentences.
+    /// The fastest, as measured while loading, with a cosine to f32 of at least 0.9995 on the
+    /// model's check sentences.
     #[default]
     Auto,
 }
@@ -97,7 +100,8 @@ pub struct LoadOptions {
     pub device: DeviceChoice,
     /// Arithmetic.
     pub precision: Precision,
-    /// Threads at most, 0 for one a core.
+    /// Threads at most, 0 for one a core. With 1, loading and encoding start no thread at all
+    /// (transformers excepted, whose products candle spreads over its own).
     pub threads: usize,
 }
 
@@ -155,20 +159,31 @@ impl Encoder {
         let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
         // Only the BiLSTM knows others; "auto" starts from f32.
         let precision = match (&config.encoder, options.precision) {
+            // There are no int8 products on a GPU.
+            (Architecture::Bilstm(_), Precision::I8) if !device.is_cpu() => Precision::Bf16,
             (Architecture::Bilstm(_), wanted @ (Precision::Bf16 | Precision::I8)) => wanted,
             _ => Precision::F32,
         };
+        let pool = if threads > 1 {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|i| format!("encode-{i}"))
+                .build()
+                .map_err(|e| EncoderError::Compute(format!("could not start threads: {e}")))?;
+            Some(pool)
+        } else {
+            None
+        };
         // The tokenizer, the fingerprint and the weights are independent of each other.
-        let (tokenizer, fingerprint, model) = std::thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::open(folder, &config));
-            let fingerprint = scope.spawn(|| folder::fingerprint(folder));
-            let model = load_model(&config, &weights, &device, precision);
-            (
-                tokenizer.join().expect("panics are caught inside"),
-                fingerprint.join().expect("hashing does not panic"),
-                model,
-            )
-        });
+        let tokenizer = || Tokenizer::open(folder, &config);
+        let fingerprint = || folder::fingerprint(folder);
+        let model = || load_model(&config, &weights, &device, precision, pool.is_some());
+        let (tokenizer, (fingerprint, model)) = match &pool {
+            Some(pool) => {
+                pool.install(|| rayon::join(tokenizer, || rayon::join(fingerprint, model)))
+            }
+            None => (tokenizer(), (fingerprint(), model())),
+        };
         let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
         let head = Head::load(&config.dense, &weights)?;
         if tokenizer.vocabulary() > model.vocabulary() {
@@ -183,16 +198,6 @@ impl Encoder {
                 ),
             ));
         }
-        let pool = if threads > 1 {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|i| format!("encode-{i}"))
-                .build()
-                .map_err(|e| EncoderError::Compute(format!("could not start threads: {e}")))?;
-            Some(pool)
-        } else {
-            None
-        };
         let device_name = crate::device::name(&device);
         let mut encoder = Self {
             config,
@@ -206,21 +211,25 @@ impl Encoder {
             precision,
         };
         if options.precision == Precision::Auto
-            && matches!(encoder.config.encoder, Architecture::Bilstm(_))
+            && let Architecture::Bilstm(config) = &encoder.config.encoder
         {
-            encoder.choose_precision(&weights, &device)?;
+            let faster = if device.is_cpu() {
+                bilstm::faster_than_f32(config, &weights)?
+            } else {
+                vec![Precision::Bf16]
+            };
+            encoder.choose_precision(&faster, &weights, &device)?;
         }
         Ok(encoder)
     }
 
-    /// Replaces f32 by the fastest precision that this processor profits from, if it is accurate
-    /// enough on the check sentences.
+    /// Replaces f32 by the first of `candidates` that is accurate enough on the check sentences.
     fn choose_precision(
         &mut self,
+        candidates: &[Precision],
         weights: &Weights,
         device: &candle_core::Device,
     ) -> Result<(), EncoderError> {
-        let candidates = quantized::candidates();
         if candidates.is_empty() {
             return Ok(());
         }
@@ -231,7 +240,12 @@ impl Encoder {
         let ids: Vec<Vec<u32>> = self.tokenize(&texts)?.into_iter().map(|t| t.ids).collect();
         let exact = self.encode_ids(&ids)?;
         for &candidate in candidates {
-            let model = load_model(&self.config, weights, device, candidate)?;
+            let parallel = self.pool.is_some();
+            let load = || load_model(&self.config, weights, device, candidate, parallel);
+            let model = match &self.pool {
+                Some(pool) => pool.install(load),
+                None => load(),
+            }?;
             let before = std::mem::replace(&mut self.model, model);
             let rounded = self.encode_ids(&ids)?;
             if smallest_cosine(&exact, &rounded) >= MIN_COSINE {
@@ -340,7 +354,7 @@ impl Encoder {
         &self.config
     }
 
-    /// blake3 over the three files of the model folder, see [`folder::fingerprint`].
+    /// blake3 over the files of the model folder, see [`folder::fingerprint`].
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -391,10 +405,21 @@ fn load_model(
     weights: &Weights,
     device: &candle_core::Device,
     precision: Precision,
+    parallel: bool,
 ) -> Result<Box<dyn Model>, EncoderError> {
     Ok(match &config.encoder {
-        Architecture::Mean(c) => Box::new(Mean::load(c, weights)?),
-        Architecture::Bilstm(c) => Box::new(Bilstm::load(c, weights, precision)?),
+        Architecture::Mean(c) if device.is_cpu() => Box::new(Mean::load(c, weights)?),
+        Architecture::Mean(c) => Box::new(MeanCandle::load(c, weights, device, DType::F32)?),
+        Architecture::Bilstm(c) if device.is_cpu() => {
+            Box::new(Bilstm::load(c, weights, precision, parallel)?)
+        }
+        Architecture::Bilstm(c) => {
+            let dtype = match precision {
+                Precision::Bf16 => DType::BF16,
+                _ => DType::F32,
+            };
+            Box::new(BilstmCandle::load(c, weights, device, dtype)?)
+        }
         Architecture::Transformer(c) => Box::new(Transformer::load(c, weights, device)?),
     })
 }

@@ -6,11 +6,14 @@
 //! reverse direction starts at each sentence's own last token with a zero state, as PyTorch's
 //! packed sequences do.
 
+use rayon::prelude::*;
+
 use super::Model;
 use crate::EncoderError;
 use crate::config::{BilstmConfig, BilstmPooling};
 use crate::encoder::Precision;
 use crate::folder::{Matrix, Weights};
+use crate::kernels::clock::thread_seconds;
 use crate::kernels::gemm::Start;
 use crate::kernels::lstm::{Step, interleaved, padded};
 use crate::kernels::product::Weights as Product;
@@ -35,15 +38,16 @@ pub(crate) struct Bilstm {
 }
 
 /// Which token of which sentence is where: see the module's text.
-struct Packing {
+pub(super) struct Packing {
     /// Sentences that have step t.
-    active: Vec<usize>,
+    pub active: Vec<usize>,
     /// First token of step t; one more entry than `active`, the last being the number of tokens.
-    offset: Vec<usize>,
+    pub offset: Vec<usize>,
 }
 
 impl Packing {
-    fn new(sequences: &[&[u32]]) -> Self {
+    /// Of sentences in descending length, none of them empty.
+    pub fn new(sequences: &[&[u32]]) -> Self {
         let steps = sequences.first().map_or(0, |s| s.len());
         debug_assert!(
             sequences.windows(2).all(|w| w[0].len() >= w[1].len()),
@@ -65,20 +69,24 @@ impl Packing {
         Self { active, offset }
     }
 
-    fn steps(&self) -> usize {
+    /// Length of the longest sentence.
+    pub fn steps(&self) -> usize {
         self.active.len()
     }
 
-    fn tokens(&self) -> usize {
+    /// Tokens of all sentences.
+    pub fn tokens(&self) -> usize {
         self.offset[self.steps()]
     }
 }
 
 impl Bilstm {
+    /// Packs the weights, on all threads of the pool it runs in if `parallel`.
     pub fn load(
         config: &BilstmConfig,
         weights: &Weights,
         precision: Precision,
+        parallel: bool,
     ) -> Result<Self, EncoderError> {
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
@@ -88,20 +96,14 @@ impl Bilstm {
                 parts.push((layer, suffix));
             }
         }
-        // Packing 30 million weights takes a few tenths of a second on one thread: one thread for
-        // each direction of each layer, all within the time one takes.
-        let directions = std::thread::scope(|scope| {
-            let threads: Vec<_> = parts
-                .iter()
-                .map(|&(layer, suffix)| {
-                    scope.spawn(move || Direction::load(config, weights, layer, suffix, precision))
-                })
-                .collect();
-            threads
-                .into_iter()
-                .map(|t| t.join().expect("packing does not panic"))
-                .collect::<Result<Vec<_>, _>>()
-        })?;
+        let load = |(layer, suffix): &(usize, &str)| {
+            Direction::load(config, weights, *layer, suffix, precision)
+        };
+        let directions: Vec<Direction> = if parallel {
+            parts.par_iter().map(load).collect::<Result<_, _>>()?
+        } else {
+            parts.iter().map(load).collect::<Result<_, _>>()?
+        };
         let mut directions = directions.into_iter();
         let mut layers = Vec::new();
         while let (Some(forward), Some(backward)) = (directions.next(), directions.next()) {
@@ -114,63 +116,6 @@ impl Bilstm {
             hidden: config.hidden_size,
             pooling: config.pooling,
         })
-    }
-
-    /// States of one direction of one layer, [tokens, padded(H)].
-    fn run(
-        &self,
-        direction: &Direction,
-        reverse: bool,
-        input: &[&[f32]],
-        packing: &Packing,
-        mut maximum: Option<&mut [f32]>,
-    ) -> Vec<f32> {
-        let isa = self.isa;
-        let width = padded(self.hidden);
-        let tokens = packing.tokens();
-        let mut products = vec![0f32; tokens * 4 * width];
-        for (i, (input, weights)) in input.iter().zip(&direction.input).enumerate() {
-            let start = if i == 0 {
-                Start::Bias(&direction.bias)
-            } else {
-                Start::Accumulate
-            };
-            let stride = input.len() / tokens;
-            weights.matmul(isa, tokens, input, stride, start, &mut products, 4 * width);
-        }
-        let mut states = vec![0f32; tokens * width];
-        let mut cell = vec![0f32; packing.active[0] * width];
-        for i in 0..packing.steps() {
-            let t = if reverse { packing.steps() - 1 - i } else { i };
-            let rows = packing.active[t];
-            let here = packing.offset[t] * width..packing.offset[t + 1] * width;
-            // The states of the step before, of the sentences that have both steps.
-            let (previous, state) = if i == 0 {
-                (&[][..], &mut states[here])
-            } else if reverse {
-                let (low, high) = states.split_at_mut(here.end);
-                (&high[..packing.active[t + 1] * width], &mut low[here])
-            } else {
-                let (low, high) = states.split_at_mut(here.start);
-                let before = packing.offset[t - 1] * width;
-                (
-                    &low[before..before + rows * width],
-                    &mut high[..rows * width],
-                )
-            };
-            direction.recurrent.step(
-                isa,
-                rows,
-                Step {
-                    input: &mut products[packing.offset[t] * 4 * width..],
-                    previous,
-                    cell: &mut cell,
-                    state,
-                    maximum: maximum.as_deref_mut(),
-                },
-            );
-        }
-        states
     }
 
     /// Pools the states of one direction into columns `column..column + H` of `out`.
@@ -262,6 +207,107 @@ impl Direction {
             bias,
         })
     }
+
+    /// States of one direction of one layer, [tokens, padded(H)].
+    fn run(
+        &self,
+        isa: Isa,
+        reverse: bool,
+        input: &[&[f32]],
+        packing: &Packing,
+        mut maximum: Option<&mut [f32]>,
+    ) -> Vec<f32> {
+        let width = self.recurrent.columns() / 4;
+        let tokens = packing.tokens();
+        let mut products = vec![0f32; tokens * 4 * width];
+        for (i, (input, weights)) in input.iter().zip(&self.input).enumerate() {
+            let start = if i == 0 {
+                Start::Bias(&self.bias)
+            } else {
+                Start::Accumulate
+            };
+            let stride = input.len() / tokens;
+            weights.matmul(isa, tokens, input, stride, start, &mut products, 4 * width);
+        }
+        let mut states = vec![0f32; tokens * width];
+        let mut cell = vec![0f32; packing.active[0] * width];
+        for i in 0..packing.steps() {
+            let t = if reverse { packing.steps() - 1 - i } else { i };
+            let rows = packing.active[t];
+            let here = packing.offset[t] * width..packing.offset[t + 1] * width;
+            // The states of the step before, of the sentences that have both steps.
+            let (previous, state) = if i == 0 {
+                (&[][..], &mut states[here])
+            } else if reverse {
+                let (low, high) = states.split_at_mut(here.end);
+                (&high[..packing.active[t + 1] * width], &mut low[here])
+            } else {
+                let (low, high) = states.split_at_mut(here.start);
+                let before = packing.offset[t - 1] * width;
+                (
+                    &low[before..before + rows * width],
+                    &mut high[..rows * width],
+                )
+            };
+            self.recurrent.step(
+                isa,
+                rows,
+                Step {
+                    input: &mut products[packing.offset[t] * 4 * width..],
+                    previous,
+                    cell: &mut cell,
+                    state,
+                    maximum: maximum.as_deref_mut(),
+                },
+            );
+        }
+        states
+    }
+}
+
+/// Sentences and tokens of the batch on which precisions are compared.
+const PROBE: (usize, usize) = (32, 2);
+
+/// What f32 has to take longer by for another precision to count as faster: the choice shall not
+/// change with the noise of the clock.
+const MARGIN: f64 = 1.15;
+
+/// Reduced precisions that are faster than f32 on this processor, fastest first, as measured with
+/// one direction of the last layer.
+pub(crate) fn faster_than_f32(
+    config: &BilstmConfig,
+    weights: &Weights,
+) -> Result<Vec<Precision>, EncoderError> {
+    let isa = Isa::detect();
+    let sequence = [0; PROBE.1];
+    let packing = Packing::new(&[&sequence[..]; PROBE.0]);
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
+    let seconds = |precision| -> Result<f64, EncoderError> {
+        let direction = Direction::load(config, weights, config.layers - 1, "", precision)?;
+        let inputs: Vec<Vec<f32>> = direction
+            .input
+            .iter()
+            .map(|w| values(packing.tokens() * w.depth()))
+            .collect();
+        let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+        let run = || {
+            let start = thread_seconds();
+            std::hint::black_box(direction.run(isa, false, &inputs, &packing, None));
+            thread_seconds() - start
+        };
+        run();
+        Ok(run().min(run()))
+    };
+    let exact = seconds(Precision::F32)?;
+    let mut faster = Vec::new();
+    for precision in [Precision::I8, Precision::Bf16] {
+        let seconds = seconds(precision)?;
+        if seconds * MARGIN < exact {
+            faster.push((seconds, precision));
+        }
+    }
+    faster.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(faster.into_iter().map(|(_, precision)| precision).collect())
 }
 
 impl Model for Bilstm {
@@ -312,11 +358,11 @@ impl Model for Bilstm {
             let [forward_max, backward_max] = &mut maxima;
             let mut forward = || {
                 let maximum = pooled.then_some(&mut forward_max[..]);
-                self.run(&layer[0], false, &input, &packing, maximum)
+                layer[0].run(self.isa, false, &input, &packing, maximum)
             };
             let mut backward = || {
                 let maximum = pooled.then_some(&mut backward_max[..]);
-                self.run(&layer[1], true, &input, &packing, maximum)
+                layer[1].run(self.isa, true, &input, &packing, maximum)
             };
             let (forward, backward) = if parallel {
                 rayon::join(forward, backward)

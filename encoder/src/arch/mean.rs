@@ -17,29 +17,37 @@ impl Mean {
     pub fn load(config: &MeanConfig, weights: &Weights) -> Result<Self, EncoderError> {
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
-        let token_weights = match config.pooling {
-            MeanPooling::Mean => Vec::new(),
-            MeanPooling::Weighted => {
-                // A common factor cancels: shifting by the maximum keeps exp finite.
-                let mut w = weights.vector("token_weight", rows)?;
-                if w.iter().any(|x| !x.is_finite()) {
-                    return Err(EncoderError::tensor(
-                        weights.path(),
-                        "token_weight",
-                        "it contains a value that is not finite",
-                    ));
-                }
-                let largest = w.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                w.iter_mut()
-                    .for_each(|x| *x = (*x - largest).max(-60.0).exp());
-                w
-            }
-        };
         Ok(Self {
             isa: Isa::detect(),
             table,
-            weights: token_weights,
+            weights: token_weights(config, weights, rows)?,
         })
+    }
+}
+
+/// exp(token_weight) up to a common factor, empty for a plain mean.
+pub(super) fn token_weights(
+    config: &MeanConfig,
+    weights: &Weights,
+    rows: usize,
+) -> Result<Vec<f32>, EncoderError> {
+    match config.pooling {
+        MeanPooling::Mean => Ok(Vec::new()),
+        MeanPooling::Weighted => {
+            // A common factor cancels: shifting by the maximum keeps exp finite.
+            let mut w = weights.vector("token_weight", rows)?;
+            if w.iter().any(|x| !x.is_finite()) {
+                return Err(EncoderError::tensor(
+                    weights.path(),
+                    "token_weight",
+                    "it contains a value that is not finite",
+                ));
+            }
+            let largest = w.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            w.iter_mut()
+                .for_each(|x| *x = (*x - largest).max(-60.0).exp());
+            Ok(w)
+        }
     }
 }
 

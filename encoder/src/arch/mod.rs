@@ -1,8 +1,10 @@
 //! The encoder architectures, one file each.
 
 pub(crate) mod bilstm;
+pub(crate) mod bilstm_candle;
 pub(crate) mod dense;
 pub(crate) mod mean;
+pub(crate) mod mean_candle;
 pub(crate) mod transformer;
 
 use crate::EncoderError;
@@ -40,6 +42,71 @@ pub(crate) trait Model: Send + Sync {
         false
     }
 
-    /// Bytes of packed weights on top of the mapped file.
+    /// Bytes of host memory on top of the mapped file: packed weights.
     fn bytes(&self) -> usize;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::config::{Architecture, BilstmPooling};
+    use crate::encoder::Precision;
+    use crate::folder::{self, Weights};
+    use crate::import;
+
+    /// Pooled states of sentences of several lengths, the last one empty.
+    fn states(model: &dyn Model) -> Vec<f32> {
+        let sequences: Vec<Vec<u32>> = [9usize, 5, 5, 2, 1, 0]
+            .iter()
+            .map(|&n| (0..n as u32).map(|t| (t * 7 + n as u32) % 40).collect())
+            .collect();
+        let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let mut out = vec![9f32; sequences.len() * model.width()];
+        model.encode(&sequences, &mut out, false).unwrap();
+        out
+    }
+
+    fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
+        for (a, b) in a.iter().zip(b) {
+            assert!((a - b).abs() < tolerance, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn bilstm_in_candle_is_that_of_the_kernels() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/laser2");
+        let dir = tempfile::TempDir::new().unwrap();
+        let config = import::import(&source, None, dir.path(), &import::Options::default());
+        let Architecture::Bilstm(mut config) = config.unwrap().config.encoder else {
+            panic!("LASER2 is a BiLSTM")
+        };
+        let weights = Weights::open(&dir.path().join(folder::WEIGHTS)).unwrap();
+        for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
+            config.pooling = pooling;
+            let kernels = bilstm::Bilstm::load(&config, &weights, Precision::F32, false).unwrap();
+            let load = |dtype| {
+                bilstm_candle::BilstmCandle::load(&config, &weights, &Device::Cpu, dtype).unwrap()
+            };
+            let exact = states(&kernels);
+            assert_close(&exact, &states(&load(DType::F32)), 1e-5);
+            assert_close(&exact, &states(&load(DType::BF16)), 0.05);
+        }
+    }
+
+    #[test]
+    fn mean_in_candle_is_that_of_the_kernels() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/laser-mean-512");
+        let Architecture::Mean(config) = folder::read_config(&folder).unwrap().encoder else {
+            panic!("the shipped model is a mean")
+        };
+        let weights = Weights::open(&folder.join(folder::WEIGHTS)).unwrap();
+        let kernels = mean::Mean::load(&config, &weights).unwrap();
+        let candle =
+            mean_candle::MeanCandle::load(&config, &weights, &Device::Cpu, DType::F32).unwrap();
+        assert_close(&states(&kernels), &states(&candle), 1e-5);
+    }
 }

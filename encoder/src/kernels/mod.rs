@@ -3,6 +3,7 @@
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
 //! chooses once per process.
 
+pub(crate) mod clock;
 pub mod gather;
 pub mod gemm;
 pub mod lstm;

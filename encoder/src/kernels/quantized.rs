@@ -1,8 +1,7 @@
 //! Products with bf16 and int8 weights on the processor's matrix or dot-product units, through
 //! NumKong: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
 //!
-//! NumKong chooses AMX, AVX-512 or AVX2 at run time. Which of the two types pays depends on the
-//! units: [`candidates`].
+//! NumKong chooses AMX, AVX-512 or AVX2 at run time.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -11,19 +10,6 @@ use numkong::{Dots, bf16, cap};
 
 use super::gemm::Start;
 use crate::encoder::Precision;
-
-/// Reduced precisions that are faster than f32 on this processor, fastest first.
-pub fn candidates() -> &'static [Precision] {
-    let has = |bits: u64| numkong::available() & bits != 0;
-    if has(cap::SAPPHIREAMX | cap::GRANITEAMX) {
-        &[Precision::I8, Precision::Bf16]
-    } else if has(cap::ICELAKE | cap::GENOA | cap::NEONSDOT | cap::SIERRA) {
-        // Dot products of four bytes in one instruction.
-        &[Precision::I8]
-    } else {
-        &[]
-    }
-}
 
 /// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
 /// as f32.
