@@ -104,8 +104,8 @@ impl Tokenizer {
         } else {
             (text, false)
         };
-        let prepared = self.preparation.apply(text);
-        let (mut ids, truncated) = catch_unwind(AssertUnwindSafe(|| self.pieces(&prepared)))
+        let pieces = || self.pieces(&self.preparation.apply(text));
+        let (mut ids, truncated) = catch_unwind(AssertUnwindSafe(pieces))
             .map_err(|_| EncoderError::Tokenizer("the tokenizer failed on this text".into()))?
             .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
         ids.extend(self.eos);

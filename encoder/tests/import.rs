@@ -153,7 +153,7 @@ fn dictionaries_of_words_are_checked() {
         ("words.csv", &b"\xa4\xa2,1,1,5,x\n"[..], "UTF-8"),
         ("words.csv", b"a,9,9,5,x\n", "mecab"),
         ("matrix.def", b"60000 60000\n", "matrix.def"),
-        ("unk.def", b"", "mecab"),
+        ("unk.def", b"\n", "unk.def"),
         ("char.def", b"DEFAULT 0 1 0\n", "mecab"),
     ] {
         let kept = std::fs::read(mecab.join(file)).unwrap();

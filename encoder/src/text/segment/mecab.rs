@@ -66,6 +66,13 @@ pub(super) fn compile(source: &Path) -> Result<Vec<u8>, EncoderError> {
             "it does not have a cost for each pair of contexts",
         ));
     }
+    // Without any, text of unknown words has no path through the lattice.
+    if unknown.trim_ascii().is_empty() {
+        return Err(EncoderError::import(
+            source.join("unk.def"),
+            "it has no unknown words",
+        ));
+    }
     let compile = || -> Result<Vec<u8>, VibratoError> {
         let dictionary = SystemDictionaryBuilder::from_readers(
             Cursor::new(words),
