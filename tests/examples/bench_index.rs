@@ -2,23 +2,27 @@
 //! server.
 //!
 //! ```text
-//! bench_index [--rows 50000] [--dimensions 1024] [--queries 200] [--seconds 5] [--ef 40,100,200]
-//!             [--with "quantization = f16"]… [--set easy|hard] [--memory 1GB]
-//!             [--model FOLDER --sentences FILE]
+//! bench_index [--rows 50000] [--dimensions 1024] [--queries 200] [--seconds 5]
+//!             [--ef 40,64,100,200,400,800] [--with "quantization = f16"]… [--set easy|hard]…
+//!             [--memory 1GB] [--sentences FILE] [--model FOLDER] [--output FILE]
 //! ```
 //!
 //! Two sets of vectors. The *easy* one is made: 500 Gaussian centres, points around them with a
-//! standard deviation of 0.7, unit length. The *hard* one is real: the lines of a text file,
-//! embedded by the model in a folder; it is left out where these are not given. `--with` adds a
-//! contender with other storage parameters. pgvector takes part where the server has it (`vector`
-//! and `halfvec`, HNSW with its default parameters).
+//! standard deviation of 0.7, unit length. The *hard* one is real: different lines of a text file,
+//! embedded by the model in a folder (the one that ships, unless told); it is left out where there
+//! is no file. `--with` adds a contender with other storage parameters. pgvector takes part where
+//! the server has it (`vector` and `halfvec`, HNSW with its default parameters).
 //!
-//! Times are of the wall; in brackets is processor time, which other work on the machine disturbs
-//! less. Recall@10 is counted against exact distances of the original vectors.
+//! Wider searches are tried until one is past the recall at which contenders are compared. Times
+//! are of the wall; in brackets is processor time, which other work on the machine disturbs less.
+//! Recall@10 is counted against exact distances of the original vectors. What is printed also goes
+//! to the output file (`bench-index.txt` in the build folder), line by line.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{BufRead, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,6 +31,7 @@ use postgres::Client;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const K: usize = 10;
 /// Rows that are inserted to measure inserts.
 const EXTRA: usize = 5000;
@@ -42,8 +47,32 @@ struct Settings {
     with: Vec<String>,
     sets: Vec<String>,
     memory: String,
-    model: Option<PathBuf>,
+    model: PathBuf,
     sentences: Option<PathBuf>,
+    output: PathBuf,
+}
+
+/// Where lines go besides the standard output, and when the benchmark began.
+static OUTPUT: OnceLock<(Mutex<File>, Instant)> = OnceLock::new();
+
+fn write_line(line: &str) {
+    println!("{line}");
+    if let Some((file, _)) = OUTPUT.get() {
+        let mut file = file.lock().expect("no holder panics");
+        // The benchmark goes on without its file.
+        let _ = writeln!(file, "{line}");
+    }
+}
+
+macro_rules! say {
+    ($($part:tt)*) => { write_line(&format!($($part)*)) };
+}
+
+/// Says what is being done, on the standard error.
+fn progress(what: &str) {
+    if let Some((_, start)) = OUTPUT.get() {
+        eprintln!("[{:4.0} s] {what}", start.elapsed().as_secs_f64());
+    }
 }
 
 fn settings() -> Result<Settings> {
@@ -52,12 +81,13 @@ fn settings() -> Result<Settings> {
         dimensions: 1024,
         queries: 200,
         seconds: 5,
-        ef: vec![40, 100, 200],
+        ef: vec![40, 64, 100, 200, 400, 800],
         with: Vec::new(),
         sets: Vec::new(),
         memory: "1GB".to_owned(),
-        model: None,
+        model: Path::new(ROOT).join("encoder/models/laser-mean-512"),
         sentences: None,
+        output: std::env::current_exe()?.with_file_name("../../bench-index.txt"),
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
@@ -73,7 +103,8 @@ fn settings() -> Result<Settings> {
             "--with" => s.with.push(value),
             "--set" => s.sets.push(value),
             "--memory" => s.memory = value,
-            "--model" => s.model = Some(value.into()),
+            "--model" => s.model = std::path::absolute(value)?,
+            "--output" => s.output = value.into(),
             "--sentences" => s.sentences = Some(value.into()),
             _ => bail!("unknown argument {name}"),
         }
@@ -128,10 +159,11 @@ fn easy(s: &Settings) -> Set {
 
 /// Embeds lines of the file, spread over all of it, without repetitions.
 fn hard(s: &Settings, client: &mut Client) -> Result<Option<Set>> {
-    let (Some(_), Some(path)) = (&s.model, &s.sentences) else {
-        println!("\nhard set: left out, it needs --model FOLDER and --sentences FILE");
+    let Some(path) = &s.sentences else {
+        say!("\nhard set: left out, it needs --sentences FILE, with a sentence a line");
         return Ok(None);
     };
+    progress("embedding sentences");
     let wanted = s.rows + EXTRA + s.queries;
     let mut seen = HashSet::new();
     let mut lines = Vec::new();
@@ -157,7 +189,7 @@ fn hard(s: &Settings, client: &mut Client) -> Result<Option<Set>> {
     for chunk in lines.chunks(1000) {
         let row: Vec<String> = client
             .query_one(
-                "SELECT array_agg(e::text ORDER BY i) FROM unnest(laser_embed($1)) WITH ORDINALITY x(e, i)",
+                "SELECT array_agg(e::text ORDER BY i) FROM unnest(laser_embed($1::text[])) WITH ORDINALITY x(e, i)",
                 &[&chunk],
             )?
             .get(0);
@@ -267,7 +299,7 @@ fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
             ef,
         );
     } else {
-        println!("pgvector is not installed for this server: laser runs alone");
+        say!("pgvector is not installed for this server: laser runs alone");
     }
     add(
         "laser".into(),
@@ -445,6 +477,7 @@ fn measure(
     truth: &[Vec<i32>],
 ) -> Result<Outcome> {
     let table = &c.table;
+    progress(&format!("{}: loading", c.name));
     let (extra, queries) = (format!("{table}_extra"), format!("{table}_queries"));
     load(client, table, c.kind, set, 0..s.rows)?;
     load(client, &extra, c.kind, set, s.rows..s.rows + EXTRA)?;
@@ -460,13 +493,14 @@ fn measure(
     ))?;
     client.batch_execute(&format!("VACUUM (ANALYZE) {table}, {extra}, {queries}"))?;
     client.batch_execute("CHECKPOINT")?;
+    progress(&format!("{}: building", c.name));
     let create = format!("CREATE INDEX {table}_index ON {table} {}", c.index);
     let ((), build, build_cpu) =
         timed(cluster, client, |client| Ok(client.batch_execute(&create)?))?;
     let bytes = client
         .query_one(&format!("SELECT pg_relation_size('{table}_index')"), &[])?
         .get(0);
-    println!(
+    say!(
         "{}: built in {build:.1} s ({build_cpu:.1} s), {} MB",
         c.name,
         bytes / 1_000_000
@@ -489,7 +523,13 @@ fn measure(
     );
 
     let mut searches = Vec::new();
+    let mut enough = 0;
     for &ef in &s.ef {
+        // One more than needed shows what the next step costs.
+        if enough == 2 {
+            break;
+        }
+        progress(&format!("{}: searching with {ef} candidates", c.name));
         client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
         let rows = client.query(&lateral, &[])?;
         let found = rows
@@ -521,13 +561,19 @@ fn measure(
             one: pgbench(cluster, &script, &options, 1, s.seconds)?,
             eight: pgbench(cluster, &script, &options, 8, s.seconds)?,
         };
-        println!(
+        say!(
             "  ef {ef}: recall {:.4}, {:.0} queries/s in one backend ({:.0} a CPU second), \
              pgbench {:.0} with 1 client, {:.0} with 8",
-            search.recall, search.lateral, search.lateral_cpu, search.one, search.eight
+            search.recall,
+            search.lateral,
+            search.lateral_cpu,
+            search.one,
+            search.eight
         );
+        enough += usize::from(search.recall >= WANTED);
         searches.push(search);
     }
+    progress(&format!("{}: inserting", c.name));
 
     // One session inserts in one statement, then eight in statements of one row.
     let half = EXTRA / 2;
@@ -549,9 +595,11 @@ fn measure(
         inserts_cpu: half as f64 / cpu.max(0.01),
         inserts_eight,
     };
-    println!(
+    say!(
         "  inserts: {:.0} a second ({:.0} a CPU second), pgbench {:.0} with 8 clients",
-        outcome.inserts, outcome.inserts_cpu, outcome.inserts_eight
+        outcome.inserts,
+        outcome.inserts_cpu,
+        outcome.inserts_eight
     );
     client.batch_execute(&format!("DROP TABLE {table}, {extra}, {queries}"))?;
     Ok(outcome)
@@ -564,13 +612,18 @@ fn compare(ours: &Outcome, theirs: &Outcome, factor: f64, size: f64) {
         good.unwrap_or(o.searches.len() - 1)
     };
     let (a, b) = (&ours.searches[at(ours)], &theirs.searches[at(theirs)]);
-    println!(
+    say!(
         "\n{} against {}: queries at ef {} (recall {:.4}) and ef {} (recall {:.4})",
-        ours.name, theirs.name, a.ef, a.recall, b.ef, b.recall
+        ours.name,
+        theirs.name,
+        a.ef,
+        a.recall,
+        b.ef,
+        b.recall
     );
     for search in [a, b] {
         if search.recall < WANTED {
-            println!("  no width that was tried reaches a recall of {WANTED}");
+            say!("  no width that was tried reaches a recall of {WANTED}");
         }
     }
     let row = |what: &str, ratio: f64, wanted: f64, least: bool| {
@@ -581,7 +634,7 @@ fn compare(ours: &Outcome, theirs: &Outcome, factor: f64, size: f64) {
         };
         let word = if least { "at least" } else { "at most" };
         let verdict = if met { "met" } else { "MISSED" };
-        println!("  {what:<38}{ratio:8.2}   wanted {word} {wanted}: {verdict}");
+        say!("  {what:<38}{ratio:8.2}   wanted {word} {wanted}: {verdict}");
     };
     row(
         "build, times faster",
@@ -637,14 +690,17 @@ fn compare(ours: &Outcome, theirs: &Outcome, factor: f64, size: f64) {
 
 fn main() -> Result<()> {
     let s = settings()?;
+    let file =
+        File::create(&s.output).with_context(|| format!("creating {}", s.output.display()))?;
+    let _ = OUTPUT.set((Mutex::new(file), Instant::now()));
     let mut builder = Cluster::builder()
         .setting("shared_buffers", "2GB")
         .setting("maintenance_work_mem", &s.memory)
         .setting("max_wal_size", "16GB")
         .setting("autovacuum", "off");
-    if let Some(model) = &s.model {
-        let name = model.file_name().context("a model folder has a name")?;
-        let folder = model.parent().context("a model folder has a parent")?;
+    if s.sentences.is_some() {
+        let name = s.model.file_name().context("a model folder has a name")?;
+        let folder = s.model.parent().context("a model folder has a parent")?;
         builder = builder.models(folder, &name.to_string_lossy());
     }
     let cluster = builder.start()?;
@@ -657,7 +713,7 @@ fn main() -> Result<()> {
             _ => bail!("unknown set {name}"),
         };
         let Some(set) = set else { continue };
-        println!(
+        say!(
             "\n{} set: {} x {}, {} queries, {} threads\n",
             set.name,
             s.rows,
@@ -665,13 +721,14 @@ fn main() -> Result<()> {
             s.queries,
             std::thread::available_parallelism().map_or(1, |n| n.get())
         );
+        progress("exact neighbours");
         let truth = truth(&set, &s);
         let mut outcomes: Vec<Outcome> = Vec::new();
         for contender in &contenders {
             match measure(&cluster, &mut client, &s, &set, contender, &truth) {
                 Ok(outcome) => outcomes.push(outcome),
                 Err(error) => {
-                    println!("{}: FAILED: {error:#}", contender.name);
+                    say!("{}: FAILED: {error:#}", contender.name);
                     client = cluster.connect("bench")?;
                 }
             }

@@ -146,7 +146,7 @@ impl Codec {
             return Err(IndexError::TooWide {
                 dims,
                 limit,
-                quantization: quantization.name(),
+                quantization,
             });
         }
         Ok(codec)

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::codec::Quantization;
+
 /// An error of the index storage. The messages follow PostgreSQL's style: lower case, no period.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
@@ -55,15 +57,16 @@ pub enum IndexError {
     NotFinite,
     /// An entry would not fit on a page.
     #[error(
-        "cannot index {dims} dimensions with quantization {quantization}: the limit is {limit}"
+        "cannot index {dims} dimensions with quantization {}: the limit is {limit}",
+        .quantization.name()
     )]
     TooWide {
         /// Dimensions asked for.
         dims: usize,
         /// Largest number of dimensions for this quantization.
         limit: usize,
-        /// Name of the quantization.
-        quantization: &'static str,
+        /// How the vector would be stored.
+        quantization: Quantization,
     },
     /// The directory on the metapage is full.
     #[error("the index has {0} segments already, which is the limit")]

@@ -6,7 +6,6 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use crate::codec::Query;
-use crate::error::Result;
 use crate::view::SegmentView;
 
 /// What to do when the rows of the first search are used up.
@@ -104,29 +103,26 @@ impl Scan {
     }
 
     /// The next row. `pause` is called now and then, and may unwind.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn next(&mut self, pause: &dyn Fn()) -> Result<Option<Hit>> {
+    pub fn next(&mut self, pause: &dyn Fn()) -> Option<Hit> {
         loop {
             if let Some(hit) = self.buffer.next() {
                 self.given += 1;
                 self.last = Some(hit);
-                return Ok(Some(hit));
+                return Some(hit);
             }
             let complete = self.parts.iter().all(|part| part.complete);
             if self.started {
                 if self.iterate == Iterate::Off || complete || self.given >= self.most {
-                    return Ok(None);
+                    return None;
                 }
                 self.ef = self.ef.saturating_mul(WIDEN);
             }
-            self.search(pause)?;
+            self.search(pause);
             self.started = true;
         }
     }
 
-    fn search(&mut self, pause: &dyn Fn()) -> Result<()> {
+    fn search(&mut self, pause: &dyn Fn()) {
         let mut hits = Vec::new();
         // Beyond the farthest candidate of a segment there may be others that it did not deliver.
         let mut bound = f32::INFINITY;
@@ -187,7 +183,6 @@ impl Scan {
         }
         hits.sort_unstable_by(order);
         self.buffer = hits.into_iter();
-        Ok(())
     }
 }
 

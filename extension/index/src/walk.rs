@@ -47,7 +47,7 @@ fn key(distance: f32, node: u32) -> Key {
     u64::from(ordered) << 32 | u64::from(node)
 }
 
-/// Room that searches share, empty between them.
+/// Room that searches share.
 #[derive(Debug, Default)]
 struct State {
     /// One bit for each node.
@@ -62,6 +62,16 @@ struct State {
 }
 
 impl State {
+    /// Forgets the search before, which may have ended anyhow.
+    fn clear(&mut self, nodes: usize) {
+        self.seen.resize(nodes.div_ceil(64), 0);
+        for node in self.touched.drain(..) {
+            self.seen[node as usize / 64] = 0;
+        }
+        self.next.clear();
+        self.nearest.clear();
+    }
+
     /// Marks a node; says whether it was not marked before.
     fn mark(&mut self, node: u32) -> bool {
         let (word, bit) = (&mut self.seen[node as usize / 64], 1 << (node % 64));
@@ -173,7 +183,7 @@ impl Walk {
         }
 
         let state = &mut *self.state.borrow_mut();
-        state.seen.resize(self.nodes.div_ceil(64), 0);
+        state.clear(self.nodes);
         state.mark(at);
         state.next.push(Reverse(key(best, at)));
         state.nearest.push(key(best, at));
@@ -209,10 +219,6 @@ impl Walk {
             }
         }
         state.fresh = fresh;
-        for node in state.touched.drain(..) {
-            state.seen[node as usize / 64] = 0;
-        }
-        state.next.clear();
         state.nearest.drain().map(|key| key as u32).collect()
     }
 }

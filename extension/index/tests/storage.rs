@@ -90,7 +90,7 @@ fn search(
     let mut scan = Scan::new(query, ef, iterate, 20_000, views, list);
     let mut hits = Vec::new();
     while hits.len() < k {
-        match scan.next(&|| ()).unwrap() {
+        match scan.next(&|| ()) {
             Some(hit) => hits.push(hit),
             None => break,
         }

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use laser_index::IndexError;
+use laser_index::codec::Quantization;
 use pgrx::PgSqlErrorCode as Code;
 
 use crate::types::{raise, raise_hint};
@@ -28,10 +29,16 @@ pub fn report(error: IndexError) -> ! {
         ),
         IndexError::Dimensions { .. } => raise(Code::ERRCODE_DATA_EXCEPTION, message),
         IndexError::NotFinite => raise(Code::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE, message),
-        IndexError::TooWide { .. } => raise_hint(
+        IndexError::TooWide { quantization, .. } => raise_hint(
             Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             message,
-            "Use a coarser quantization, as in WITH (quantization = i8).",
+            match quantization {
+                Quantization::B1 => {
+                    "Index a part of the vector: ((subvector(column, 1, 1024)::embedding(1024)))."
+                }
+                Quantization::I8 => "Use a coarser quantization: WITH (quantization = b1).",
+                _ => "Use a coarser quantization, as in WITH (quantization = i8).",
+            },
         ),
         IndexError::TooManySegments(_) => raise_hint(
             Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,

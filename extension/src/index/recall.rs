@@ -130,7 +130,7 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
             pending,
         );
         while sample.found.len() < k
-            && let Some((_, tid)) = scan.next(&pause).or_report()
+            && let Some((_, tid)) = scan.next(&pause)
         {
             // Entries of rows that the snapshot does not see are left out, as a query leaves them.
             if rows.binary_search(&tid).is_ok() {

@@ -84,7 +84,7 @@ pub unsafe extern "C-unwind" fn next(
             state.scan = Some(start(scan, &mut state.text));
         }
         let search = state.scan.as_mut().expect("started above");
-        match search.next(&pause).or_report() {
+        match search.next(&pause) {
             Some((_, tid)) => {
                 (*scan).xs_heaptid = unpack(tid);
                 (*scan).xs_recheck = false;
