@@ -25,15 +25,18 @@ pub(super) trait Segmenter: Send + Sync {
 /// Opens the dictionary of a model folder.
 pub(super) fn open(kind: Segmentation, folder: &Path) -> Result<Box<dyn Segmenter>, EncoderError> {
     let dictionary = folder::read_dictionary(folder)?;
-    match kind {
+    let opened = match kind {
         #[cfg(feature = "jieba")]
         Segmentation::Jieba => jieba::open(&dictionary),
         #[cfg(feature = "mecab")]
         Segmentation::Mecab => mecab::open(&dictionary),
         #[allow(unreachable_patterns)]
-        other => return Err(missing(other)),
-    }
-    .map_err(|message: String| EncoderError::format(folder.join(folder::DICTIONARY), message))
+        other => {
+            let _ = &dictionary;
+            Err(missing(other))
+        }
+    };
+    opened.map_err(|message| EncoderError::format(folder.join(folder::DICTIONARY), message))
 }
 
 /// Makes the dictionary of a model folder: from jieba's `dict.txt`, or from a folder with the
@@ -48,19 +51,14 @@ pub(crate) fn compile(kind: Segmentation, source: &Path) -> Result<Vec<u8>, Enco
         #[cfg(feature = "mecab")]
         Segmentation::Mecab => mecab::compile(source),
         #[allow(unreachable_patterns)]
-        other => {
-            let _ = source;
-            Err(missing(other))
-        }
+        other => Err(EncoderError::import(source, missing(other))),
     }
 }
 
-fn missing(kind: Segmentation) -> EncoderError {
+fn missing(kind: Segmentation) -> String {
     let feature = match kind {
         Segmentation::Jieba => "jieba",
         Segmentation::Mecab => "mecab",
     };
-    EncoderError::Config(format!(
-        "this build cannot segment words with {feature}: it lacks the feature \"{feature}\""
-    ))
+    format!("this build cannot segment words: it lacks the feature \"{feature}\"")
 }
