@@ -13,17 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use laser_encoder::config::{
-    Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, TextConfig,
-};
-use laser_encoder::folder::{self, Tensor, Tensors};
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
 
-const VOCABULARY: usize = 8000;
-const WIDTH: usize = 320;
-const HIDDEN: usize = 512;
-const LAYERS: usize = 5;
-const TOKENS: usize = 20;
+use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
+
+mod shape;
+
 const BATCHES: [usize; 3] = [1, 32, 128];
 
 /// Sentences for models with a vocabulary of their own.
@@ -80,78 +75,6 @@ fn measure(seconds: f64, mut f: impl FnMut()) -> Rate {
         cpu: cpu_seconds() - cpu,
         calls,
     }
-}
-
-/// A folder with random weights of the LASER shape.
-fn laser_shape(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let mut state = 88_172_645_463_325_252u64;
-    let mut random = |shape: &[usize], scale: f32| {
-        let n = shape.iter().product();
-        let values = (0..n).map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
-        });
-        Tensor::f32(shape, values.collect())
-    };
-    let mut tensors = Tensors::new();
-    tensors.insert(
-        "embed_tokens.weight".into(),
-        random(&[VOCABULARY, WIDTH], 0.5),
-    );
-    for l in 0..LAYERS {
-        let input = if l == 0 { WIDTH } else { 2 * HIDDEN };
-        for suffix in ["", "_reverse"] {
-            // PyTorch's initialisation: 1 / sqrt(hidden).
-            let scale = 1.0 / (HIDDEN as f32).sqrt();
-            for (name, shape) in [
-                ("weight_ih", vec![4 * HIDDEN, input]),
-                ("weight_hh", vec![4 * HIDDEN, HIDDEN]),
-                ("bias_ih", vec![4 * HIDDEN]),
-                ("bias_hh", vec![4 * HIDDEN]),
-            ] {
-                tensors.insert(format!("lstm.{name}_l{l}{suffix}"), random(&shape, scale));
-            }
-        }
-    }
-    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..VOCABULARY)
-        .map(|id| {
-            (
-                if id == 2 {
-                    "</s>".into()
-                } else {
-                    format!("w{id}")
-                },
-                id.into(),
-            )
-        })
-        .collect();
-    let tokenizer = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
-        "decoder": null,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
-    });
-    let config = Config {
-        format: FORMAT,
-        name: "laser-shape".into(),
-        dimensions: 2 * HIDDEN,
-        max_tokens: 512,
-        normalize: false,
-        text: TextConfig::default(),
-        encoder: Architecture::Bilstm(BilstmConfig {
-            embedding_size: WIDTH,
-            hidden_size: HIDDEN,
-            layers: LAYERS,
-            pooling: BilstmPooling::Max,
-            append_eos: true,
-        }),
-        dense: vec![],
-        checks: vec![],
-    };
-    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)?;
-    Ok(())
 }
 
 fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
@@ -363,7 +286,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if shape || folders.is_empty() {
         let dir = tempfile::TempDir::new()?;
-        laser_shape(dir.path())?;
+        shape::write(dir.path())?;
         let ids: Vec<Vec<u32>> = (0..BATCHES[2])
             .map(|i| {
                 (0..TOKENS)

@@ -186,18 +186,7 @@ impl Encoder {
         };
         let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
         let head = Head::load(&config.dense, &weights)?;
-        if tokenizer.vocabulary() > model.vocabulary() {
-            return Err(EncoderError::tensor(
-                weights.path(),
-                "embed_tokens.weight",
-                format!(
-                    "expected at least {} rows for the tokens of \"{}\", found {}",
-                    tokenizer.vocabulary(),
-                    folder::TOKENIZER,
-                    model.vocabulary()
-                ),
-            ));
-        }
+        check_vocabulary(&tokenizer, &*model, &weights)?;
         let device_name = crate::device::name(&device);
         let mut encoder = Self {
             config,
@@ -399,6 +388,26 @@ const CHECKS: [&str; 8] = [
     "मुझे एक गिलास पानी चाहिए।",
     "No.",
 ];
+
+/// Refuses an embedding table that has no row for some token.
+pub(crate) fn check_vocabulary(
+    tokenizer: &Tokenizer,
+    model: &dyn Model,
+    weights: &Weights,
+) -> Result<(), EncoderError> {
+    let (tokens, rows) = (tokenizer.vocabulary(), model.vocabulary());
+    if tokens > rows {
+        return Err(EncoderError::tensor(
+            weights.path(),
+            "embed_tokens.weight",
+            format!(
+                "expected at least {tokens} rows for the tokens of \"{}\", found {rows}",
+                folder::TOKENIZER,
+            ),
+        ));
+    }
+    Ok(())
+}
 
 fn load_model(
     config: &Config,

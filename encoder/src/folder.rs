@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{Config, EncoderError};
@@ -66,13 +67,12 @@ pub fn fingerprint(folder: &Path) -> Result<[u8; 32], EncoderError> {
         if name == DICTIONARY && !path.exists() {
             continue;
         }
-        let length = std::fs::metadata(&path)
-            .map_err(|e| EncoderError::io(&path, e))?
-            .len();
-        hasher.update(&length.to_le_bytes());
-        if length > 0 {
-            hasher.update(&map_file(&path)?);
-        }
+        let mut hash = || {
+            let mut file = File::open(&path)?;
+            hasher.update(&file.metadata()?.len().to_le_bytes());
+            std::io::copy(&mut file, &mut hasher)
+        };
+        hash().map_err(|e| EncoderError::io(&path, e))?;
     }
     Ok(*hasher.finalize().as_bytes())
 }
@@ -93,7 +93,23 @@ struct Info {
 impl Weights {
     /// Maps the file and reads its header; tensor data is not touched.
     pub fn open(path: &Path) -> Result<Self, EncoderError> {
-        let map = map_file(path)?;
+        Self::index(path, map_file(path)?)
+    }
+
+    /// Copies the file into memory that cannot be written to any more.
+    pub(crate) fn copy(path: &Path) -> Result<Self, EncoderError> {
+        let read = || {
+            let mut file = File::open(path)?;
+            let length = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
+            // A mapping has at least one byte.
+            let mut map = MmapMut::map_anon(length.max(1))?;
+            file.read_exact(&mut map[..length])?;
+            map.make_read_only()
+        };
+        Self::index(path, read().map_err(|e| EncoderError::io(path, e))?)
+    }
+
+    fn index(path: &Path, map: Mmap) -> Result<Self, EncoderError> {
         let tensors = SafeTensors::deserialize(&map)
             .map_err(|e| EncoderError::format(path, e.to_string()))?;
         let base = map.as_ptr() as usize;

@@ -14,6 +14,7 @@
 
 mod arch;
 mod batch;
+pub mod catalog;
 pub mod config;
 mod device;
 mod encoder;
@@ -21,6 +22,7 @@ mod error;
 pub mod folder;
 pub mod import;
 pub mod kernels;
+mod local;
 pub mod ngrams;
 mod text;
 mod tokenize;
@@ -29,4 +31,5 @@ pub mod words;
 pub use config::Config;
 pub use encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
 pub use error::EncoderError;
+pub use local::LocalEncoder;
 pub use tokenize::Tokenized;

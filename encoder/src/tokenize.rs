@@ -90,6 +90,17 @@ impl Tokenizer {
         })
     }
 
+    /// Remembers about `words` words, and in `tokenizers` a quarter as many pieces of words: the
+    /// usual limits let every process grow by 20 MB.
+    pub fn limit_memory(&mut self, words: usize) {
+        if let Some(cache) = &mut self.words {
+            cache.limit(words);
+        }
+        let mut model = self.inner.get_model().clone();
+        model.resize_cache(words / 4);
+        self.inner.with_model(model);
+    }
+
     /// Number of tokens, n-grams included.
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab_size(true) + self.words.as_ref().map_or(0, Words::ngrams)

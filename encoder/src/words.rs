@@ -21,8 +21,8 @@ const MAX_BYTES: usize = 64;
 /// Parts of the cache, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
 
-/// Words of a part; a full part is emptied. All in all some 10 MB.
-const SHARD_WORDS: usize = 2048;
+/// Words that are remembered unless [`Words::limit`] says otherwise: some 10 MB.
+const WORDS: usize = 1 << 17;
 
 type Shard = RwLock<HashMap<Box<str>, Box<[u32]>, RandomState>>;
 
@@ -31,6 +31,8 @@ pub struct Words {
     ngrams: Option<Ngrams>,
     hasher: RandomState,
     shards: Vec<Shard>,
+    /// Words of a part at most; a full part is emptied.
+    shard_words: usize,
 }
 
 impl Words {
@@ -52,6 +54,7 @@ impl Words {
                 ngrams,
                 hasher: RandomState::new(),
                 shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+                shard_words: WORDS / SHARDS,
             }));
         }
         match ngrams {
@@ -60,6 +63,11 @@ impl Words {
                 "n-grams need a tokenizer that splits at white space first".into(),
             )),
         }
+    }
+
+    /// Remembers about `words` words from now on.
+    pub(crate) fn limit(&mut self, words: usize) {
+        self.shard_words = words.div_ceil(SHARDS);
     }
 
     /// Number of n-grams that the tokenizer does not know of.
@@ -109,7 +117,7 @@ impl Words {
         let tokens = self.tokens(tokenizer, word)?;
         ids.extend_from_slice(&tokens);
         let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
-        if shard.len() >= SHARD_WORDS {
+        if shard.len() >= self.shard_words {
             shard.clear();
         }
         shard.insert(word.into(), tokens.into());

@@ -8,9 +8,14 @@
 //! Two questions, each answered by the ratio or difference of two measurements of the same run:
 //! how many sentences a second many clients with single texts reach, compared with the encoder
 //! crate alone on the same texts in large batches; and how much longer one short text takes.
-//! Rounds alternate between the two, so that other load on the machine meets both. Without
-//! `--model`, the model that ships is used, or, where there is none, a one-layer BiLSTM with
-//! random weights.
+//! They are asked for the shipped model (or `--model`), encoded by the sessions and by the encoder
+//! process, and for LASER's shape with random weights through the process.
+//!
+//! Rounds alternate between the two sides, so that other load on the machine meets both, and every
+//! round has texts of its own: as in a real load, sentences are new, most of their words are not.
+//! Processor time is that of all processes that take part (clients, sessions, encoder), and tells
+//! more than the clock on a machine that does other things as well.
+#![allow(unsafe_code)] // the clock of processor time
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -18,8 +23,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use laser_encoder::{Encoder, LoadOptions};
 use laser_tests::Cluster;
-use laser_tests::model::{Architecture, Model};
 use postgres::{Client, NoTls, Statement};
+
+#[path = "../../encoder/examples/shape/mod.rs"]
+mod shape;
 
 /// Beginnings and endings of sentences; every pair with a number is another text.
 const BEGINNINGS: [&str; 8] = [
@@ -79,103 +86,151 @@ fn arguments() -> Result<Arguments> {
     Ok(parsed)
 }
 
-fn shipped() -> Option<PathBuf> {
+/// One model, and who encodes with it.
+struct Case {
+    what: &'static str,
+    folder: PathBuf,
+    in_backend: bool,
+    /// Texts of each client in a round.
+    texts: usize,
+    rounds: usize,
+    /// Calls for the latency of one text.
+    calls: usize,
+    text: fn(usize) -> String,
+}
+
+/// The first model in the repository.
+fn shipped() -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../encoder/models");
-    let mut models: Vec<PathBuf> = std::fs::read_dir(folder)
-        .ok()?
+    let mut models: Vec<PathBuf> = std::fs::read_dir(folder)?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.join("config.json").exists())
         .collect();
     models.sort();
-    models.into_iter().next()
+    models
+        .into_iter()
+        .next()
+        .context("there is no model in encoder/models")
+}
+
+/// Sentence number `i` for models with a vocabulary of natural languages.
+fn sentence(i: usize) -> String {
+    let (beginning, ending) = (
+        BEGINNINGS[i % BEGINNINGS.len()],
+        ENDINGS[(i / 8) % ENDINGS.len()],
+    );
+    format!("{beginning} {i}{ending}")
+}
+
+/// Sentence number `i` in the words of [`shape`].
+fn words(i: usize) -> String {
+    let word = |t: usize| format!("w{}", 4 + (i * 131 + t * 977) % (shape::VOCABULARY - 4));
+    (1..shape::TOKENS).map(word).collect::<Vec<_>>().join(" ")
 }
 
 fn main() -> Result<()> {
     let arguments = arguments()?;
     let scratch = tempfile::tempdir()?;
-    let (folder, what) = match arguments.model.clone().or_else(shipped) {
-        Some(folder) => (folder, "model"),
-        None => {
-            let model = Model {
-                architecture: Architecture::BiLstm,
-                ..Model::tiny("random-bilstm", 512)
-            };
-            (model.write(scratch.path())?, "random weights")
-        }
+    let laser = scratch.path().join("laser-shape");
+    shape::write(&laser)?;
+    let model = match arguments.model.clone() {
+        Some(model) => model,
+        None => shipped()?,
     };
-    let folder = folder.canonicalize()?;
-    let name = folder
+    let fast = Case {
+        what: "encoded by the sessions",
+        folder: model.canonicalize()?,
+        in_backend: true,
+        texts: arguments.texts,
+        rounds: arguments.rounds,
+        calls: 2000,
+        text: sentence,
+    };
+    let process = Case {
+        what: "encoded by the process",
+        folder: fast.folder.clone(),
+        in_backend: false,
+        ..fast
+    };
+    let slow = Case {
+        what: "random weights, encoded by the process",
+        folder: laser,
+        in_backend: false,
+        texts: arguments.texts.div_ceil(50),
+        rounds: 1,
+        calls: 10,
+        text: words,
+    };
+    [fast, process, slow]
+        .iter()
+        .try_for_each(|case| measure(case, arguments.clients))
+}
+
+fn measure(case: &Case, clients: usize) -> Result<()> {
+    let name = case
+        .folder
         .file_name()
         .and_then(|n| n.to_str())
         .context("a model has a name")?;
     // The servers' account may not reach the folder: give it a copy.
-    let models = scratch.path().join("models");
-    copy(&folder, &models.join(name))?;
-    open_to_all(scratch.path())?;
-
-    let encoder = Encoder::load(&folder, &LoadOptions::default())?;
+    let models = tempfile::tempdir()?;
+    copy(&case.folder, &models.path().join(name))?;
+    open_to_all(models.path())?;
+    let encoder = Encoder::load(&case.folder, &LoadOptions::default())?;
     println!(
-        "{what} {name}: {}, {} dimensions, {}, {} threads",
+        "\n{name}, {}: {}, {} dimensions, {}, {} threads",
+        case.what,
         encoder.config().encoder.name(),
         encoder.dimensions(),
         encoder.precision().name(),
         encoder.threads()
     );
-    let cluster = Cluster::builder().models(&models, name).start()?;
+    let in_backend = if case.in_backend { "on" } else { "off" };
+    let cluster = Cluster::builder()
+        .models(models.path(), name)
+        .setting("laser.encode_in_backend", in_backend)
+        .start()?;
     let mut client = cluster.database("bench")?;
-    let total = arguments.clients * arguments.texts;
-    let texts: Vec<String> = (0..total)
-        .map(|i| {
-            let (beginning, ending) = (
-                BEGINNINGS[i % BEGINNINGS.len()],
-                ENDINGS[(i / 8) % ENDINGS.len()],
-            );
-            format!("{beginning} {i}{ending}")
-        })
-        .collect();
-    client.batch_execute("CREATE TABLE texts (client int, body text)")?;
-    let insert = client.prepare(
-        "INSERT INTO texts SELECT (n - 1) / $2, body FROM unnest($1::text[]) WITH ORDINALITY u (body, n)",
-    )?;
-    client.execute(&insert, &[&texts, &(arguments.texts as i64)])?;
-    client
-        .batch_execute("CREATE INDEX ON texts (client); ANALYZE texts; SELECT laser_embed('x')")?;
-
-    latency(&encoder, &cluster, arguments.rounds)?;
-    throughput(&encoder, &cluster, &texts, &arguments)
+    client.batch_execute("SELECT laser_embed('x')")?;
+    let backend: Option<i64> = client
+        .query_one("SELECT backend_sentences FROM laser_encoder_status", &[])?
+        .get(0);
+    ensure!(
+        backend.is_some_and(|n| n > 0) == case.in_backend,
+        "the texts are not {}",
+        case.what
+    );
+    latency(case, &encoder, &cluster)?;
+    throughput(case, clients, &encoder, &cluster)
 }
 
-fn latency(encoder: &Encoder, cluster: &Cluster, rounds: usize) -> Result<()> {
-    let text = "Where is the railway station?";
+fn latency(case: &Case, encoder: &Encoder, cluster: &Cluster) -> Result<()> {
+    let text = &(case.text)(0);
     let mut client = cluster.connect("bench")?;
     let embed = client.prepare("SELECT laser_embed($1)")?;
     let nothing = client.prepare("SELECT $1::text")?;
     let (mut bare, mut sql, mut empty) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..rounds * 10 {
-        for _ in 0..40 {
+    for _ in 0..10 {
+        for _ in 0..case.calls / 10 {
             bare.push(timed(|| {
                 encoder.encode(&[text]).map(drop).map_err(Into::into)
             })?);
         }
-        for _ in 0..40 {
+        for _ in 0..case.calls / 10 {
             sql.push(timed(|| run(&mut client, &embed, text))?);
         }
-        for _ in 0..40 {
+        for _ in 0..case.calls / 10 {
             empty.push(timed(|| run(&mut client, &nothing, text))?);
         }
     }
     let (bare, sql, empty) = (median(bare), median(sql), median(empty));
-    println!();
+    println!("one text, median of {} calls, microseconds", case.calls);
+    println!("  bare encoder                           {bare:9.0}");
+    println!("  SQL, prepared statement                {sql:9.0}");
+    println!("  a prepared statement without laser     {empty:9.0}");
     println!(
-        "one short text, median of {} calls, microseconds",
-        rounds * 400
-    );
-    println!("  bare encoder                {bare:8.0}");
-    println!("  SQL, prepared statement     {sql:8.0}");
-    println!("  a statement without it      {empty:8.0}");
-    println!(
-        "  SQL costs                   {:8.0} more than the bare encoder (goal: 200)",
+        "  SQL costs                              {:9.0}   more than the bare encoder (goal: 200)",
         sql - bare
     );
     Ok(())
@@ -187,94 +242,200 @@ fn run(client: &mut Client, statement: &Statement, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn throughput(
-    encoder: &Encoder,
-    cluster: &Cluster,
-    texts: &[String],
-    arguments: &Arguments,
-) -> Result<()> {
-    let (mut bare, mut rows, mut calls) = (0f64, 0f64, 0f64);
-    let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for _ in 0..arguments.rounds {
-        let start = Instant::now();
-        for batch in borrowed.chunks(2048) {
-            let embeddings = encoder.encode(batch)?;
-            ensure!(embeddings.truncated.len() == batch.len());
+/// What a client does with its texts.
+#[derive(Clone, Copy)]
+enum Work {
+    /// One statement that calls `laser_embed` for each row of a table.
+    Rows,
+    /// One prepared statement a text.
+    Statements,
+    /// The same, without laser.
+    Nothing,
+}
+
+/// A measurement of some texts.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Texts a second.
+    rate: f64,
+    /// Microseconds of processor time a text.
+    processor: f64,
+}
+
+impl Cost {
+    fn of(texts: usize, seconds: f64, processor: f64) -> Self {
+        Self {
+            rate: texts as f64 / seconds,
+            processor: 1e6 * processor / texts as f64,
         }
-        bare = bare.max(texts.len() as f64 / start.elapsed().as_secs_f64());
-        rows = rows.max(clients(cluster, arguments, texts, false)?);
-        calls = calls.max(clients(cluster, arguments, texts, true)?);
     }
-    let batches: f64 = cluster
-        .connect("bench")?
-        .query_one(
-            "SELECT sentences::float8 / batches FROM laser_encoder_status",
-            &[],
-        )?
-        .get(0);
+
+    fn best(costs: &[Self]) -> Self {
+        Self {
+            rate: costs.iter().map(|c| c.rate).fold(0.0, f64::max),
+            processor: costs.iter().map(|c| c.processor).fold(f64::MAX, f64::min),
+        }
+    }
+}
+
+fn throughput(case: &Case, clients: usize, encoder: &Encoder, cluster: &Cluster) -> Result<()> {
+    let mut admin = cluster.connect("bench")?;
+    admin.batch_execute(
+        "CREATE TABLE texts (client bigint, body text); CREATE INDEX ON texts (client)",
+    )?;
+    let (mut bare, mut rows, mut statements, mut nothing) = (vec![], vec![], vec![], vec![]);
+    let total = clients * case.texts;
+    for round in 0..case.rounds {
+        for (part, work, costs) in [
+            (0, Work::Rows, &mut rows),
+            (1, Work::Statements, &mut statements),
+        ] {
+            // Neither side has seen these.
+            let first = (2 * round + part) * total;
+            let texts: Vec<String> = (first..first + total).map(case.text).collect();
+            let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let (start, processor) = (Instant::now(), own_processor_time());
+            for batch in borrowed.chunks(2048) {
+                let embeddings = encoder.encode(batch)?;
+                ensure!(embeddings.truncated.len() == batch.len());
+            }
+            let seconds = start.elapsed().as_secs_f64();
+            bare.push(Cost::of(total, seconds, own_processor_time() - processor));
+            admin.batch_execute("TRUNCATE texts")?;
+            admin.execute(
+                "INSERT INTO texts SELECT (n - 1) / $2, body
+                 FROM unnest($1::text[]) WITH ORDINALITY u (body, n)",
+                &[&texts, &(case.texts as i64)],
+            )?;
+            admin.batch_execute("VACUUM ANALYZE texts")?;
+            costs.push(cost(cluster, case.texts, &texts, work)?);
+            if matches!(work, Work::Statements) {
+                nothing.push(cost(cluster, case.texts, &texts, Work::Nothing)?);
+            }
+        }
+    }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    println!();
     println!(
-        "{} clients x {} single texts, sentences per second, best of {} rounds, {cores} cores",
-        arguments.clients, arguments.texts, arguments.rounds
-    );
-    println!("  bare encoder, batches of 2048          {bare:9.0}");
-    println!(
-        "  SQL, one call a row of a table         {rows:9.0}   {:5.1} % (goal: 70 %)",
-        100.0 * rows / bare
+        "{clients} clients x {} single texts, best of {} rounds, {cores} cores",
+        case.texts, case.rounds
     );
     println!(
-        "  SQL, one prepared statement a text     {calls:9.0}   {:5.1} % (goal: 70 %)",
-        100.0 * calls / bare
+        "  {:<36}{:>12}{:>8}{:>14}{:>8}",
+        "", "texts/s", "ratio", "CPU us/text", "ratio"
     );
-    println!("  sentences in a batch of the server     {batches:9.1} on average");
+    let bare = Cost::best(&bare);
+    for (what, costs) in [
+        ("bare encoder, batches of 2048", vec![bare]),
+        ("SQL, one call a row of a table", rows),
+        ("SQL, one prepared statement a text", statements),
+        ("prepared statements without laser", nothing),
+    ] {
+        let cost = Cost::best(&costs);
+        println!(
+            "  {what:<36}{:>12.0}{:>8.2}{:>14.2}{:>8.2}",
+            cost.rate,
+            cost.rate / bare.rate,
+            cost.processor,
+            bare.processor / cost.processor
+        );
+    }
     Ok(())
 }
 
-/// Sentences per second of all clients together, each with its share of the texts.
-fn clients(
-    cluster: &Cluster,
-    arguments: &Arguments,
-    texts: &[String],
-    statements: bool,
-) -> Result<f64> {
-    let barrier = std::sync::Barrier::new(arguments.clients + 1);
+/// All clients together, each with its share of `share` texts.
+fn cost(cluster: &Cluster, share: usize, texts: &[String], work: Work) -> Result<Cost> {
+    let clients = texts.chunks(share).count();
+    let barrier = std::sync::Barrier::new(clients + 1);
+    let encoder: Option<i32> = cluster
+        .connect("bench")?
+        .query_one("SELECT pid FROM laser_encoder_status", &[])?
+        .get(0);
     std::thread::scope(|scope| {
         let sessions: Vec<_> = texts
-            .chunks(arguments.texts)
+            .chunks(share)
             .enumerate()
             .map(|(number, own)| {
                 let (config, barrier) = (cluster.config("bench"), &barrier);
-                scope.spawn(move || -> Result<()> {
+                scope.spawn(move || -> Result<f64> {
                     let mut client = config.connect(NoTls)?;
-                    let one = client.prepare("SELECT laser_embed($1)")?;
+                    let one = client.prepare(match work {
+                        Work::Nothing => "SELECT $1::text",
+                        _ => "SELECT laser_embed($1)",
+                    })?;
                     client.execute(&one, &[&"warm"])?;
+                    let before = session_processor_time(&mut client)?;
                     barrier.wait();
-                    if statements {
+                    if let Work::Rows = work {
+                        let row = client.query_one(
+                            "SELECT count(laser_embed(body)) FROM texts WHERE client = $1",
+                            &[&(number as i64)],
+                        )?;
+                        ensure!(row.get::<_, i64>(0) == own.len() as i64);
+                    } else {
                         for text in own {
                             client.execute(&one, &[text])?;
                         }
-                    } else {
-                        let row = client.query_one(
-                            "SELECT count(laser_embed(body)) FROM texts WHERE client = $1",
-                            &[&(number as i32)],
-                        )?;
-                        ensure!(row.get::<_, i64>(0) == own.len() as i64);
                     }
-                    Ok(())
+                    Ok(session_processor_time(&mut client)? - before)
                 })
             })
             .collect();
         barrier.wait();
-        let start = Instant::now();
+        let (start, own, process) = (
+            Instant::now(),
+            own_processor_time(),
+            processor_time_of(encoder),
+        );
+        let mut processor = 0.0;
         for session in sessions {
             match session.join() {
-                Ok(result) => result?,
+                Ok(seconds) => processor += seconds?,
                 Err(_) => bail!("a client has failed"),
             }
         }
-        Ok(texts.len() as f64 / start.elapsed().as_secs_f64())
+        let seconds = start.elapsed().as_secs_f64();
+        processor += own_processor_time() - own + processor_time_of(encoder) - process;
+        Ok(Cost::of(texts.len(), seconds, processor))
     })
+}
+
+/// Seconds of processor time of all threads of this process.
+fn own_processor_time() -> f64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure is valid for the call, which writes to it.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The same of the server process of a session. NaN where Linux does not count it.
+fn session_processor_time(client: &mut Client) -> Result<f64> {
+    let row = client.query_one(
+        "SELECT pg_read_file('/proc/self/schedstat', 0, 100, true)",
+        &[],
+    )?;
+    Ok(scheduled(row.get::<_, Option<&str>>(0).unwrap_or_default()))
+}
+
+/// The same of another process.
+fn processor_time_of(pid: Option<i32>) -> f64 {
+    let Some(pid) = pid else { return 0.0 };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return f64::NAN;
+    };
+    threads
+        .flatten()
+        .map(|thread| std::fs::read_to_string(thread.path().join("schedstat")))
+        .map(|text| scheduled(&text.unwrap_or_default()))
+        .sum()
+}
+
+/// The first field of a schedstat file: nanoseconds on a processor.
+fn scheduled(text: &str) -> f64 {
+    let nanoseconds = text.split(' ').next().and_then(|n| n.parse::<f64>().ok());
+    nanoseconds.map_or(f64::NAN, |n| n / 1e9)
 }
 
 /// Microseconds that `f` takes.

@@ -20,11 +20,15 @@ use tempfile::TempDir;
 
 const SOCKET: &str = "laser/pgsql_tmp_encoder.sock";
 
-/// A folder with the model `tiny`, and a cluster that is told of it.
+/// A folder with the model `tiny`, and a cluster that is told of it. Sessions ask the encoder
+/// process, which may stand still for as long as a test wants.
 fn models() -> Result<(TempDir, Builder)> {
     let folder = tempfile::tempdir()?;
     Model::tiny("tiny", 32).write(folder.path())?;
-    let builder = Cluster::builder().models(folder.path(), "tiny");
+    let builder = Cluster::builder()
+        .models(folder.path(), "tiny")
+        .setting("laser.encode_in_backend", "off")
+        .setting("laser.encoder_timeout", "1h");
     Ok((folder, builder))
 }
 
@@ -205,12 +209,17 @@ fn cancel_and_timeouts_work_while_the_encoder_is_busy() -> Result<()> {
     )?;
     client.batch_execute("RESET statement_timeout")?;
 
-    // A hung encoder is told from a missing one.
-    client.batch_execute("SET laser.encoder_start_timeout = 300")?;
-    let (code, message, _) = failure(&mut client, "SELECT laser_embed('four')")?;
-    assert_eq!(code, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
-    assert!(message.contains("does not answer"), "{message}");
-    client.batch_execute("RESET laser.encoder_start_timeout")?;
+    // A session that has no connection yet waits as well.
+    let mut other = cluster.connect("d")?;
+    let (code, ..) = failure(
+        &mut other,
+        "SET statement_timeout = 300; SELECT laser_embed('four')",
+    )?;
+    assert_eq!(code, SqlState::QUERY_CANCELED);
+    // Nothing is known against the process: it may have a long batch before it.
+    let row = client.query_one("SELECT state, pid FROM laser_encoder_status", &[])?;
+    assert_eq!(row.get::<_, &str>(0), "busy");
+    assert_eq!(row.get::<_, i32>(1), i32::try_from(encoder)?);
 
     // The session's connection is in a clean state: answers belong to their questions.
     signal(encoder, libc::SIGCONT);
@@ -426,7 +435,7 @@ fn one_text_is_not_stuck_behind_a_large_array() -> Result<()> {
 #[test]
 fn long_texts_are_cut_with_one_warning_or_refused() -> Result<()> {
     let (_models, builder) = models()?;
-    let cluster = builder.start()?;
+    let cluster = builder.setting("laser.encode_in_backend", "on").start()?;
     cluster.database("d")?;
     let (mut client, notices) = cluster.connect_with_notices("d")?;
     let cut = |notices: Vec<String>| {
@@ -435,34 +444,40 @@ fn long_texts_are_cut_with_one_warning_or_refused() -> Result<()> {
             .filter(|n| n.starts_with("WARNING: text is longer"))
             .count()
     };
-    client.batch_execute("SELECT laser_embed(repeat('x', 128))")?;
-    assert_eq!(cut(notices.take()), 0);
-    client
-        .batch_execute("SELECT laser_embed(repeat('x', 129) || i) FROM generate_series(1, 5) i")?;
-    assert_eq!(cut(notices.take()), 1);
-    client.batch_execute("SELECT laser_embed(ARRAY[repeat('x', 129), 'short'])")?;
-    assert_eq!(cut(notices.take()), 1);
-    // The beginning is what counts.
-    let same: bool = client
-        .query_one(
-            "SELECT laser_embed(repeat('x', 128)) = laser_embed(repeat('x', 500))",
-            &[],
-        )?
-        .get(0);
-    assert!(same);
+    for in_backend in ["off", "on"] {
+        client.batch_execute(&format!("SET laser.encode_in_backend = {in_backend}"))?;
+        notices.take();
+        client.batch_execute("SELECT laser_embed(repeat('x', 128))")?;
+        assert_eq!(cut(notices.take()), 0);
+        client.batch_execute(
+            "SELECT laser_embed(repeat('x', 129) || i) FROM generate_series(1, 5) i",
+        )?;
+        assert_eq!(cut(notices.take()), 1);
+        client.batch_execute("SELECT laser_embed(ARRAY[repeat('x', 129), 'short'])")?;
+        assert_eq!(cut(notices.take()), 1);
+        // The beginning is what counts.
+        let same: bool = client
+            .query_one(
+                "SELECT laser_embed(repeat('x', 128)) = laser_embed(repeat('x', 500))",
+                &[],
+            )?
+            .get(0);
+        assert!(same);
 
-    client.batch_execute("SET laser.long_text = 'error'")?;
-    let (code, message, hint) = failure(&mut client, "SELECT laser_embed(repeat('x', 129))")?;
-    assert_eq!(code, SqlState::STRING_DATA_RIGHT_TRUNCATION);
-    assert!(message.contains("longer than the model reads"), "{message}");
-    assert!(hint.contains("laser.long_text"), "{hint}");
+        client.batch_execute("SET laser.long_text = 'error'")?;
+        let (code, message, hint) = failure(&mut client, "SELECT laser_embed(repeat('x', 129))")?;
+        assert_eq!(code, SqlState::STRING_DATA_RIGHT_TRUNCATION);
+        assert!(message.contains("longer than the model reads"), "{message}");
+        assert!(hint.contains("laser.long_text"), "{hint}");
 
-    let (code, message, hint) = failure(&mut client, "SELECT laser_embed(repeat('x', 1048577))")?;
-    assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED);
-    assert!(message.contains("1048577 bytes"), "{message}");
-    assert!(!hint.is_empty());
-    client.batch_execute("SET laser.long_text = 'warn'")?;
-    client.batch_execute("SELECT laser_embed(repeat('x', 1048576))")?;
+        let (code, message, hint) =
+            failure(&mut client, "SELECT laser_embed(repeat('x', 1048577))")?;
+        assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED);
+        assert!(message.contains("1048577 bytes"), "{message}");
+        assert!(!hint.is_empty());
+        client.batch_execute("SET laser.long_text = 'warn'")?;
+        client.batch_execute("SELECT laser_embed(repeat('x', 1048576))")?;
+    }
     Ok(())
 }
 
@@ -637,6 +652,34 @@ fn a_killed_encoder_is_started_again() -> Result<()> {
     signal(u32::try_from(worker)?, libc::SIGTERM);
     wait_until("the encoder is gone", || Ok(!process_exists(encoder)))?;
     assert_eq!(embed(&mut client, "text")?, expected);
+    assert_eq!(start_time(&mut client)?, server);
+    Ok(())
+}
+
+#[test]
+fn a_hung_encoder_is_ended_and_started_again() -> Result<()> {
+    let (_models, builder) = models()?;
+    let cluster = builder.setting("laser.encoder_timeout", "1s").start()?;
+    let mut client = cluster.database("d")?;
+    let expected = embed(&mut client, "text")?;
+    let server = start_time(&mut client)?;
+    let encoder = running_encoder(&mut client)?;
+    stop(encoder)?;
+    // One has a connection, the other makes one: both get their answers from the next process.
+    let mut other = cluster.connect("d")?;
+    let waiting = std::thread::spawn(move || embed(&mut other, "text"));
+    assert_eq!(embed(&mut client, "text")?, expected);
+    assert_eq!(waiting.join().expect("no panic")?, expected);
+    assert!(!process_exists(encoder));
+    let row = client.query_one("SELECT restarts, last_error FROM laser_encoder_status", &[])?;
+    assert_eq!(row.get::<_, i64>(0), 1);
+    let error: String = row.get(1);
+    assert!(error.contains("did not answer for"), "{error}");
+
+    // One that answers and has nothing to do is left alone.
+    let encoder = running_encoder(&mut client)?;
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(running_encoder(&mut client)?, encoder);
     assert_eq!(start_time(&mut client)?, server);
     Ok(())
 }
@@ -847,7 +890,7 @@ fn sixteen_clients_survive_kills_of_the_encoder() -> Result<()> {
 #[test]
 fn databases_in_other_encodings_are_converted() -> Result<()> {
     let (_models, builder) = models()?;
-    let cluster = builder.start()?;
+    let cluster = builder.setting("laser.encode_in_backend", "on").start()?;
     let mut utf8 = cluster.database("d")?;
     let expected = embed(&mut utf8, "Où est la gare? Größe")?;
     for encoding in ["LATIN1", "WIN1252"] {
@@ -858,11 +901,14 @@ fn databases_in_other_encodings_are_converted() -> Result<()> {
         ))?;
         let mut client = cluster.connect(&name)?;
         client.batch_execute("CREATE EXTENSION laser")?;
-        assert_eq!(
-            embed(&mut client, "Où est la gare? Größe")?,
-            expected,
-            "{encoding}"
-        );
+        for in_backend in ["off", "on"] {
+            client.batch_execute(&format!("SET laser.encode_in_backend = {in_backend}"))?;
+            assert_eq!(
+                embed(&mut client, "Où est la gare? Größe")?,
+                expected,
+                "{encoding}"
+            );
+        }
         let array: Vec<f32> = client
             .query_one(
                 "SELECT (laser_embed(ARRAY[$1]))[1]::real[]",

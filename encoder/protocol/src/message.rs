@@ -119,6 +119,17 @@ pub struct Failure {
     pub hint: String,
 }
 
+impl Failure {
+    /// The model's answer contains NaN or infinity.
+    pub fn not_finite(model: &str) -> Self {
+        Self {
+            code: ErrorCode::BrokenModel,
+            message: format!("model \"{model}\" gave an embedding that is not finite"),
+            hint: "The model's weights are damaged; install it again.".into(),
+        }
+    }
+}
+
 /// Kinds of errors; the session maps them to SQLSTATEs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]

@@ -649,16 +649,8 @@ impl Server {
             };
             let row = embeddings.row(i);
             if row.iter().any(|v| !v.is_finite()) {
-                let message = format!(
-                    "model \"{}\" gave an embedding that is not finite",
-                    job.model
-                );
-                self.stats.last_error.clone_from(&message);
-                let failure = Failure {
-                    code: ErrorCode::BrokenModel,
-                    message,
-                    hint: "The model's weights are damaged; install it again.".into(),
-                };
+                let failure = Failure::not_finite(&job.model);
+                self.stats.last_error.clone_from(&failure.message);
                 if let Some(job) = self.queue.remove(id) {
                     self.fail_job(&job, failure);
                 }

@@ -2,49 +2,18 @@
 //! recently used first when they outgrow the memory limit, loaded again when their folder changes.
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use laser_encoder::catalog::{self, RECHECK, Stamp};
 use laser_encoder::{Encoder, LoadOptions, folder};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log;
 use super::sys::Waker;
-
-/// How often a loaded model's folder is looked at.
-const RECHECK: Duration = Duration::from_secs(1);
-
-/// What distinguishes one state of a model folder from another: device, inode, size and
-/// modification time of its files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp(PathBuf, [(u64, u64, u64, i64, i64); 4]);
-
-impl Stamp {
-    /// The stamp of a folder; missing files count as zeros.
-    fn of(path: &Path) -> Self {
-        let file = |name: &str| {
-            std::fs::metadata(path.join(name))
-                .map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
-                .unwrap_or_default()
-        };
-        let files = [
-            folder::CONFIG,
-            folder::TOKENIZER,
-            folder::WEIGHTS,
-            folder::DICTIONARY,
-        ]
-        .map(file);
-        Self(path.to_owned(), files)
-    }
-
-    fn weights_bytes(&self) -> u64 {
-        self.1[2].2
-    }
-}
 
 /// A model in memory.
 pub struct Loaded {
@@ -188,10 +157,7 @@ impl Models {
         match &self.guessed {
             Some((at, name)) if at.elapsed() < RECHECK && name.is_some() => name.clone(),
             _ => {
-                let name = self
-                    .folders
-                    .iter()
-                    .find_map(|f| names_in(f).into_iter().next());
+                let name = catalog::first_name(&self.folders);
                 self.guessed = Some((Instant::now(), name.clone()));
                 name
             }
@@ -224,7 +190,7 @@ impl Models {
             }
             _ => {}
         }
-        let Some(path) = find(&self.folders, name) else {
+        let Some(path) = catalog::find(&self.folders, name) else {
             self.entries.remove(name);
             return Lookup::Failed(unknown(name));
         };
@@ -274,7 +240,7 @@ impl Models {
     pub fn list(&mut self, asker: (u64, u64)) {
         let mut folders: Vec<(String, PathBuf)> = Vec::new();
         for base in &self.folders {
-            for name in names_in(base) {
+            for name in catalog::names_in(base) {
                 if !folders.iter().any(|(known, _)| *known == name) {
                     let path = base.join(&name);
                     folders.push((name, path));
@@ -389,7 +355,7 @@ impl Models {
             Err(message) => {
                 log(&format!("model \"{name}\" could not be loaded: {message}"));
                 // Users see file names, not where the server keeps them.
-                let message = message.replace(&format!("{}/", stamp.0.display()), "");
+                let message = message.replace(&format!("{}/", stamp.path().display()), "");
                 let failure = Failure {
                     code: ErrorCode::BrokenModel,
                     message: format!("could not load model \"{name}\": {message}"),
@@ -435,34 +401,9 @@ fn unknown(name: &str) -> Failure {
     }
 }
 
-/// The folder of a model: the first that has a config.json.
-fn find(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
-    if !valid_model_name(name) {
-        return None;
-    }
-    folders
-        .iter()
-        .map(|f| f.join(name))
-        .find(|p| p.join(folder::CONFIG).exists())
-}
-
-/// Names of the model folders below `base`, sorted.
-fn names_in(base: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(base) else {
-        return Vec::new();
-    };
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|name| valid_model_name(name) && base.join(name).join(folder::CONFIG).exists())
-        .collect();
-    names.sort();
-    names
-}
-
 fn load(name: String, stamp: Stamp, options: &LoadOptions) -> Done {
     let start = Instant::now();
-    let result = catch_unwind(AssertUnwindSafe(|| Encoder::load(&stamp.0, options)))
+    let result = catch_unwind(AssertUnwindSafe(|| Encoder::load(stamp.path(), options)))
         .map_err(|_| "the loader failed on its files".to_owned())
         .and_then(|r| r.map_err(|e| e.to_string()));
     let seconds = start.elapsed().as_secs_f64();

@@ -1,4 +1,4 @@
-//! The session's side: one connection to the encoder process, kept between calls.
+//! The session's side of the encoder process: one connection to the encoder process, kept between calls.
 //!
 //! A call takes the connection out of its place and puts it back only when no answer is
 //! outstanding. Whatever ends a call before that (an error, a cancel, a timeout: pgrx turns them
@@ -17,13 +17,14 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use laser_protocol::{
-    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, ModelInfo, Reply, Request, Status, VERSION,
-    decode_reply, encode_embed_request, encode_request, valid_model_name,
+    ErrorCode, Failure, FrameBuffer, ModelInfo, Reply, Request, Status, VERSION, decode_reply,
+    encode_embed_request, encode_request,
 };
 use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 
+use super::embed::{Embedded, Model};
 use super::files::{self, Lock, SOCKET, State};
-use super::text::{to_server, to_utf8};
+use super::text::to_server;
 use super::{guc, worker};
 use crate::types::{raise, raise_hint};
 
@@ -47,96 +48,29 @@ const STARTER_PATIENCE: Duration = Duration::from_secs(5);
 /// The connection, while no call uses it.
 static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
 
-/// Embeddings of a list of texts.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embedded {
-    /// Dimensions of each embedding.
-    pub dimensions: usize,
-    /// Row-major, one row per text, in the order of the texts.
-    pub data: Vec<f32>,
-    /// Fingerprint of the model that made them (all zeros if there was no text).
-    pub fingerprint: [u8; 32],
+/// Embeds texts with a model (empty: the process's default); returns the embeddings, and how many
+/// texts were cut. Waits with the session's latch, so a cancel works at any time.
+pub fn embed(model: &str, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), CallError> {
+    Call { model, texts }.run()
 }
 
-impl Embedded {
-    /// The embedding of text `i`.
-    pub fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
-    }
-}
-
-/// What other modules need to know of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(dead_code)]
-pub struct Model {
-    /// Its name; the resolved one where the default was asked for.
-    pub name: String,
-    /// Dimensions of its embeddings.
-    pub dimensions: usize,
-    /// Hash of its files: another model, or another version of it, has another one.
-    pub fingerprint: [u8; 32],
-}
-
-/// Embeds texts in the encoding of the database with a model (`None`: `laser.model`).
-///
-/// Texts beyond the model's limit are cut with a warning, once a statement, or refused under
-/// `laser.long_text = 'error'`. Waits with the session's latch, so a cancel works at any time.
-/// Raises a SQL error if there is no such model, the encoder cannot be started, the queue stays
-/// full, or a text cannot be converted to UTF-8.
-pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
-    let converted: Vec<Cow<'_, str>> = texts.iter().map(|t| to_utf8(t)).collect();
-    for text in &converted {
-        if text.len() > MAX_TEXT_BYTES {
-            raise_hint(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!(
-                    "text of {} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}",
-                    text.len()
-                ),
-                "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
-            )
-        }
-    }
-    let name = model_name(model);
-    let (embedded, cut) = match (Call {
-        model: &name,
-        texts: &converted,
-    })
-    .run()
-    {
-        Ok(result) => result,
-        Err(error) => error.raise(),
+/// Dimensions and fingerprint of a model; loads it where needed.
+pub fn describe(model: String) -> Result<Model, CallError> {
+    let Reply::Models { models, .. } = ask(Request::Describe { id: 0, model })? else {
+        return Err(CallError::Unexpected);
     };
-    if cut > 0 {
-        report_cut(cut, texts.len());
-    }
-    embedded
-}
-
-/// Dimensions and fingerprint of a model (`None`: `laser.model`); loads it where needed. Raises SQL
-/// errors as [`embed_texts`] does.
-#[allow(dead_code)]
-pub fn describe_model(model: Option<&str>) -> Model {
-    let request = Request::Describe {
-        id: 0,
-        model: model_name(model),
-    };
-    match ask(request) {
-        Ok(Reply::Models { models, .. }) => match models.into_iter().next() {
-            Some(ModelInfo {
-                name,
-                dimensions,
-                fingerprint: Some(fingerprint),
-                ..
-            }) => Model {
-                name,
-                dimensions: dimensions as usize,
-                fingerprint,
-            },
-            _ => CallError::Unexpected.raise(),
-        },
-        Ok(_) => CallError::Unexpected.raise(),
-        Err(error) => error.raise(),
+    match models.into_iter().next() {
+        Some(ModelInfo {
+            name,
+            dimensions,
+            fingerprint: Some(fingerprint),
+            ..
+        }) => Ok(Model {
+            name,
+            dimensions: dimensions as usize,
+            fingerprint,
+        }),
+        _ => Err(CallError::Unexpected),
     }
 }
 
@@ -157,7 +91,7 @@ pub fn status() -> Option<Status> {
         Some(connection) => connection,
         None => {
             let mut connection = Connection::open().ok()??;
-            connection.greet(deadline).ok()?;
+            connection.greet(Some(deadline)).ok()?;
             connection
         }
     };
@@ -170,51 +104,8 @@ pub fn status() -> Option<Status> {
     }
 }
 
-/// The model's name as it is sent: empty for the encoder's default.
-fn model_name(model: Option<&str>) -> String {
-    match model {
-        None => guc::model(),
-        Some(name) if valid_model_name(name) => name.to_owned(),
-        Some(name) => raise_hint(
-            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("invalid model name \"{name}\""),
-            "Model names have up to 63 letters, digits, dots, underscores and hyphens; folders are \
-             set in laser.model_path. See view laser_models.",
-        ),
-    }
-}
-
-/// Warns once a statement that texts were cut, or refuses them.
-fn report_cut(cut: usize, texts: usize) {
-    static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
-    if guc::LONG_TEXT.get() == guc::LongText::Error {
-        raise_hint(
-            PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
-            if texts == 1 {
-                "text is longer than the model reads".to_owned()
-            } else {
-                format!("{cut} of {texts} texts are longer than the model reads")
-            },
-            "Split them, choose another model (see max_tokens in view laser_models), or set \
-             laser.long_text to 'warn' to embed their beginnings.",
-        );
-    }
-    // SAFETY: reads a variable of the session.
-    let statement = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
-    let mut warned = WARNED.lock().unwrap_or_else(|e| e.into_inner());
-    if std::mem::replace(&mut *warned, statement) != statement {
-        drop(warned);
-        pgrx::ereport!(
-            WARNING,
-            PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
-            "text is longer than the model reads, only its beginning was embedded",
-            "Further texts of this statement may have been cut as well."
-        );
-    }
-}
-
 /// Why a call failed.
-enum CallError {
+pub enum CallError {
     /// The encoder answered with an error.
     Refused(Failure),
     /// No encoder process came up in time.
@@ -230,7 +121,8 @@ enum CallError {
 }
 
 impl CallError {
-    fn raise(self) -> ! {
+    /// Raises the SQL error.
+    pub fn raise(self) -> ! {
         match self {
             Self::Refused(failure) => {
                 let code = match failure.code {
@@ -271,9 +163,11 @@ impl CallError {
                 "the model was replaced while its embeddings were computed",
                 "Run the statement again.",
             ),
-            Self::SingleUser => raise(
+            Self::SingleUser => raise_hint(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                "texts cannot be embedded in single-user mode",
+                "the encoder process does not run in single-user mode",
+                "Start the server, or preload laser with a cheap default model (see \
+                 laser.encode_in_backend).",
             ),
         }
     }
@@ -350,12 +244,13 @@ fn connect() -> Result<Connection, CallError> {
     let mut starter: Option<Lock> = None;
     let mut problem = String::new();
     loop {
-        let mut silent = false;
         match Connection::open() {
-            Ok(Some(mut connection)) => match connection.greet(start + patience) {
+            // A process that is there is waited for like for any other answer: it may have a slow
+            // batch before it, and if it hangs, the worker ends it.
+            Ok(Some(mut connection)) => match connection.greet(None) {
                 Ok(()) => return Ok(connection),
                 Err(Trouble::Failed(error)) => return Err(error),
-                Err(Trouble::Gone) => silent = true,
+                Err(Trouble::Gone) => {}
             },
             Ok(None) => {}
             Err(e) => problem = format!("could not connect: {e}"),
@@ -391,9 +286,6 @@ fn connect() -> Result<Connection, CallError> {
             starter = None;
         }
         if start.elapsed() >= patience {
-            if silent {
-                problem = "it does not answer".into();
-            }
             return Err(CallError::NotRunning(problem));
         }
         wait(None, 0, Some(pause));
@@ -491,9 +383,9 @@ impl Connection {
     }
 
     /// Exchanges greetings.
-    fn greet(&mut self, deadline: Instant) -> Result<(), Trouble> {
+    fn greet(&mut self, deadline: Option<Instant>) -> Result<(), Trouble> {
         encode_request(&Request::Hello { version: VERSION }, &mut self.output);
-        match self.next_reply(Some(deadline))? {
+        match self.next_reply(deadline)? {
             Reply::Hello {
                 version: VERSION, ..
             } => Ok(()),
@@ -668,7 +560,7 @@ impl Connection {
 }
 
 /// Connects without blocking: the encoder may be stopped, with its backlog full.
-fn connect_socket() -> io::Result<UnixStream> {
+pub fn connect_socket() -> io::Result<UnixStream> {
     // SAFETY: the descriptor is owned from its creation on; the address is a zeroed structure of
     // the right family, whose path is terminated because it is shorter than the field.
     unsafe {

@@ -84,7 +84,7 @@ pub fn worker_runs() -> io::Result<bool> {
 /// What the worker says about the encoder process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// starting, running, backing off or stopped.
+    /// starting, running, not answering, backing off or stopped.
     pub state: String,
     /// Process id of the encoder, 0 if there is none.
     pub encoder: u32,

@@ -4,7 +4,7 @@
 use pgrx::pg_sys::{self, Datum};
 use pgrx::varlena;
 
-use super::client::embed_texts;
+use super::embed::embed_texts;
 use crate::types::new_embedding;
 
 /// A `text` argument; a detoasted copy is left to the memory context of the call.

@@ -63,6 +63,10 @@ pub static MEMORY: GucSetting<i32> = GucSetting::<i32>::new(4096);
 pub static QUEUE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 /// `laser.encoder_start_timeout` in milliseconds.
 pub static START_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(15_000);
+/// `laser.encode_in_backend`.
+pub static ENCODE_IN_BACKEND: GucSetting<bool> = GucSetting::<bool>::new(true);
+/// `laser.encoder_timeout` in milliseconds.
+pub static TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 /// `laser.encoder_busy_timeout` in milliseconds.
 pub static BUSY_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 
@@ -76,6 +80,18 @@ fn string(setting: &GucSetting<Option<CString>>) -> String {
 /// `laser.model`; empty: the encoder's default.
 pub fn model() -> String {
     string(&MODEL)
+}
+
+/// `laser.model` as the server is configured, whatever the session has set.
+pub fn configured_model() -> String {
+    // SAFETY: the setting has been defined; guc.c returns its C string, which is copied at once.
+    unsafe {
+        let value = pg_sys::GetConfigOptionResetString(c"laser.model".as_ptr());
+        if value.is_null() {
+            return String::new();
+        }
+        CStr::from_ptr(value).to_string_lossy().into_owned()
+    }
 }
 
 /// `laser.device`.
@@ -185,6 +201,25 @@ pub fn define() {
         3_600_000,
         GucContext::Userset,
         GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"laser.encoder_timeout",
+        c"How long the encoder process may neither answer nor compute before it is started again.",
+        c"One that computes all the while has ten times as long.",
+        &TIMEOUT,
+        1000,
+        86_400_000,
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_bool_guc(
+        c"laser.encode_in_backend",
+        c"Whether sessions encode texts themselves where the default model is cheap.",
+        c"It takes laser in shared_preload_libraries; with off at its start, the server loads no \
+          model for its sessions.",
+        &ENCODE_IN_BACKEND,
+        GucContext::Userset,
+        GucFlags::default(),
     );
     GucRegistry::define_int_guc(
         c"laser.encoder_busy_timeout",

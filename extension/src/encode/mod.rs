@@ -1,24 +1,29 @@
-//! Texts to embeddings: settings, the worker that keeps the encoder process running, the client of
-//! that process, and the SQL functions on top.
+//! Texts to embeddings: settings, the model that sessions encode with themselves, the worker that
+//! keeps the encoder process running, the client of that process, and the SQL functions on top.
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
 //! [`describe_model`] tells a model's dimensions and fingerprint.
 
 mod client;
+mod embed;
 mod files;
 mod functions;
 mod guc;
+mod installation;
+mod pulse;
+mod resident;
 mod status;
 mod text;
 mod worker;
 
-#[allow(unused_imports)]
-pub use client::{Embedded, Model, describe_model, embed_texts};
+pub use embed::{describe_model, embed_texts};
 
-/// Defines the settings and, with `shared_preload_libraries`, registers the worker.
+/// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
+/// model for the sessions.
 pub fn init() {
     guc::define();
     worker::register_at_start();
+    resident::load_at_start();
 }
 
 /// Declares that all settings below `laser.` are defined; others give an error from now on. Called

@@ -3,9 +3,9 @@
 
 use pgrx::prelude::*;
 
-use super::client;
 use super::files::State;
 use super::text::to_server;
+use super::{client, resident};
 
 /// All installed models; starts the encoder where needed.
 #[pg_extern(sql = "")]
@@ -20,6 +20,7 @@ fn laser_models() -> TableIterator<
         name!(fingerprint, Option<String>),
         name!(loaded, bool),
         name!(is_default, bool),
+        name!(in_backend, bool),
         name!(error, Option<String>),
     ),
 > {
@@ -27,6 +28,7 @@ fn laser_models() -> TableIterator<
         .into_iter()
         .map(|m| {
             let known = m.dimensions > 0;
+            let in_backend = resident::serving(&m.name).is_some();
             (
                 m.name,
                 known.then_some(m.dimensions as i32),
@@ -36,6 +38,7 @@ fn laser_models() -> TableIterator<
                     .map(|f| f.iter().map(|b| format!("{b:02x}")).collect()),
                 m.loaded,
                 m.default,
+                in_backend,
                 some(&m.error),
             )
         })
@@ -66,8 +69,13 @@ fn laser_encoder_status() -> TableIterator<
         name!(restarts, i64),
         name!(uptime_ms, Option<i64>),
         name!(last_error, Option<String>),
+        name!(backend_model, Option<String>),
+        name!(backend_sentences, Option<i64>),
     ),
 > {
+    let (backend_model, backend_sentences) = resident::statistics().unzip();
+    let backend_model = backend_model.map(to_server);
+    let backend_sentences = backend_sentences.map(|n| n as i64);
     let state = State::read();
     let worker = (state.worker > 0).then_some(state.worker as i32);
     let row = match client::status() {
@@ -89,11 +97,13 @@ fn laser_encoder_status() -> TableIterator<
             s.restarts as i64,
             Some(s.uptime_ms as i64),
             some(&s.last_error).or_else(|| some(&state.last_error)),
+            backend_model,
+            backend_sentences,
         ),
         None => (
-            // The worker believes that it runs, but it does not answer.
+            // The worker knows nothing against it: it will answer after its batch.
             if state.state == "running" {
-                "not answering".to_owned()
+                "busy".to_owned()
             } else {
                 state.state
             },
@@ -113,6 +123,8 @@ fn laser_encoder_status() -> TableIterator<
             state.restarts as i64,
             None,
             some(&state.last_error),
+            backend_model,
+            backend_sentences,
         ),
     };
     TableIterator::once(row)

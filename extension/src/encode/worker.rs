@@ -1,5 +1,5 @@
-//! The background worker: starts the encoder process, watches it, starts it again when it ends,
-//! and takes it down with the server.
+//! The background worker: starts the encoder process, watches it, starts it again when it ends or
+//! hangs, and takes it down with the server.
 //!
 //! It is registered at server start when laser is preloaded, and by the first call that needs it
 //! otherwise (or when it is gone). A lock on a file keeps it alone. It uses no database, so it is
@@ -8,10 +8,8 @@
 //! the kernel ends it when the worker dies.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, OsStr, c_char};
 use std::io::{self, ErrorKind, PipeReader, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -23,7 +21,8 @@ use pgrx::bgworkers::{
 use pgrx::{PgLogLevel, PgSqlErrorCode, ereport, pg_guard, pg_sys};
 
 use super::files::{self, SOCKET, State};
-use super::guc;
+use super::pulse::{Health, Pulse};
+use super::{guc, installation};
 
 /// First pause before the encoder is started again; doubled with each failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -69,43 +68,27 @@ impl Plan {
     /// The plan that the settings ask for.
     fn current() -> Self {
         let mut arguments = vec![format!("--socket={SOCKET}")];
-        let mut folders = guc::model_path();
-        folders.push(
-            share_path()
-                .join("laser/models")
-                .to_string_lossy()
-                .into_owned(),
+        let folders = installation::model_folders();
+        arguments.extend(
+            folders
+                .iter()
+                .map(|f| format!("--model-path={}", f.display())),
         );
-        arguments.extend(folders.iter().map(|f| format!("--model-path={f}")));
         arguments.push(format!("--default-model={}", guc::model()));
         arguments.push(format!("--device={}", guc::device()));
         arguments.push(format!("--threads={}", guc::THREADS.get()));
         arguments.push(format!("--memory={}", guc::MEMORY.get()));
         arguments.push(format!("--precision={}", guc::PRECISION.get().name()));
         arguments.push(format!("--queue={}", guc::QUEUE.get()));
-        // SAFETY: the postmaster filled the variable with a C string at its start.
-        let lib = unsafe { CStr::from_ptr((&raw const pg_sys::pkglib_path).cast()) };
-        let program = PathBuf::from(OsStr::from_bytes(lib.to_bytes())).join("laser-encoder");
-        Self { program, arguments }
+        Self {
+            program: installation::encoder_program(),
+            arguments,
+        }
     }
 }
 
-/// The share directory of the running installation.
-fn share_path() -> PathBuf {
-    let mut buffer = [0 as c_char; pg_sys::MAXPGPATH as usize];
-    // SAFETY: the first argument is a C string that the postmaster set; the function writes at
-    // most MAXPGPATH bytes with a terminator.
-    let path = unsafe {
-        pg_sys::get_share_path(
-            (&raw const pg_sys::my_exec_path).cast::<c_char>(),
-            buffer.as_mut_ptr(),
-        );
-        CStr::from_ptr(buffer.as_ptr())
-    };
-    PathBuf::from(OsStr::from_bytes(path.to_bytes()))
-}
-
-fn log(message: String) {
+/// Writes a line to the server's log.
+pub fn log(message: String) {
     ereport!(
         PgLogLevel::LOG,
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
@@ -143,6 +126,7 @@ struct Running {
     partial: Vec<u8>,
     started: Instant,
     ready: bool,
+    pulse: Pulse,
     last_line: String,
 }
 
@@ -189,32 +173,29 @@ impl Watch {
 
     /// Waits for a signal, a line of the encoder, its end, or the time of the next start.
     fn wait(&self) {
-        let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
         let mut fd = -1;
-        let mut timeout = 0;
-        match &self.running {
+        let pause = match &self.running {
             Some(running) => {
                 events |= pg_sys::WL_SOCKET_READABLE;
                 fd = running.pipe.as_raw_fd();
-                // Only to notice that a failing encoder has become a healthy one.
+                let pause = running.pulse.pause(timeout_setting());
                 if self.state.failures > 0 {
-                    events |= pg_sys::WL_TIMEOUT;
-                    timeout = 1000;
+                    // To notice that a failing encoder has become a healthy one.
+                    pause.min(Duration::from_secs(1))
+                } else {
+                    pause
                 }
             }
-            None => {
-                events |= pg_sys::WL_TIMEOUT;
-                let left = self.next_start.saturating_duration_since(Instant::now());
-                timeout = left.as_millis() as std::ffi::c_long + 1;
-            }
-        }
+            None => self.next_start.saturating_duration_since(Instant::now()),
+        };
         // SAFETY: MyLatch belongs to this process, and the pipe is open.
         unsafe {
             pg_sys::WaitLatchOrSocket(
                 pg_sys::MyLatch,
                 events as i32,
                 fd,
-                timeout,
+                pause.as_millis() as std::ffi::c_long + 1,
                 pg_sys::PG_WAIT_EXTENSION,
             );
             pg_sys::ResetLatch(pg_sys::MyLatch);
@@ -238,6 +219,7 @@ impl Watch {
         match spawn(&self.plan, self.state.restarts) {
             Ok((child, pipe)) => {
                 self.running = Some(Running {
+                    pulse: Pulse::new(child.id()),
                     child,
                     pipe,
                     partial: Vec::new(),
@@ -275,7 +257,7 @@ impl Watch {
             running.child.try_wait().ok().flatten()
         } else {
             // It has closed its output: it has ended, or is about to.
-            running.end()
+            running.end(GRACE)
         };
         if let Some(status) = ended {
             if healthy {
@@ -288,11 +270,31 @@ impl Watch {
                 error = format!("{error}: {last_line}");
             }
             self.failed(error);
-        } else if became_ready {
-            self.report("running");
-        } else if healthy && self.state.failures > 0 {
+            return;
+        }
+        let health = running.pulse.feel(timeout_setting());
+        let ready = running.ready;
+        if health == Health::Hung {
+            let seconds = running.pulse.silence().as_secs();
+            // It does not listen to requests to end either.
+            running.end(Duration::ZERO);
+            self.running = None;
+            self.failed(format!(
+                "the encoder process did not answer for {seconds} s and was ended"
+            ));
+            return;
+        }
+        let recovered = healthy && self.state.failures > 0;
+        if recovered {
             self.state.failures = 0;
-            self.report("running");
+        }
+        let state = match (ready, health) {
+            (false, _) => "starting",
+            (true, Health::Silent) => "not answering",
+            (true, _) => "running",
+        };
+        if became_ready || recovered || state != self.state.state {
+            self.report(state);
         }
     }
 
@@ -331,7 +333,7 @@ impl Watch {
     /// Ends the encoder and waits for its end.
     fn stop(&mut self) {
         if let Some(mut running) = self.running.take() {
-            running.end();
+            running.end(GRACE);
             // A process that had to be killed leaves its socket.
             let _ = std::fs::remove_file(SOCKET);
         }
@@ -375,10 +377,10 @@ impl Running {
     }
 
     /// Asks the process to end, insists after a while, and collects it.
-    fn end(&mut self) -> Option<ExitStatus> {
+    fn end(&mut self, grace: Duration) -> Option<ExitStatus> {
         // SAFETY: the child has not been waited for, so its process id is still its own.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + grace;
         while Instant::now() < deadline {
             match self.child.try_wait() {
                 Ok(Some(status)) => return Some(status),
@@ -395,9 +397,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         // On an error of the worker itself: the process would end with it anyway.
         if matches!(self.child.try_wait(), Ok(None)) {
-            self.end();
+            self.end(GRACE);
         }
     }
+}
+
+/// `laser.encoder_timeout`.
+fn timeout_setting() -> Duration {
+    Duration::from_millis(guc::TIMEOUT.get() as u64)
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -1,0 +1,95 @@
+//! The shape of LASER's encoder (Artetxe & Schwenk, TACL 2019, section 3.1) with random weights: as
+//! fast as a trained one.
+
+use std::path::Path;
+
+use laser_encoder::EncoderError;
+use laser_encoder::config::{
+    Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, TextConfig,
+};
+use laser_encoder::folder::{self, Tensor, Tensors};
+
+/// Words `w0`, `w1`, …, one token each; `w2` is missing, its place is that of `</s>`.
+pub const VOCABULARY: usize = 8000;
+/// Width of the embedding table.
+pub const WIDTH: usize = 320;
+/// Width of one direction of a layer.
+pub const HIDDEN: usize = 512;
+/// Number of layers.
+pub const LAYERS: usize = 5;
+/// Tokens of the sentences that are measured.
+pub const TOKENS: usize = 20;
+
+/// Writes a model folder of the shape, without normalisation.
+///
+/// # Errors
+/// As [`folder::write_parts`].
+pub fn write(folder: &Path) -> Result<(), EncoderError> {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut random = |shape: &[usize], scale: f32| {
+        let n = shape.iter().product();
+        let values = (0..n).map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
+        });
+        Tensor::f32(shape, values.collect())
+    };
+    let mut tensors = Tensors::new();
+    tensors.insert(
+        "embed_tokens.weight".into(),
+        random(&[VOCABULARY, WIDTH], 0.5),
+    );
+    for l in 0..LAYERS {
+        let input = if l == 0 { WIDTH } else { 2 * HIDDEN };
+        for suffix in ["", "_reverse"] {
+            // PyTorch's initialisation: 1 / sqrt(hidden).
+            let scale = 1.0 / (HIDDEN as f32).sqrt();
+            for (name, shape) in [
+                ("weight_ih", vec![4 * HIDDEN, input]),
+                ("weight_hh", vec![4 * HIDDEN, HIDDEN]),
+                ("bias_ih", vec![4 * HIDDEN]),
+                ("bias_hh", vec![4 * HIDDEN]),
+            ] {
+                tensors.insert(format!("lstm.{name}_l{l}{suffix}"), random(&shape, scale));
+            }
+        }
+    }
+    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..VOCABULARY)
+        .map(|id| {
+            (
+                if id == 2 {
+                    "</s>".into()
+                } else {
+                    format!("w{id}")
+                },
+                id.into(),
+            )
+        })
+        .collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
+    });
+    let config = Config {
+        format: FORMAT,
+        name: "laser-shape".into(),
+        dimensions: 2 * HIDDEN,
+        max_tokens: 512,
+        normalize: false,
+        text: TextConfig::default(),
+        encoder: Architecture::Bilstm(BilstmConfig {
+            embedding_size: WIDTH,
+            hidden_size: HIDDEN,
+            layers: LAYERS,
+            pooling: BilstmPooling::Max,
+            append_eos: true,
+        }),
+        dense: vec![],
+        checks: vec![],
+    };
+    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)
+}

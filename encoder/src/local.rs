@@ -1,0 +1,107 @@
+//! [`LocalEncoder`]: a model so cheap that handing a text to another process or thread costs more
+//! than embedding it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use crate::arch::Model;
+use crate::arch::mean::Mean;
+use crate::config::Architecture;
+use crate::folder::{self, Weights};
+use crate::kernels::math;
+use crate::tokenize::Tokenizer;
+use crate::{Config, EncoderError};
+
+/// Longest token sequence of a model that counts as cheap: it bounds the time of one text to a few
+/// milliseconds.
+const MAX_TOKENS: usize = 2048;
+
+/// Words that each process remembers for itself: some megabytes with all that belongs to them.
+const WORDS: usize = 1 << 13;
+
+/// A mean of token embeddings that runs on its caller's thread alone.
+///
+/// Neither loading nor encoding starts a thread, and all memory is the process's own: a process may
+/// load one and fork, its children share the pages for as long as they only encode. A child writes
+/// to its cache of words, some megabytes at most. Embeddings are those of
+/// [`Encoder`](crate::Encoder), bit by bit.
+pub struct LocalEncoder {
+    config: Config,
+    tokenizer: Tokenizer,
+    fingerprint: [u8; 32],
+    mean: Mean,
+}
+
+impl LocalEncoder {
+    /// Whether a model of this configuration is cheap enough: a mean of embeddings, without dense
+    /// layers, of texts that are not too long.
+    pub fn suits(config: &Config) -> bool {
+        matches!(config.encoder, Architecture::Mean(_))
+            && config.dense.is_empty()
+            && config.max_tokens <= MAX_TOKENS
+    }
+
+    /// Loads a model folder; `None` if its model is not one for this encoder.
+    ///
+    /// The weights are copied and not mapped: a file that is truncated while it is mapped ends
+    /// every process that reads it.
+    ///
+    /// # Errors
+    /// As [`Encoder::load`](crate::Encoder::load). No content of the folder makes this panic.
+    pub fn load(folder: &Path) -> Result<Option<Self>, EncoderError> {
+        catch_unwind(AssertUnwindSafe(|| Self::load_unguarded(folder))).unwrap_or_else(|_| {
+            Err(EncoderError::format(
+                folder,
+                "the loader failed on its files",
+            ))
+        })
+    }
+
+    fn load_unguarded(folder: &Path) -> Result<Option<Self>, EncoderError> {
+        let config = folder::read_config(folder)?;
+        let Architecture::Mean(mean) = &config.encoder else {
+            return Ok(None);
+        };
+        if !Self::suits(&config) {
+            return Ok(None);
+        }
+        // Nothing here asks `tokenizers` for its threads; nothing may in the future either.
+        tokenizers::utils::parallelism::set_parallelism(false);
+        let weights = Weights::copy(&folder.join(folder::WEIGHTS))?;
+        let mut tokenizer = Tokenizer::open(folder, &config)?;
+        tokenizer.limit_memory(WORDS);
+        let mean = Mean::load(mean, &weights)?;
+        crate::encoder::check_vocabulary(&tokenizer, &mean, &weights)?;
+        Ok(Some(Self {
+            fingerprint: folder::fingerprint(folder)?,
+            tokenizer,
+            mean,
+            config,
+        }))
+    }
+
+    /// Writes the embedding of a text to `out`; returns whether the text was cut at
+    /// [`Config::max_tokens`].
+    ///
+    /// # Panics
+    /// If `out` has another length than an embedding.
+    pub fn encode(&self, text: &str, out: &mut [f32]) -> Result<bool, EncoderError> {
+        assert_eq!(out.len(), self.config.dimensions, "length of an embedding");
+        let tokens = self.tokenizer.tokenize(text)?;
+        self.mean.encode(&[&tokens.ids], out, false)?;
+        if self.config.normalize {
+            math::l2_normalize(out);
+        }
+        Ok(tokens.truncated)
+    }
+
+    /// The configuration of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// See [`folder::fingerprint`].
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+}

@@ -1,0 +1,128 @@
+//! Texts to embeddings for the rest of the extension: in the session itself where the resident
+//! model serves, else by the encoder process.
+#![allow(unsafe_code)]
+
+use std::borrow::Cow;
+use std::sync::Mutex;
+
+use laser_protocol::{MAX_TEXT_BYTES, valid_model_name};
+use pgrx::{PgSqlErrorCode, pg_sys};
+
+use super::client::{self, CallError};
+use super::text::to_utf8;
+use super::{guc, resident};
+use crate::types::raise_hint;
+
+/// Embeddings of a list of texts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedded {
+    /// Dimensions of each embedding.
+    pub dimensions: usize,
+    /// Row-major, one row per text, in the order of the texts.
+    pub data: Vec<f32>,
+    /// Fingerprint of the model that made them (all zeros if there was no text).
+    pub fingerprint: [u8; 32],
+}
+
+impl Embedded {
+    /// The embedding of text `i`.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
+    }
+}
+
+/// What other modules need to know of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// Its name; the resolved one where the default was asked for.
+    pub name: String,
+    /// Dimensions of its embeddings.
+    pub dimensions: usize,
+    /// Hash of its files: another model, or another version of it, has another one.
+    pub fingerprint: [u8; 32],
+}
+
+/// Embeds texts in the encoding of the database with a model (`None`: `laser.model`).
+///
+/// Texts beyond the model's limit are cut with a warning, once a statement, or refused under
+/// `laser.long_text = 'error'`. A cancel works at any time. Raises a SQL error if there is no such
+/// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
+/// UTF-8.
+pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
+    let converted: Vec<Cow<'_, str>> = texts.iter().map(|t| to_utf8(t)).collect();
+    for text in &converted {
+        if text.len() > MAX_TEXT_BYTES {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!(
+                    "text of {} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}",
+                    text.len()
+                ),
+                "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
+            )
+        }
+    }
+    let name = model_name(model);
+    let result = match resident::serving(&name) {
+        Some(resident) => resident.embed(&converted).map_err(CallError::from),
+        None => client::embed(&name, &converted),
+    };
+    let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
+    if cut > 0 {
+        report_cut(cut, texts.len());
+    }
+    embedded
+}
+
+/// Dimensions and fingerprint of a model (`None`: `laser.model`); loads it where needed. Raises SQL
+/// errors as [`embed_texts`] does.
+pub fn describe_model(model: Option<&str>) -> Model {
+    let name = model_name(model);
+    match resident::serving(&name) {
+        Some(resident) => resident.model(),
+        None => client::describe(name).unwrap_or_else(|error| error.raise()),
+    }
+}
+
+/// The model's name as the encoder process takes it: empty for its default.
+fn model_name(model: Option<&str>) -> String {
+    match model {
+        None => guc::model(),
+        Some(name) if valid_model_name(name) => name.to_owned(),
+        Some(name) => raise_hint(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("invalid model name \"{name}\""),
+            "Model names have up to 63 letters, digits, dots, underscores and hyphens; folders are \
+             set in laser.model_path. See view laser_models.",
+        ),
+    }
+}
+
+/// Warns once a statement that texts were cut, or refuses them.
+fn report_cut(cut: usize, texts: usize) {
+    static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
+    if guc::LONG_TEXT.get() == guc::LongText::Error {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
+            if texts == 1 {
+                "text is longer than the model reads".to_owned()
+            } else {
+                format!("{cut} of {texts} texts are longer than the model reads")
+            },
+            "Split them, choose another model (see max_tokens in view laser_models), or set \
+             laser.long_text to 'warn' to embed their beginnings.",
+        );
+    }
+    // SAFETY: reads a variable of the session.
+    let statement = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
+    let mut warned = WARNED.lock().unwrap_or_else(|e| e.into_inner());
+    if std::mem::replace(&mut *warned, statement) != statement {
+        drop(warned);
+        pgrx::ereport!(
+            WARNING,
+            PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
+            "text is longer than the model reads, only its beginning was embedded",
+            "Further texts of this statement may have been cut as well."
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! The model that sessions encode with themselves.
+//!
+//! Embedding a text with a mean of word vectors takes some microseconds, asking the encoder process
+//! for it twenty times as long. With `shared_preload_libraries`, the postmaster therefore loads the
+//! default model, if it is that cheap, before it forks any session; the sessions share its pages.
+//!
+//! Invariants:
+//! - The postmaster starts no thread ([`LocalEncoder`] starts none), and no session does here.
+//! - Whatever goes wrong while the model is loaded is a line in the log; the server starts, and its
+//!   sessions ask the encoder process.
+//! - The model is never loaded again in this server's life. As soon as the encoder process would
+//!   use another one (other settings, changed files), sessions ask that process.
+#![allow(unsafe_code)]
+
+use std::borrow::Cow;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+use laser_encoder::LocalEncoder;
+use laser_encoder::catalog::{self, RECHECK, Stamp};
+use laser_protocol::{ErrorCode, Failure};
+use pgrx::{check_for_interrupts, pg_sys};
+
+use super::embed::{Embedded, Model};
+use super::{guc, installation, worker};
+
+static RESIDENT: OnceLock<Resident> = OnceLock::new();
+
+/// The model in the postmaster's memory.
+pub struct Resident {
+    name: String,
+    stamp: Stamp,
+    encoder: LocalEncoder,
+    sentences: &'static Counter,
+}
+
+/// Loads the default model if the library is being preloaded and the model is cheap.
+pub fn load_at_start() {
+    // SAFETY: reads a variable of the postmaster.
+    let preload = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
+    if !preload || !guc::ENCODE_IN_BACKEND.get() || !on_cpu() {
+        return;
+    }
+    let folders = installation::model_folders();
+    // A model that is missing is reported to those who ask for it.
+    let Some(name) = default_name(guc::model(), &folders) else {
+        return;
+    };
+    let Some(path) = catalog::find(&folders, &name) else {
+        return;
+    };
+    match load(name, Stamp::of(&path)) {
+        Ok(Some(resident)) => {
+            worker::log(format!(
+                "laser: sessions encode texts for model \"{}\" themselves",
+                resident.name
+            ));
+            // Nobody was faster: the postmaster comes here once.
+            let _ = RESIDENT.set(resident);
+        }
+        Ok(None) => {}
+        Err(why) => worker::log(format!(
+            "laser: sessions cannot encode texts themselves, they ask the encoder process: {why}"
+        )),
+    }
+}
+
+fn load(name: String, stamp: Stamp) -> Result<Option<Resident>, String> {
+    let Some(encoder) = LocalEncoder::load(stamp.path()).map_err(|e| e.to_string())? else {
+        return Ok(None);
+    };
+    if Stamp::of(stamp.path()) != stamp {
+        return Err(format!("the files of model \"{name}\" are being replaced"));
+    }
+    let sentences = Counter::shared().map_err(|e| format!("could not map memory: {e}"))?;
+    Ok(Some(Resident {
+        name,
+        stamp,
+        encoder,
+        sentences,
+    }))
+}
+
+/// The encoder process's choice: the configured model, else the first by name.
+fn default_name(configured: String, folders: &[PathBuf]) -> Option<String> {
+    if configured.is_empty() {
+        catalog::first_name(folders)
+    } else {
+        Some(configured)
+    }
+}
+
+/// Whether `laser.device` leaves cheap models on the CPU.
+fn on_cpu() -> bool {
+    matches!(&*guc::device(), "auto" | "cpu")
+}
+
+/// The resident model, if the encoder process would use the same one for this name (empty: its
+/// default) and the session wants to encode itself.
+pub fn serving(name: &str) -> Option<&'static Resident> {
+    let resident = RESIDENT.get()?;
+    if !guc::ENCODE_IN_BACKEND.get() || !(name.is_empty() || name == resident.name) {
+        return None;
+    }
+    let check = Check::recent(resident);
+    (check.current && (check.is_default || !name.is_empty())).then_some(resident)
+}
+
+/// The resident model, whether or not it serves, with the texts it has embedded in all sessions.
+pub fn statistics() -> Option<(&'static str, u64)> {
+    RESIDENT.get().map(|r| (&*r.name, r.sentences.sum()))
+}
+
+/// What a session has found out about the resident model; looked at as often as the encoder
+/// process looks, and after each reload.
+#[derive(Clone, Copy)]
+struct Check {
+    at: Instant,
+    reload: pg_sys::TimestampTz,
+    /// The settings and files are still those of the start.
+    current: bool,
+    /// It is the encoder process's default.
+    is_default: bool,
+}
+
+impl Check {
+    fn recent(resident: &Resident) -> Self {
+        static LAST: Mutex<Option<Check>> = Mutex::new(None);
+        // SAFETY: reads a variable of the process.
+        let reload = unsafe { pg_sys::PgReloadTime };
+        let mut last = LAST.lock().unwrap_or_else(|e| e.into_inner());
+        match *last {
+            Some(check) if check.reload == reload && check.at.elapsed() < RECHECK => check,
+            _ => *last.insert(Self::new(resident, reload)),
+        }
+    }
+
+    fn new(resident: &Resident, reload: pg_sys::TimestampTz) -> Self {
+        let folders = installation::model_folders();
+        let current = on_cpu()
+            && catalog::find(&folders, &resident.name)
+                .is_some_and(|path| Stamp::of(&path) == resident.stamp);
+        let default = default_name(guc::configured_model(), &folders);
+        Self {
+            at: Instant::now(),
+            reload,
+            current,
+            is_default: default.as_deref() == Some(&resident.name),
+        }
+    }
+}
+
+impl Resident {
+    /// As other modules know it.
+    pub fn model(&self) -> Model {
+        Model {
+            name: self.name.clone(),
+            dimensions: self.encoder.config().dimensions,
+            fingerprint: self.encoder.fingerprint(),
+        }
+    }
+
+    /// The embeddings, and how many texts were cut. A cancel works between two texts.
+    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), Failure> {
+        let dimensions = self.encoder.config().dimensions;
+        let mut data = vec![0.0; texts.len() * dimensions];
+        let mut cut = 0;
+        for (text, row) in texts.iter().zip(data.chunks_exact_mut(dimensions)) {
+            check_for_interrupts!();
+            let truncated = self.encoder.encode(text, row).map_err(|e| Failure {
+                code: ErrorCode::Internal,
+                message: e.to_string(),
+                hint: String::new(),
+            })?;
+            if row.iter().any(|v| !v.is_finite()) {
+                return Err(Failure::not_finite(&self.name));
+            }
+            cut += usize::from(truncated);
+        }
+        self.sentences.add(texts.len() as u64);
+        let embedded = Embedded {
+            dimensions,
+            data,
+            fingerprint: self.encoder.fingerprint(),
+        };
+        Ok((embedded, cut))
+    }
+}
+
+/// Parts of a counter: sessions seldom write to the same cache line.
+const PARTS: usize = 64;
+
+/// A counter of all sessions, in a page that the postmaster's children share.
+struct Counter {
+    parts: [Part; PARTS],
+}
+
+#[repr(align(64))]
+struct Part(AtomicU64);
+
+impl Counter {
+    fn shared() -> io::Result<&'static Self> {
+        // SAFETY: a new mapping that is never unmapped; zero bytes are valid counters, and a page
+        // is aligned for them.
+        unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Self>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            if memory == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(&*memory.cast::<Self>())
+        }
+    }
+
+    fn add(&self, n: u64) {
+        // SAFETY: reads a variable of the process.
+        let part = unsafe { pg_sys::MyProcPid } as usize % PARTS;
+        self.parts[part].0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> u64 {
+        self.parts.iter().map(|p| p.0.load(Ordering::Relaxed)).sum()
+    }
+}

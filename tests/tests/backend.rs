@@ -1,0 +1,318 @@
+//! Sessions that encode texts themselves with the model that the postmaster has loaded.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use laser_tests::model::{Architecture, Model};
+use laser_tests::{Cluster, signal, wait_until};
+use postgres::Client;
+use postgres::error::SqlState;
+
+fn embed(client: &mut Client, text: &str) -> Result<Vec<f32>, postgres::Error> {
+    Ok(client
+        .query_one("SELECT laser_embed($1)::real[]", &[&text])?
+        .get(0))
+}
+
+/// The embedding by the encoder process.
+fn by_process(client: &mut Client, text: &str) -> Result<Vec<f32>> {
+    client.batch_execute("SET laser.encode_in_backend = off")?;
+    let embedding = embed(client, text);
+    client.batch_execute("RESET laser.encode_in_backend")?;
+    Ok(embedding?)
+}
+
+/// Texts that the process and the sessions have embedded. The process is waited for.
+fn counts(client: &mut Client) -> Result<(i64, Option<i64>)> {
+    let mut counts = None;
+    wait_until("the encoder answers", || {
+        let row = client.query_one(
+            "SELECT sentences, backend_sentences FROM laser_encoder_status",
+            &[],
+        )?;
+        counts = row.get::<_, Option<i64>>(0).map(|n| (n, row.get(1)));
+        Ok(counts.is_some())
+    })?;
+    counts.context("the encoder answers")
+}
+
+fn in_backend(client: &mut Client, model: &str) -> Result<bool> {
+    Ok(client
+        .query_one(
+            "SELECT in_backend FROM laser_models WHERE name = $1",
+            &[&model],
+        )?
+        .get(0))
+}
+
+fn threads(pid: u32) -> Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
+}
+
+/// Replaces a file as the trainer does, by renaming.
+fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, contents)?;
+    fs::rename(new, path)?;
+    Ok(())
+}
+
+#[test]
+fn the_shipped_model_gives_the_same_embeddings_in_sessions() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    let sentences =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/sentences.tsv"))?;
+    let texts: Vec<&str> = sentences
+        .lines()
+        .filter_map(|line| line.rsplit('\t').next())
+        .collect();
+    client.batch_execute("CREATE TABLE t (body text, a embedding, b embedding)")?;
+    client.execute("INSERT INTO t SELECT unnest($1::text[])", &[&texts])?;
+
+    let (process, sessions) = counts(&mut client)?;
+    assert_eq!((process, sessions), (0, Some(0)));
+    client.batch_execute("UPDATE t SET a = laser_embed(body)")?;
+    let (process, sessions) = counts(&mut client)?;
+    assert_eq!((process, sessions), (0, Some(texts.len() as i64)));
+    client
+        .batch_execute("SET laser.encode_in_backend = off; UPDATE t SET b = laser_embed(body)")?;
+    let (process, sessions) = counts(&mut client)?;
+    assert_eq!(
+        (process, sessions),
+        (texts.len() as i64, Some(texts.len() as i64))
+    );
+    let differ: i64 = client
+        .query_one("SELECT count(*) FROM t WHERE a <> b OR a IS NULL", &[])?
+        .get(0);
+    assert_eq!(differ, 0);
+    Ok(())
+}
+
+#[test]
+fn sessions_need_no_process_and_no_threads() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(folder.path())?;
+    let cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    let expected = by_process(&mut client, "a text")?;
+    let row = client.query_one("SELECT pid, backend_model FROM laser_encoder_status", &[])?;
+    let encoder = u32::try_from(row.get::<_, i32>(0))?;
+    assert_eq!(row.get::<_, &str>(1), "tiny");
+    assert!(in_backend(&mut client, "tiny")?);
+
+    signal(encoder, libc::SIGSTOP);
+    assert_eq!(embed(&mut client, "a text")?, expected);
+    // All that embeds: arrays, text indexes and their scans, distances of texts.
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT i, 'text ' || i AS body FROM generate_series(1, 500) i;
+         CREATE INDEX ON t USING laser (body);
+         INSERT INTO t VALUES (501, 'a text');
+         SET enable_seqscan = off",
+    )?;
+    let nearest: i32 = client
+        .query_one("SELECT i FROM t ORDER BY body <=> 'a text' LIMIT 1", &[])?
+        .get(0);
+    assert_eq!(nearest, 501);
+    client.batch_execute(
+        "SELECT laser_embed(ARRAY['one', 'two']), 'one' <=> 'two'::text, laser_embed('x', 'tiny')",
+    )?;
+    signal(encoder, libc::SIGCONT);
+
+    let server = cluster.pid().context("the server runs")?;
+    let session: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    assert_eq!(threads(server)?, 1, "threads of the postmaster");
+    assert_eq!(threads(session.try_into()?)?, 1, "threads of a session");
+
+    // Without preloading there is no such model.
+    let cluster = Cluster::builder()
+        .models(folder.path(), "tiny")
+        .preload(false)
+        .start()?;
+    let mut client = cluster.database("d")?;
+    assert_eq!(embed(&mut client, "a text")?, expected);
+    assert_eq!(counts(&mut client)?, (1, None));
+    assert!(!in_backend(&mut client, "tiny")?);
+    Ok(())
+}
+
+#[test]
+fn other_models_and_changed_settings_go_to_the_process() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(folder.path())?;
+    Model::tiny("other", 16).write(folder.path())?;
+    let cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "a text")?;
+    assert_eq!(counts(&mut client)?, (0, Some(1)));
+    client.batch_execute("SELECT laser_embed('a text', 'other')")?;
+    client.batch_execute("SET laser.model = 'other'; SELECT laser_embed('a text')")?;
+    assert_eq!(counts(&mut client)?, (2, Some(1)));
+    // Empty means the default of the server.
+    client
+        .batch_execute("SET laser.model = ''; SELECT laser_embed('a text'); RESET laser.model")?;
+    assert_eq!(counts(&mut client)?, (2, Some(2)));
+
+    cluster.set("laser.model", "other")?;
+    cluster.reload();
+    wait_until("the default is another model", || {
+        Ok(embed(&mut client, "a text")?.len() == 16)
+    })?;
+    client.batch_execute("SET laser.model = ''")?;
+    wait_until("the process has the new default", || {
+        Ok(embed(&mut client, "a text")?.len() == 16)
+    })?;
+    let before = counts(&mut client)?.1;
+    client.batch_execute("SELECT laser_embed('a text', 'tiny')")?;
+    assert_eq!(counts(&mut client)?.1, before.map(|n| n + 1));
+    Ok(())
+}
+
+#[test]
+fn changed_files_go_to_the_process() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let tiny = Model::tiny("tiny", 32).write(folder.path())?;
+    let weights = tiny.join("model.safetensors");
+    let mut cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    let old = embed(&mut client, "a text")?;
+    assert!(in_backend(&mut client, "tiny")?);
+
+    let other = tempfile::tempdir()?;
+    let changed = Model {
+        seed: 2,
+        ..Model::tiny("tiny", 32)
+    }
+    .write(other.path())?;
+    replace(&weights, &fs::read(changed.join("model.safetensors"))?)?;
+    // As with the encoder process, a second may pass.
+    wait_until("the session has noticed", || {
+        Ok(embed(&mut client, "a text")? != old)
+    })?;
+    let new = embed(&mut client, "a text")?;
+    assert_eq!(new, by_process(&mut client, "a text")?);
+    assert!(!in_backend(&mut client, "tiny")?);
+
+    cluster.restart()?;
+    let mut client = cluster.connect("d")?;
+    assert!(in_backend(&mut client, "tiny")?);
+    assert_eq!(embed(&mut client, "a text")?, new);
+    // A file that is cut in place takes no session down: nothing has it mapped.
+    fs::write(&weights, b"")?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        match embed(&mut client, "a text") {
+            Ok(embedding) => assert_eq!(embedding, new),
+            Err(error) => assert_eq!(error.code(), Some(&SqlState::CONFIG_FILE_ERROR)),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_does_not_stop_the_server() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let tiny = Model::tiny("tiny", 32).write(folder.path())?;
+    let mut cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    let expected = embed(&mut client, "a text")?;
+    for (file, contents) in [
+        ("config.json", &b"{ not json"[..]),
+        ("tokenizer.json", b"[]"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"),
+    ] {
+        let good = fs::read(tiny.join(file))?;
+        replace(&tiny.join(file), contents)?;
+        drop(client);
+        cluster.restart()?;
+        client = cluster.connect("d")?;
+        let log = cluster.log();
+        let line = log
+            .lines()
+            .rfind(|line| line.contains("sessions cannot encode texts themselves"))
+            .context("a line in the log")?;
+        assert!(line.contains(file), "{line}");
+        let error = embed(&mut client, "a text").err().context("it is broken")?;
+        assert_eq!(error.code(), Some(&SqlState::CONFIG_FILE_ERROR));
+        replace(&tiny.join(file), &good)?;
+        assert_eq!(embed(&mut client, "a text")?, expected);
+    }
+    // Neither does one that is no mean of vectors, or is missing.
+    drop(client);
+    Model {
+        architecture: Architecture::BiLstm,
+        ..Model::tiny("lstm", 32)
+    }
+    .write(folder.path())?;
+    for model in ["lstm", "missing"] {
+        cluster.set("laser.model", model)?;
+        cluster.restart()?;
+        let mut client = cluster.connect("d")?;
+        let row = client.query_one("SELECT backend_model FROM laser_encoder_status", &[])?;
+        assert_eq!(row.get::<_, Option<String>>(0), None);
+        assert_eq!(embed(&mut client, "a text").is_ok(), model == "lstm");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_long_call_can_be_cancelled() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(folder.path())?;
+    let cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE texts AS
+         SELECT array_agg(repeat('word ', 20) || i) AS a FROM generate_series(1, 200000) i;
+         SET statement_timeout = 100",
+    )?;
+    let error = client
+        .batch_execute("SELECT cardinality(laser_embed(a)) FROM texts")
+        .err()
+        .context("it is cancelled")?;
+    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED));
+    client.batch_execute("RESET statement_timeout")?;
+    assert_eq!(embed(&mut client, "a text")?.len(), 32);
+    Ok(())
+}
+
+#[test]
+fn single_user_mode_has_the_resident_model_alone() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(folder.path())?;
+    let mut cluster = Cluster::builder().models(folder.path(), "tiny").start()?;
+    cluster.database("d")?;
+    cluster.stop("fast")?;
+    let run = |in_backend: &str| -> Result<String> {
+        let mut server = cluster
+            .command("postgres")
+            .args(["--single", "-D"])
+            .arg(cluster.data())
+            .args(["-c", &format!("laser.encode_in_backend={in_backend}"), "d"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut input = server.stdin.take().context("a pipe")?;
+        input.write_all(b"SELECT dimensions(laser_embed('a text'))\n")?;
+        drop(input);
+        let output = server.wait_with_output()?;
+        Ok([output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .concat())
+    };
+    let output = run("on")?;
+    assert!(output.contains("dimensions = \"32\""), "{output}");
+    let output = run("off")?;
+    assert!(
+        output.contains("does not run in single-user mode"),
+        "{output}"
+    );
+    assert!(output.contains("HINT"), "{output}");
+    Ok(())
+}
