@@ -34,10 +34,11 @@ pub struct LocalEncoder {
 
 impl LocalEncoder {
     /// Whether a model of this configuration is cheap enough: a mean of embeddings, without dense
-    /// layers, of texts that are not too long.
+    /// layers or a dictionary of words, of texts that are not too long.
     pub fn suits(config: &Config) -> bool {
         matches!(config.encoder, Architecture::Mean(_))
             && config.dense.is_empty()
+            && config.text.segmentation.is_none()
             && config.max_tokens <= MAX_TOKENS
     }
 
