@@ -536,7 +536,7 @@ impl Cluster {
             self.server.is_none(),
             "stop the cluster before its data folder is copied"
         );
-        let mut copy = self.from_folder(&self.data())?;
+        let mut copy = self.start_copy(&self.data())?;
         copy.start()?;
         Ok(copy)
     }
@@ -547,7 +547,7 @@ impl Cluster {
     /// # Errors
     /// When it does not get there.
     pub fn recover(&self, backup: &Path, settings: &[(&str, &str)]) -> Result<Cluster> {
-        let mut copy = self.from_folder(backup)?;
+        let mut copy = self.start_copy(backup)?;
         for (name, value) in settings {
             copy.set(name, value)?;
         }
@@ -562,7 +562,7 @@ impl Cluster {
     }
 
     /// A cluster with a copy of a data folder, not started.
-    fn from_folder(&self, data: &Path) -> Result<Cluster> {
+    fn start_copy(&self, data: &Path) -> Result<Cluster> {
         let copy = Cluster::prepare(self.tree, self.builder.clone())?;
         let output = Account::command(self.tree.account(), "cp")
             .arg("-a")

@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::codec::{Codec, Metric, Quantization};
-use laser_index::kernels::dot_f32;
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
 use laser_index::segment::write_pages;
 use laser_index::view::{SegmentBytes, SegmentView};
+use laser_vector::Element;
 
 fn floats(path: &str) -> Vec<f32> {
     let bytes = std::fs::read(path).expect("a readable file");
@@ -75,7 +75,7 @@ fn main() {
     let exact: Vec<f32> = queries
         .chunks_exact(dims)
         .map(|q| {
-            let mut all: Vec<f32> = rows.chunks_exact(dims).map(|x| dot_f32(q, x)).collect();
+            let mut all: Vec<f32> = rows.chunks_exact(dims).map(|x| f32::dot(q, x)).collect();
             all.sort_by(|a, b| b.total_cmp(a));
             all[9]
         })
@@ -91,10 +91,10 @@ fn main() {
             found = 0;
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
                 let query = codec.query(q).expect("a query");
-                let mut hits = view.search(&query, ef, &mut scratch).expect("a search");
+                let mut hits = view.search(&query, ef, &mut scratch);
                 hits.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
                 let good = |hit: &&(f32, u32)| {
-                    dot_f32(q, &rows[view.tid(hit.1 as usize) as usize * dims..][..dims])
+                    f32::dot(q, &rows[view.tid(hit.1 as usize) as usize * dims..][..dims])
                         >= tenth - 1e-6
                 };
                 found += hits.iter().take(10).filter(good).count();
