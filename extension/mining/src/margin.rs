@@ -55,6 +55,9 @@ impl FromStr for Margin {
         Margin::ALL
             .into_iter()
             .find(|margin| margin.name() == name)
-            .ok_or_else(|| format!("unknown margin \"{name}\""))
+            .ok_or_else(|| {
+                let known = Margin::ALL.map(Margin::name).join(", ");
+                format!("unknown margin \"{name}\", known are {known}")
+            })
     }
 }

@@ -52,7 +52,10 @@ impl FromStr for Retrieval {
         Retrieval::ALL
             .into_iter()
             .find(|mode| mode.name() == name)
-            .ok_or_else(|| format!("unknown retrieval \"{name}\""))
+            .ok_or_else(|| {
+                let known = Retrieval::ALL.map(Retrieval::name).join(", ");
+                format!("unknown retrieval \"{name}\", known are {known}")
+            })
     }
 }
 

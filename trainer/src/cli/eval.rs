@@ -217,11 +217,11 @@ pub struct BuccArgs {
     #[arg(long, value_name = "SCORE")]
     threshold: Option<f64>,
     /// Score of a pair: absolute (cosine), distance or ratio.
-    #[arg(long, default_value = "ratio", value_parser = ["absolute", "distance", "ratio"])]
-    margin: String,
+    #[arg(long, default_value_t = Margin::Ratio)]
+    margin: Margin,
     /// Pairs that are kept: forward, backward, max or intersect.
-    #[arg(long, default_value = "max", value_parser = ["forward", "backward", "max", "intersect"])]
-    retrieval: String,
+    #[arg(long, default_value_t = Retrieval::Max)]
+    retrieval: Retrieval,
     /// Neighbours that the margin looks at.
     #[arg(long, short = 'k', value_name = "K", default_value_t = 4)]
     neighbours: usize,
@@ -244,17 +244,9 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
     let target = Side::read(&args.target, &mut problems)?;
     let gold = bucc::read_gold(&args.gold, &mut problems)?;
     report(&problems);
-    let margin = match args.margin.as_str() {
-        "absolute" => Margin::Absolute,
-        "distance" => Margin::Distance,
-        _ => Margin::Ratio,
-    };
     let options = BuccOptions {
-        margin,
-        retrieval: args
-            .retrieval
-            .parse::<Retrieval>()
-            .map_err(anyhow::Error::msg)?,
+        margin: args.margin,
+        retrieval: args.retrieval,
         neighbours: args.neighbours,
         threshold: args.threshold,
         threads: threads.unwrap_or_else(rayon::current_num_threads),

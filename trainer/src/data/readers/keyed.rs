@@ -3,9 +3,9 @@
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-use super::super::input::{self, Line, Lines};
-use super::super::{DataError, Group, Result, Row};
-use super::{MOST_ROWS, Problems, Reader, is_language};
+use super::super::input::{self, Lines};
+use super::super::{Group, Result, Row};
+use super::{MOST_ROWS, Problems, Reader, is_language, next_parsed};
 
 /// Reads the keyed format.
 pub struct Keyed {
@@ -29,21 +29,9 @@ impl Keyed {
     }
 
     fn next_row(&mut self, problems: &mut Problems) -> Result<Option<(String, Row)>> {
-        loop {
-            let line = self
-                .lines
-                .next_line()
-                .map_err(|e| DataError::io(&self.path, e))?;
-            let parsed = match line {
-                Line::End => return Ok(None),
-                Line::Malformed(message) => Err(message),
-                Line::Text(text) => parse(text),
-            };
-            match parsed {
-                Ok(row) => return Ok(Some(row)),
-                Err(message) => problems.report(&self.path, self.lines.number(), message)?,
-            }
-        }
+        next_parsed(&mut self.lines, &self.path, problems, |line| {
+            parse(line).map_err(str::to_owned)
+        })
     }
 }
 
@@ -107,6 +95,7 @@ impl Reader for Keyed {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_all;
     use super::*;
     use proptest::prelude::*;
 
@@ -114,13 +103,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("x.tsv");
         std::fs::write(&path, bytes).expect("write");
-        let mut reader = Keyed::open(&path)?;
-        let mut problems = Problems::new(strict);
-        let mut groups = Vec::new();
-        while let Some(group) = reader.next_group(&mut problems)? {
-            groups.push(group);
-        }
-        Ok((groups, problems.examples().to_vec()))
+        read_all(Keyed::open(&path)?, strict)
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl Reader for AlignedLines {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_all;
     use super::*;
 
     fn read(a: &[u8], b: &[u8], strict: bool) -> Result<(Vec<Group>, Vec<String>)> {
@@ -99,13 +100,10 @@ mod tests {
         let (pa, pb) = (folder.path().join("x.de"), folder.path().join("x.en"));
         std::fs::write(&pa, a).expect("write");
         std::fs::write(&pb, b).expect("write");
-        let mut reader = AlignedLines::open([("de", pa.as_path()), ("en", pb.as_path())])?;
-        let mut problems = Problems::new(strict);
-        let mut groups = Vec::new();
-        while let Some(group) = reader.next_group(&mut problems)? {
-            groups.push(group);
-        }
-        Ok((groups, problems.examples().to_vec()))
+        read_all(
+            AlignedLines::open([("de", pa.as_path()), ("en", pb.as_path())])?,
+            strict,
+        )
     }
 
     #[test]

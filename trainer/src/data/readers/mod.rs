@@ -11,8 +11,10 @@ pub use lines::AlignedLines;
 pub use tmx::Tmx;
 pub use tsv::Tsv;
 
+use std::io::BufRead;
 use std::path::Path;
 
+use super::input::{Line, Lines};
 use super::{DataError, Group, Result};
 
 /// Most rows under one key; more are malformed. Bounds the memory of a group.
@@ -25,6 +27,28 @@ pub trait Reader {
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Malformed`] if `problems` is strict.
     fn next_group(&mut self, problems: &mut Problems) -> Result<Option<Group>>;
+}
+
+/// The next line that `parse` takes, `None` at the end. Other lines are told to `problems` and
+/// skipped; `path` is what they are told of.
+fn next_parsed<T>(
+    lines: &mut Lines<impl BufRead>,
+    path: &Path,
+    problems: &mut Problems,
+    parse: impl Fn(&str) -> std::result::Result<T, String>,
+) -> Result<Option<T>> {
+    loop {
+        let line = lines.next_line().map_err(|e| DataError::io(path, e))?;
+        let parsed = match line {
+            Line::End => return Ok(None),
+            Line::Malformed(message) => Err(message.to_owned()),
+            Line::Text(text) => parse(text),
+        };
+        match parsed {
+            Ok(value) => return Ok(Some(value)),
+            Err(message) => problems.report(path, lines.number(), message)?,
+        }
+    }
 }
 
 /// Malformed lines: fatal if strict, else counted, with the first few kept for the report.
@@ -89,4 +113,15 @@ pub fn is_language(code: &str) -> bool {
         && code
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+/// All groups of a reader and the problems it had.
+#[cfg(test)]
+fn read_all(mut reader: impl Reader, strict: bool) -> Result<(Vec<Group>, Vec<String>)> {
+    let mut problems = Problems::new(strict);
+    let mut groups = Vec::new();
+    while let Some(group) = reader.next_group(&mut problems)? {
+        groups.push(group);
+    }
+    Ok((groups, problems.examples().to_vec()))
 }

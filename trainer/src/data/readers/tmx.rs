@@ -243,6 +243,7 @@ impl Reader for Tmx {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_all;
     use super::*;
     use proptest::prelude::*;
 
@@ -250,13 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("x.tmx");
         std::fs::write(&path, bytes).expect("write");
-        let mut reader = Tmx::open(&path)?;
-        let mut problems = Problems::new(strict);
-        let mut groups = Vec::new();
-        while let Some(group) = reader.next_group(&mut problems)? {
-            groups.push(group);
-        }
-        Ok((groups, problems.examples().to_vec()))
+        read_all(Tmx::open(&path)?, strict)
     }
 
     const GOOD: &str = r#"<?xml version="1.0" encoding="UTF-8"?>

@@ -3,9 +3,9 @@
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-use super::super::input::{self, Line, Lines};
+use super::super::input::{self, Lines};
 use super::super::{DataError, Group, Result, Row};
-use super::{Problems, Reader};
+use super::{Problems, Reader, next_parsed};
 
 /// Reads tab-separated columns.
 pub struct Tsv {
@@ -40,27 +40,13 @@ impl Tsv {
 
 impl Reader for Tsv {
     fn next_group(&mut self, problems: &mut Problems) -> Result<Option<Group>> {
-        loop {
-            let line = self
-                .lines
-                .next_line()
-                .map_err(|e| DataError::io(&self.path, e))?;
-            let parsed = match line {
-                Line::End => return Ok(None),
-                Line::Malformed(message) => Err(message.to_owned()),
-                Line::Text(text) => split(text, &self.columns),
-            };
-            let number = self.lines.number();
-            match parsed {
-                Ok(rows) => {
-                    return Ok(Some(Group {
-                        key: number.to_string(),
-                        rows,
-                    }));
-                }
-                Err(message) => problems.report(&self.path, number, message)?,
-            }
-        }
+        let rows = next_parsed(&mut self.lines, &self.path, problems, |line| {
+            split(line, &self.columns)
+        })?;
+        Ok(rows.map(|rows| Group {
+            key: self.lines.number().to_string(),
+            rows,
+        }))
     }
 }
 
