@@ -570,7 +570,10 @@ fn replace(
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
     let result = (|| {
+        // `safetensors` makes files for their owner alone; models are read by the server's account.
+        let permissions = File::create(&temporary)?.metadata()?.permissions();
         write(&temporary)?;
+        std::fs::set_permissions(&temporary, permissions)?;
         File::open(&temporary)?.sync_all()?;
         std::fs::rename(&temporary, path)
     })();

@@ -549,6 +549,23 @@ fn fingerprint_follows_the_contents() {
     assert_ne!(before, print(&a));
 }
 
+/// The server runs under another account than whoever makes a model.
+#[test]
+fn a_folder_has_the_permissions_of_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let (config, tensors) = mean(MeanPooling::Mean, 8);
+    let dir = TempDir::new().unwrap();
+    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    std::fs::write(dir.path().join("any"), "").unwrap();
+    let mode = |name: &str| {
+        let metadata = std::fs::metadata(dir.path().join(name)).unwrap();
+        metadata.permissions().mode()
+    };
+    for name in [folder::CONFIG, folder::TOKENIZER, folder::WEIGHTS] {
+        assert_eq!(mode(name), mode("any"), "{name}");
+    }
+}
+
 fn failure(folder: &Path) -> String {
     match Encoder::load(
         folder,
