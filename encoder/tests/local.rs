@@ -15,7 +15,7 @@ fn threads() -> usize {
 
 #[test]
 fn the_shipped_model_runs_on_one_thread_with_the_same_result() {
-    let model = repository().join("encoder/models/laser-mean-512");
+    let model = repository().join("encoder/models/laser-mean-384");
     let sentences = std::fs::read_to_string(repository().join("demo/sentences.tsv")).unwrap();
     let long = "a long text ".repeat(2000);
     let texts: Vec<&str> = sentences

@@ -27,7 +27,7 @@ fn one_thread_starts_none() {
     .unwrap();
     let texts: Vec<String> = (0..300).map(|i| format!("the {i} cats sat")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for folder in [bilstm, root.join("models/laser-mean-512")] {
+    for folder in [bilstm, root.join("models/laser-mean-384")] {
         let options = LoadOptions {
             device: DeviceChoice::Cpu,
             precision: Precision::Auto,

@@ -85,7 +85,7 @@ fn settings() -> Result<Settings> {
         with: Vec::new(),
         sets: Vec::new(),
         memory: "1GB".to_owned(),
-        model: Path::new(ROOT).join("encoder/models/laser-mean-512"),
+        model: Path::new(ROOT).join("encoder/models/laser-mean-384"),
         sentences: None,
         output: std::env::current_exe()?.with_file_name("../../bench-index.txt"),
     };

@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn mean_in_candle_is_that_of_the_kernels() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/laser-mean-512");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/laser-mean-384");
         let Architecture::Mean(config) = folder::read_config(&folder).unwrap().encoder else {
             panic!("the shipped model is a mean")
         };
