@@ -27,6 +27,9 @@ impl std::fmt::Debug for Graph {
     }
 }
 
+/// How often nodes that nothing leads to are linked again: a node may lose its edges to nearer ones.
+const RELINK_ROUNDS: usize = 3;
+
 fn graph_error(error: impl std::fmt::Display) -> IndexError {
     IndexError::Graph(error.to_string())
 }
@@ -173,11 +176,31 @@ impl Graph {
         self.index.serialized_length()
     }
 
-    /// Serializes the graph into exactly that many bytes.
+    /// Serializes the graph into exactly that many bytes. No thread adds to it any more.
+    ///
+    /// usearch links a new node from its highest level downwards. A thread that comes through it
+    /// meanwhile finds no way on and links what it adds to this node alone; when the node's own
+    /// list is written at last, nothing leads there any more. Such nodes are linked once more.
     ///
     /// # Errors
     /// When usearch fails.
     pub fn save(&self, out: &mut [u8]) -> Result<()> {
+        let mut scratch = Vec::new();
+        for _ in 0..RELINK_ROUNDS {
+            self.index.save_to_buffer(out).map_err(graph_error)?;
+            let layout = Layout::parse(&self.codec, out)?;
+            let lost = layout.unreached()?;
+            if lost.is_empty() {
+                return Ok(());
+            }
+            let keys = layout.keys()?;
+            for slot in lost {
+                // The next vector takes the place of a removed one, and keeps its level.
+                let vector = &out[layout.vector_at(slot)..][..layout.columns];
+                self.index.remove(keys[slot].1).map_err(graph_error)?;
+                self.add(keys[slot].1, vector, &mut scratch)?;
+            }
+        }
         self.index.save_to_buffer(out).map_err(graph_error)
     }
 }
@@ -322,77 +345,166 @@ impl<'a> Layout<'a> {
         Ok(keys)
     }
 
-    /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere. Returns how many nodes the lowest level reaches from there.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub fn verify(&self) -> Result<usize> {
+    /// Where each node begins, and its level, in the order of slots.
+    fn starts(&self) -> Result<Vec<(usize, usize)>> {
         let mut starts = Vec::with_capacity(self.rows);
-        self.nodes(|slot, at, level| {
-            if u64_at(self.bytes, at) != Some(slot as u64) {
-                return Err(IndexError::Graph(format!(
-                    "node {slot} has the key of another one"
-                )));
-            }
+        self.nodes(|_, at, level| {
             starts.push((at, level));
             Ok(())
         })?;
-        if self.rows == 0 {
-            return Ok(0);
-        }
-        if self.entry >= self.rows as u64 {
+        if self.rows > 0 && self.entry >= self.rows as u64 {
             return Err(IndexError::Graph(
                 "the walk begins outside of the graph".into(),
             ));
         }
-        let neighbours = |slot: usize, level: usize| -> Result<Vec<usize>> {
-            let (at, _) = starts[slot];
-            let (from, most) = match level {
-                0 => (at + NODE_HEAD, self.base_edges),
-                _ => {
-                    let upper = at + NODE_HEAD + 4 + 4 * self.base_edges;
-                    (upper + (level - 1) * (4 + 4 * self.edges), self.edges)
+        Ok(starts)
+    }
+
+    fn neighbours(
+        &self,
+        starts: &[(usize, usize)],
+        slot: usize,
+        level: usize,
+    ) -> Result<Vec<usize>> {
+        let (at, _) = starts[slot];
+        let (from, most) = match level {
+            0 => (at + NODE_HEAD, self.base_edges),
+            _ => {
+                let upper = at + NODE_HEAD + 4 + 4 * self.base_edges;
+                (upper + (level - 1) * (4 + 4 * self.edges), self.edges)
+            }
+        };
+        let count = u32_at(self.bytes, from).expect("within the node") as usize;
+        if count > most {
+            return Err(IndexError::Graph(format!(
+                "node {slot} has {count} edges on level {level}"
+            )));
+        }
+        (0..count)
+            .map(|i| {
+                let to = u32_at(self.bytes, from + 4 + 4 * i).expect("within the node") as usize;
+                match starts.get(to) {
+                    Some(&(_, to_level)) if to_level >= level => Ok(to),
+                    _ => Err(IndexError::Graph(format!(
+                        "an edge of node {slot} on level {level} leads to node {to}, which is not there"
+                    ))),
                 }
-            };
-            let count = u32_at(self.bytes, from).expect("within the node") as usize;
-            if count > most {
+            })
+            .collect()
+    }
+
+    /// Which nodes can be reached, level by level, from where walks begin.
+    fn reached(&self, starts: &[(usize, usize)]) -> Result<Vec<bool>> {
+        let mut seen = vec![false; self.rows];
+        let Some(&(_, top)) = starts.get(self.entry as usize) else {
+            return Ok(seen);
+        };
+        seen[self.entry as usize] = true;
+        let mut reached = vec![self.entry as usize];
+        for level in (0..=top).rev() {
+            let mut front = reached.clone();
+            while let Some(slot) = front.pop() {
+                for to in self.neighbours(starts, slot, level)? {
+                    if !std::mem::replace(&mut seen[to], true) {
+                        reached.push(to);
+                        front.push(to);
+                    }
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// The nodes that no walk can reach.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn unreached(&self) -> Result<Vec<usize>> {
+        let seen = self.reached(&self.starts()?)?;
+        Ok((0..self.rows).filter(|&slot| !seen[slot]).collect())
+    }
+
+    /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
+    /// begins somewhere. Returns how many nodes it can reach.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn verify(&self) -> Result<usize> {
+        for (slot, (_, key)) in self.keys()?.into_iter().enumerate() {
+            if key != slot as u64 {
                 return Err(IndexError::Graph(format!(
-                    "node {slot} has {count} edges on level {level}"
+                    "node {slot} has the key of another one"
                 )));
             }
-            (0..count)
-                .map(|i| {
-                    let to = u32_at(self.bytes, from + 4 + 4 * i).expect("within the node") as usize;
-                    match starts.get(to) {
-                        Some(&(_, to_level)) if to_level >= level => Ok(to),
-                        _ => Err(IndexError::Graph(format!(
-                            "an edge of node {slot} on level {level} leads to node {to}, which is not there"
-                        ))),
-                    }
-                })
-                .collect()
-        };
+        }
+        let starts = self.starts()?;
         for (slot, &(_, level)) in starts.iter().enumerate() {
-            for level in 1..=level {
-                neighbours(slot, level)?;
+            for level in 0..=level {
+                self.neighbours(&starts, slot, level)?;
             }
         }
-        let mut seen = vec![false; self.rows];
-        let mut front = vec![self.entry as usize];
-        seen[self.entry as usize] = true;
-        let mut reached = 0;
-        while let Some(slot) = front.pop() {
-            reached += 1;
-            for to in neighbours(slot, 0)? {
-                if !std::mem::replace(&mut seen[to], true) {
-                    front.push(to);
+        Ok(self
+            .reached(&starts)?
+            .into_iter()
+            .filter(|seen| *seen)
+            .count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    /// What another thread does to a graph that meets a node between two of its levels: nodes with
+    /// edges, but none to them.
+    #[test]
+    fn lost_nodes_are_linked_again() {
+        let codec = Codec::new(16, Metric::L2, Quantization::F32).unwrap();
+        let graph = Graph::new(codec, 8, 48).unwrap();
+        graph.reserve(1000, 1).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
+        for key in 0..1000 {
+            let x: Vec<f32> = (0..16).map(|_| rng.random_range(-1.0..1.0)).collect();
+            codec.encode(&x, &mut stored).unwrap();
+            graph
+                .add(key, &stored[..codec.graph_len()], &mut scratch)
+                .unwrap();
+        }
+        let mut bytes = vec![0; graph.serialized_len()];
+        graph.save(&mut bytes).unwrap();
+        assert_eq!(
+            Layout::parse(&codec, &bytes).unwrap().unreached().unwrap(),
+            []
+        );
+
+        // All edges from the others to the last hundred go somewhere else.
+        let layout = Layout::parse(&codec, &bytes).unwrap();
+        let entry = layout.entry as usize;
+        let lost = |slot: usize| slot >= 900 && slot != entry;
+        let mut cut = Vec::new();
+        for (slot, (at, level)) in layout.starts().unwrap().into_iter().enumerate() {
+            let edges = 1 + layout.base_edges + level * (1 + layout.edges);
+            for at in (0..edges).map(|i| at + NODE_HEAD + 4 * i) {
+                if !lost(slot) && lost(u32_at(&bytes, at).unwrap() as usize) {
+                    cut.push(at);
                 }
             }
         }
-        for slot in (0..self.rows).filter(|&slot| !seen[slot]) {
-            neighbours(slot, 0)?;
+        for at in cut {
+            bytes[at..at + 4].copy_from_slice(&(entry as u32).to_le_bytes());
         }
-        Ok(reached)
+        let before = Layout::parse(&codec, &bytes).unwrap().unreached().unwrap();
+        assert!(before.len() > 90, "{}", before.len());
+
+        let graph = Graph::load(codec, 8, 48, &bytes).unwrap();
+        graph.reserve(1000, 1).unwrap();
+        graph.save(&mut bytes).unwrap();
+        let after = Layout::parse(&codec, &bytes).unwrap();
+        assert_eq!(after.unreached().unwrap(), []);
+        assert_eq!(after.verify().unwrap(), 1000);
     }
 }

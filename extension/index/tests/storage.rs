@@ -531,11 +531,7 @@ fn duplicates_are_all_found() {
     let folder = tempfile::tempdir().unwrap();
     for quantization in Quantization::ALL {
         let codec = Codec::new(32, Metric::Cosine, quantization).unwrap();
-        // One thread: two that wait for each other on a busy machine make a worse graph.
-        let options = BuildOptions {
-            threads: 1,
-            ..options(codec, folder.path())
-        };
+        let options = options(codec, folder.path());
         let store = MemoryStore::new();
         Meta::create(&store, options.parameters.clone()).unwrap();
         let mut rng = ChaCha8Rng::seed_from_u64(11);
