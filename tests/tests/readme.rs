@@ -29,10 +29,10 @@ fn every_statement_works(
         .context("a parent")?;
     let text = std::fs::read_to_string(root.join(file))?;
     let models = tempfile::tempdir()?;
-    Model::tiny("tiny", 512).write(models.path())?;
+    Model::tiny("tiny", 384).write(models.path())?;
     Model {
         seed: 2,
-        ..Model::tiny("another-model", 512)
+        ..Model::tiny("another-model", 384)
     }
     .write(models.path())?;
     let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
