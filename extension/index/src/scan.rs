@@ -20,7 +20,7 @@ pub enum Iterate {
 }
 
 /// A walk is not cheaper than looking at every vector when it keeps more than this part of them.
-const WALK_PART: usize = 16;
+pub const WALK_PART: usize = 16;
 /// How much wider each search is than the one before.
 const WIDEN: usize = 4;
 

@@ -18,7 +18,7 @@
 #![allow(unsafe_code)]
 
 use laser_index::meta::Meta;
-use laser_index::scan::Iterate;
+use laser_index::scan::{Iterate, WALK_PART};
 use pgrx::pg_sys;
 
 use super::element::Element;
@@ -37,8 +37,6 @@ const EMBED: f64 = 10_000.0;
 /// Share of `seq_page_cost` for a page of the pending list: each scan reads all of them, which
 /// keeps them in the buffer cache.
 const PENDING_PAGE: f64 = 0.1;
-/// Part of a segment at which a search looks at every vector (`laser_index::scan`).
-const WALK_PART: f64 = 16.0;
 /// Neighbours of visited nodes that have not been seen before, as a share; fitted by pgvector to
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
@@ -101,7 +99,7 @@ impl Shape {
 
     /// Distances computed to find `ef` candidates among `n` entries.
     fn walk(&self, n: f64, ef: f64) -> f64 {
-        if ef * WALK_PART >= n {
+        if ef * WALK_PART as f64 >= n {
             return n;
         }
         let levels = n.ln() / self.m.ln();
