@@ -57,10 +57,12 @@ fn main() -> Result<()> {
             "--repeat" => setup.repeat = value.parse()?,
             "--curve" => setup.curve = Some(value.parse()?),
             "--kernel" => {
-                setup.kernel = [Kernel::Auto, Kernel::F32, Kernel::I16, Kernel::Bf16]
+                setup.kernel = Kernel::ALL
                     .into_iter()
                     .find(|kernel| kernel.name() == value)
-                    .ok_or("kernels: auto, f32, i16, bf16")?;
+                    .ok_or_else(|| {
+                        format!("kernels: {}", Kernel::ALL.map(Kernel::name).join(", "))
+                    })?;
             }
             _ => return Err(format!("unknown argument {name}").into()),
         }

@@ -200,7 +200,7 @@ proptest! {
         let y = rows(seed + 1000, m, dimensions, 3, copies);
         let plain = knn::Options { threads: 1, kernel: Kernel::F32, ..Default::default() };
         let expected = knn::both(&x, &y, dimensions, k, &plain).unwrap();
-        for kernel in [Kernel::I16, Kernel::Bf16] {
+        for kernel in Kernel::ALL {
             let other = knn::Options { threads, kernel, memory: Some(0), ..Default::default() };
             prop_assert!(knn::both(&x, &y, dimensions, k, &other).unwrap() == expected);
         }

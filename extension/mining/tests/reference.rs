@@ -5,7 +5,7 @@ mod common;
 use common::{mine, neighbours, rows};
 use laser_mining::{Kernel, Margin, Neighbours, Retrieval, RowStore, knn, select};
 
-const KERNELS: [Kernel; 3] = [Kernel::F32, Kernel::I16, Kernel::Bf16];
+const KERNELS: [Kernel; 5] = Kernel::ALL;
 
 fn options(kernel: Kernel) -> knn::Options<'static> {
     knn::Options {

@@ -33,18 +33,35 @@ pub enum Kernel {
     F32,
     /// 16-bit integer products, two per lane and instruction; needs AVX2.
     I16,
+    /// The same on vectors twice as long; needs AVX-512 VNNI.
+    I16Vnni,
     /// bfloat16 products by NumKong; pays where the processor has units for them (AMX).
     Bf16,
 }
 
 impl Kernel {
+    /// All kernels.
+    pub const ALL: [Kernel; 5] = [
+        Kernel::Auto,
+        Kernel::F32,
+        Kernel::I16,
+        Kernel::I16Vnni,
+        Kernel::Bf16,
+    ];
+
     /// The kernel that is run: `Auto` and kernels that this processor lacks become one that it
     /// has.
     pub fn resolve(self) -> Kernel {
         match self {
             Kernel::Auto if bf16::has_matrix_units() => Kernel::Bf16,
-            Kernel::Auto | Kernel::I16 if has_avx2() => Kernel::I16,
             Kernel::Bf16 => Kernel::Bf16,
+            Kernel::F32 => Kernel::F32,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Auto | Kernel::I16Vnni if int16::Units::Avx512Vnni.exist() => Kernel::I16Vnni,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Auto | Kernel::I16 | Kernel::I16Vnni if int16::Units::Avx2.exist() => {
+                Kernel::I16
+            }
             _ => Kernel::F32,
         }
     }
@@ -55,6 +72,7 @@ impl Kernel {
             Kernel::Auto => "auto",
             Kernel::F32 => "f32",
             Kernel::I16 => "i16",
+            Kernel::I16Vnni => "i16-vnni",
             Kernel::Bf16 => "bf16",
         }
     }
@@ -75,7 +93,11 @@ impl Kernel {
     ) -> (Packed, f64) {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Kernel::I16 => int16::pack(rows, inverse, dimensions, target),
+            Kernel::I16 => int16::pack(int16::Units::Avx2, rows, inverse, dimensions, target),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::I16Vnni => {
+                int16::pack(int16::Units::Avx512Vnni, rows, inverse, dimensions, target)
+            }
             Kernel::Bf16 => bf16::pack(rows, inverse, dimensions, target),
             _ => float::pack(rows, inverse, dimensions),
         }
@@ -87,7 +109,7 @@ impl Kernel {
         let unit = f64::from(f32::EPSILON) / 2.0;
         let products = match self {
             // The sum is exact; its conversion to f32, the scale and the scaling round once each.
-            Kernel::I16 => 4.0 * unit,
+            Kernel::I16 | Kernel::I16Vnni => 4.0 * unit,
             // γ_d with doubled unit roundoff, for any order of summation and for units that
             // truncate; the last term stands for flushed subnormals.
             _ => {
@@ -134,13 +156,6 @@ pub(crate) enum Packed {
     Bf16Columns(bf16::Columns),
     #[cfg(target_arch = "x86_64")]
     Int16(int16::Panels),
-}
-
-fn has_avx2() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx2");
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
 }
 
 /// Norm of the difference between a unit row and its rounded values.
