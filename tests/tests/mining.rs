@@ -433,6 +433,102 @@ fn a_search_shows_progress_and_is_cancelled_within_a_second() -> Result<()> {
 }
 
 #[test]
+fn the_encoder_process_searches_as_the_session_does() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("tiny", 32).write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("mining")?;
+    random_tables(&mut client, 600, 40)?;
+    client.batch_execute("SET laser.mining_place = 'encoder'")?;
+    agrees(&mut client, "SELECT id, e FROM x", "SELECT id, e FROM y")?;
+    // Rows that are in files already, one direction, an empty side.
+    client.batch_execute("SET laser.mining_memory = '1MB'; SET laser.mining_threads = 2")?;
+    agrees(&mut client, "SELECT id, e FROM x", "SELECT id, e FROM y")?;
+    let mut joined = |place: &str| -> Result<Vec<String>> {
+        client.batch_execute(&format!("SET laser.mining_place = '{place}'"))?;
+        let sql =
+            "SELECT j::text FROM laser_knn_join('SELECT id, e FROM x', 'SELECT id, e FROM y', 3) j";
+        Ok(client
+            .query(sql, &[])?
+            .iter()
+            .map(|row| row.get(0))
+            .collect())
+    };
+    let found = joined("encoder")?;
+    ensure!(found.len() == 1800 && found == joined("session")?);
+    client.batch_execute("SET laser.mining_place = 'encoder'")?;
+    let none = client.query(
+        "SELECT * FROM laser_mine('SELECT id, e FROM x WHERE false', 'SELECT id, e FROM y')",
+        &[],
+    )?;
+    ensure!(none.is_empty());
+    let folder = cluster.data().join("base/pgsql_tmp");
+    ensure!(folder.read_dir()?.next().is_none());
+
+    // What is wrong with a row is said by the session, which knows its id.
+    let (_, message) = failure(
+        &mut client,
+        "SELECT * FROM laser_mine('SELECT id, e FROM x',
+           'SELECT id, CASE WHEN id = 7919 THEN array_fill(0, ARRAY[40])::real[]::embedding ELSE e END FROM y')",
+    )?;
+    ensure!(
+        message == "the embedding of target id 7919 is a zero vector, which has no cosine",
+        "{message}"
+    );
+
+    // A search that lasts: progress, a cancel, and an encoder that dies.
+    client.batch_execute("RESET ALL; SET laser.mining_place = 'encoder'")?;
+    many_rows(&mut client)?;
+    let mut watcher = cluster.connect("mining")?;
+    let mut started = || {
+        wait_until("the search makes progress", || {
+            let sql = "SELECT FROM laser_mining_progress WHERE pairs_done > 0";
+            Ok(!watcher.query(sql, &[])?.is_empty())
+        })
+    };
+    let cancel = client.cancel_token();
+    let worker = std::thread::spawn(move || {
+        let result = client.query(LONG, &[]);
+        (result.map(|_| ()), Instant::now(), client)
+    });
+    started()?;
+    cancel.cancel_query(NoTls)?;
+    let before = Instant::now();
+    let (result, ended, mut client) = worker.join().expect("no panic");
+    let error = result.err().context("the search was not cancelled")?;
+    ensure!(error.code() == Some(&SqlState::QUERY_CANCELED), "{error}");
+    let took = ended.saturating_duration_since(before);
+    ensure!(took < Duration::from_secs(1), "cancelled after {took:?}");
+    // The encoder has let go of it: the next search gets its turn at once.
+    client.batch_execute("SET statement_timeout = '20s'")?;
+    ensure!(joined_rows(&mut client)? == 300);
+    client.batch_execute("RESET statement_timeout")?;
+
+    let pid: i32 = client
+        .query_one("SELECT pid FROM laser_encoder_status", &[])?
+        .get(0);
+    let small = "SELECT count(*) FROM laser_mine(
+        'SELECT id, e FROM many WHERE id <= 20000', 'SELECT id, e FROM many WHERE id <= 20000',
+        retrieval => 'forward', margin => 'absolute')";
+    let worker = std::thread::spawn(move || client.query_one(small, &[]).map(|row| row.get(0)));
+    started()?;
+    std::process::Command::new("kill")
+        .args(["-9", &pid.to_string()])
+        .status()?;
+    // The session goes on by itself.
+    let rows: i64 = worker.join().expect("no panic")?;
+    ensure!(rows == 20_000, "{rows}");
+    Ok(())
+}
+
+/// Rows of a small join.
+fn joined_rows(client: &mut Client) -> Result<i64> {
+    let sql = "SELECT count(*) FROM laser_knn_join(
+        'SELECT id, e FROM many WHERE id <= 100', 'SELECT id, e FROM many', 3)";
+    Ok(client.query_one(sql, &[])?.get(0))
+}
+
+#[test]
 fn a_session_that_is_terminated_takes_nobody_along() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("mining")?;

@@ -8,21 +8,23 @@
 //!
 //! A session first sends [`Request::Hello`] and gets [`Reply::Hello`]; after that it may send any
 //! number of requests without waiting. Replies carry the `id` of their request and may arrive in
-//! another order.
+//! another order. [`Request::Search`] takes the connection for itself.
 
+mod files;
 mod frame;
 mod message;
 mod wire;
 
+pub use files::{receive_files, send_files};
 pub use frame::{FrameBuffer, MAX_FRAME};
 pub use message::{
-    ErrorCode, Failure, ModelInfo, Reply, Request, Status, decode_reply, decode_request,
+    ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, decode_reply, decode_request,
     encode_embed_request, encode_embeddings_reply, encode_reply, encode_request,
 };
 
 /// Version of the protocol; both ends must speak the same one. The library that a running session
 /// has loaded and the encoder program on disk differ for the time of an upgrade.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Most texts that one embed request may carry. Sessions split larger arrays, so that one request
 /// never occupies the encoder for long.

@@ -9,12 +9,16 @@ const EMBED: u8 = 3;
 const MODELS: u8 = 4;
 const STATUS: u8 = 5;
 const DESCRIBE: u8 = 6;
+const SEARCH: u8 = 7;
 const REPLY_HELLO: u8 = 65;
 const REPLY_PONG: u8 = 66;
 const REPLY_EMBEDDINGS: u8 = 67;
 const REPLY_MODELS: u8 = 68;
 const REPLY_STATUS: u8 = 69;
 const REPLY_ERROR: u8 = 70;
+const REPLY_READY: u8 = 71;
+const REPLY_PROGRESS: u8 = 72;
+const REPLY_FOUND: u8 = 73;
 
 /// What a session asks.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +59,37 @@ pub enum Request {
         /// Returned in the reply.
         id: u64,
     },
+    /// Asks for a search for nearest neighbours; the connection serves nothing else from then on.
+    Search {
+        /// Returned in the replies.
+        id: u64,
+        /// What is to be searched, and how.
+        search: Search,
+    },
+}
+
+/// A search for the nearest neighbours of two sets of embeddings by cosine.
+///
+/// After [`Reply::Ready`] the session sends one byte, and with it three file descriptors (as
+/// `SCM_RIGHTS`): the rows of the source and those of the target, row-major `f32` of this machine,
+/// and an empty file. [`Reply::Progress`] comes now and then, and [`Reply::Found`] when the lists of
+/// neighbours are in that file. Whoever wants the search no longer closes the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Search {
+    /// Values of a row.
+    pub dimensions: u32,
+    /// Neighbours of a row.
+    pub k: u32,
+    /// Whether the neighbours of target rows are sought as well.
+    pub backward: bool,
+    /// Rows of the source.
+    pub source_rows: u64,
+    /// Rows of the target.
+    pub target_rows: u64,
+    /// Bytes that the search may use beside the lists.
+    pub memory: u64,
+    /// Threads.
+    pub threads: u32,
 }
 
 /// What the encoder answers.
@@ -98,6 +133,27 @@ pub enum Reply {
         id: u64,
         /// The state.
         status: Box<Status>,
+    },
+    /// First answer to [`Request::Search`]: the files can be sent.
+    Ready {
+        /// The request's id.
+        id: u64,
+        /// The device that will search, such as "cuda:0"; empty if the processor does.
+        device: String,
+    },
+    /// A search goes on.
+    Progress {
+        /// The request's id.
+        id: u64,
+        /// Pairs of rows that are compared.
+        done: u64,
+        /// Pairs of rows to compare; 0 while others are served first.
+        total: u64,
+    },
+    /// The lists are in the file.
+    Found {
+        /// The request's id.
+        id: u64,
     },
     /// The request failed; the connection stays usable unless `id` is 0.
     Error {
@@ -146,6 +202,8 @@ pub enum ErrorCode {
     TooLong = 5,
     /// The encoder failed on this request.
     Internal = 6,
+    /// The rows of a search cannot be searched; whoever has them can tell why.
+    BadInput = 7,
 }
 
 impl ErrorCode {
@@ -157,6 +215,7 @@ impl ErrorCode {
             4 => Self::BrokenModel,
             5 => Self::TooLong,
             6 => Self::Internal,
+            7 => Self::BadInput,
             _ => return None,
         })
     }
@@ -238,6 +297,18 @@ pub fn encode_request(request: &Request, out: &mut Vec<u8>) {
         Request::Embed { id, model, texts } => {
             encode_embed_request(*id, model, texts.iter().map(String::as_str), out);
         }
+        Request::Search { id, search } => {
+            let mut w = Writer::new(out, SEARCH);
+            w.u64(*id);
+            w.u32(search.dimensions);
+            w.u32(search.k);
+            w.bool(search.backward);
+            w.u64(search.source_rows);
+            w.u64(search.target_rows);
+            w.u64(search.memory);
+            w.u32(search.threads);
+            w.finish();
+        }
     }
 }
 
@@ -293,6 +364,18 @@ pub fn decode_request(payload: &[u8]) -> Result<Request, ProtocolError> {
             }
             Request::Embed { id, model, texts }
         }
+        SEARCH => Request::Search {
+            id: r.u64("id")?,
+            search: Search {
+                dimensions: r.u32("dimensions")?,
+                k: r.u32("k")?,
+                backward: r.bool("backward")?,
+                source_rows: r.u64("source_rows")?,
+                target_rows: r.u64("target_rows")?,
+                memory: r.u64("memory")?,
+                threads: r.u32("threads")?,
+            },
+        },
         kind => return Err(ProtocolError::UnknownKind(kind)),
     };
     r.finish()?;
@@ -333,6 +416,20 @@ pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
             write_status(&mut w, status);
             w.finish();
         }
+        Reply::Ready { id, device } => {
+            let mut w = Writer::new(out, REPLY_READY);
+            w.u64(*id);
+            w.str(device);
+            w.finish();
+        }
+        Reply::Progress { id, done, total } => {
+            let mut w = Writer::new(out, REPLY_PROGRESS);
+            w.u64(*id);
+            w.u64(*done);
+            w.u64(*total);
+            w.finish();
+        }
+        Reply::Found { id } => id_only(out, REPLY_FOUND, *id),
         Reply::Error { id, failure } => {
             let mut w = Writer::new(out, REPLY_ERROR);
             w.u64(*id);
@@ -418,6 +515,16 @@ pub fn decode_reply(payload: &[u8]) -> Result<Reply, ProtocolError> {
             id: r.u64("id")?,
             status: Box::new(read_status(&mut r)?),
         },
+        REPLY_READY => Reply::Ready {
+            id: r.u64("id")?,
+            device: r.string("device")?,
+        },
+        REPLY_PROGRESS => Reply::Progress {
+            id: r.u64("id")?,
+            done: r.u64("done")?,
+            total: r.u64("total")?,
+        },
+        REPLY_FOUND => Reply::Found { id: r.u64("id")? },
         REPLY_ERROR => Reply::Error {
             id: r.u64("id")?,
             failure: Failure {
@@ -547,6 +654,18 @@ mod tests {
                 proptest::collection::vec(".{0,40}", 0..20)
             )
                 .prop_map(|(id, model, texts)| Request::Embed { id, model, texts }),
+            any::<(u64, u32, u32, bool, u64, u64, u64, u32)>().prop_map(|a| Request::Search {
+                id: a.0,
+                search: Search {
+                    dimensions: a.1,
+                    k: a.2,
+                    backward: a.3,
+                    source_rows: a.4,
+                    target_rows: a.5,
+                    memory: a.6,
+                    threads: a.7,
+                },
+            }),
         ]
     }
 
@@ -628,7 +747,14 @@ mod tests {
                 id,
                 status: Box::new(status)
             }),
-            (any::<u64>(), 1u16..=6, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
+            (any::<u64>(), ".{0,30}").prop_map(|(id, device)| Reply::Ready { id, device }),
+            any::<(u64, u64, u64)>().prop_map(|(id, done, total)| Reply::Progress {
+                id,
+                done,
+                total
+            }),
+            any::<u64>().prop_map(|id| Reply::Found { id }),
+            (any::<u64>(), 1u16..=7, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
                 Reply::Error {
                     id,
                     failure: Failure {
@@ -681,7 +807,7 @@ mod tests {
 
         #[test]
         fn hostile_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200),
-                                     kind in prop_oneof![1u8..=6, 65u8..=70, any::<u8>()]) {
+                                     kind in prop_oneof![1u8..=7, 65u8..=73, any::<u8>()]) {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }

@@ -5,11 +5,12 @@
 //! does, requests pile up in the sockets and become the next batch: batches grow with the load by
 //! themselves, and a lone text is encoded the moment it is read, without a hand-over between
 //! threads. A batch is limited to about [`BATCH_SECONDS`], so that a single text never waits long
-//! behind another session's thousands. Loading of models and writing to slow readers have threads
-//! of their own.
+//! behind another session's thousands. Loading of models, writing to slow readers and searches
+//! have threads of their own.
 
 mod models;
 mod queue;
+mod search;
 mod stats;
 mod sys;
 mod writer;
@@ -24,12 +25,13 @@ use std::time::{Duration, Instant};
 
 use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions};
 use laser_protocol::{
-    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, VERSION, decode_request,
-    encode_embeddings_reply, encode_reply,
+    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Search, VERSION,
+    decode_request, encode_embeddings_reply, encode_reply,
 };
 
 use models::{Lookup, Models, Report};
 use queue::{Batch, Budget, Job, Queue, SessionId, text_cost};
+use search::Searches;
 use stats::Stats;
 use sys::{Epoll, Event, Waker};
 use writer::{Output, Writer};
@@ -113,6 +115,7 @@ pub struct Server {
     sessions: HashMap<SessionId, Session>,
     next_session: SessionId,
     describing: Vec<(SessionId, u64, String)>,
+    searches: Searches,
     writer: Writer,
     stats: Stats,
     restarts: u64,
@@ -128,6 +131,7 @@ impl Server {
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER)?;
         epoll.add(&*waker, WAKER)?;
+        let searches = Searches::new(options.load.device);
         let mut models = Models::new(
             options.model_path,
             options.default_model,
@@ -148,6 +152,7 @@ impl Server {
             sessions: HashMap::new(),
             next_session: FIRST_SESSION,
             describing: Vec::new(),
+            searches,
             writer: Writer::new()?,
             stats: Stats::new(),
             restarts: options.restarts,
@@ -362,7 +367,37 @@ impl Server {
                 model,
                 texts,
             } => self.embed(id, request, &model, texts),
+            Request::Search {
+                id: request,
+                search,
+            } => self.search(id, request, search),
         }
+    }
+
+    /// Gives the connection to a thread that searches.
+    fn search(&mut self, id: SessionId, request: u64, search: Search) {
+        let Some(session) = self.sessions.get(&id) else {
+            return;
+        };
+        let idle = session.requests == 0 && session.output.pending() == 0;
+        let started = if idle && session.input.is_empty() {
+            session
+                .output
+                .stream()
+                .try_clone()
+                .and_then(|stream| self.searches.start(stream, request, search))
+        } else {
+            Err(io::Error::other("its connection is in use"))
+        };
+        if let Err(e) = started {
+            let failure = Failure {
+                code: ErrorCode::Internal,
+                message: format!("could not start a search: {e}"),
+                hint: String::new(),
+            };
+            self.send_failure(id, request, failure);
+        }
+        self.close(id);
     }
 
     fn status(&mut self) -> laser_protocol::Status {

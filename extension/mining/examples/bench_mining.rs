@@ -1,11 +1,13 @@
 //! Benchmarks of the exact search.
 //!
-//!     bench_mining [--rows N] [--dimensions D] [--k K] [--threads T] [--kernel NAME] [--repeat R]
+//!     bench_mining [--rows N] [--dimensions D] [--k K] [--threads T] [--repeat R]
+//!                  [--kernel NAME | --device cpu | --device cuda]
 //!
 //! compares one search in both directions with the two flat searches of FAISS on the same data
 //! and threads in the same run; `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy
 //! (default `python3`). With `--curve MEGABYTES` it shows instead how time and memory grow with
-//! the number of rows when the search may use only that much memory.
+//! the number of rows when the search may use only that much memory. Devices need the features
+//! `candle` and `cuda`.
 
 use std::error::Error;
 use std::fs::File;
@@ -14,7 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use laser_mining::{Kernel, Neighbours, RowStore, knn};
+use laser_mining::{Device, Kernel, Neighbours, RowStore, knn};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -26,6 +28,7 @@ struct Setup {
     k: usize,
     threads: usize,
     kernel: Kernel,
+    device: Option<Device>,
     repeat: usize,
     curve: Option<usize>,
     one_size: bool,
@@ -38,6 +41,7 @@ fn main() -> Result<()> {
         k: 4,
         threads: std::thread::available_parallelism()?.get(),
         kernel: Kernel::Auto,
+        device: None,
         repeat: 3,
         curve: None,
         one_size: false,
@@ -56,6 +60,7 @@ fn main() -> Result<()> {
             "--threads" => setup.threads = value.parse()?,
             "--repeat" => setup.repeat = value.parse()?,
             "--curve" => setup.curve = Some(value.parse()?),
+            "--device" => setup.device = Some(device(&value)?),
             "--kernel" => {
                 setup.kernel = Kernel::ALL
                     .into_iter()
@@ -67,10 +72,23 @@ fn main() -> Result<()> {
             _ => return Err(format!("unknown argument {name}").into()),
         }
     }
+    if setup.curve.is_some() && setup.device.is_some() {
+        return Err("the curve is that of the processor".into());
+    }
     match setup.curve {
         None => against_faiss(&setup),
         Some(megabytes) if setup.one_size => one_size(&setup, megabytes),
         Some(megabytes) => curve(&setup, megabytes),
+    }
+}
+
+fn device(name: &str) -> Result<Device> {
+    match name {
+        #[cfg(feature = "candle")]
+        "cpu" => Ok(Device::new(candle_core::Device::Cpu)?),
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(Device::cuda(0)?),
+        _ => Err(format!("this build has no device {name}").into()),
     }
 }
 
@@ -148,7 +166,10 @@ print(faiss.__version__, best[1], best[0])
 "#;
 
 fn against_faiss(setup: &Setup) -> Result<()> {
-    let kernel = setup.kernel.resolve();
+    let ours_is = match &setup.device {
+        Some(device) => device.name(),
+        None => setup.kernel.resolve().name().to_owned(),
+    };
     println!(
         "{} x {} rows, {} dimensions, k {}, both directions, {} threads, best of {}",
         setup.rows, setup.rows, setup.dimensions, setup.k, setup.threads, setup.repeat
@@ -157,6 +178,7 @@ fn against_faiss(setup: &Setup) -> Result<()> {
     let options = knn::Options {
         threads: setup.threads,
         kernel: setup.kernel,
+        device: setup.device.as_ref(),
         ..Default::default()
     };
     let mut ours: Option<(f64, f64)> = None;
@@ -221,10 +243,7 @@ fn against_faiss(setup: &Setup) -> Result<()> {
         all += theirs.len();
     }
     println!("FAISS {version} IndexFlatIP   {faiss_wall:8.2} s  {faiss_cpu:8.2} CPU-seconds");
-    println!(
-        "laser {:<19} {wall:8.2} s  {cpu:8.2} CPU-seconds",
-        kernel.name()
-    );
+    println!("laser {ours_is:<19} {wall:8.2} s  {cpu:8.2} CPU-seconds");
     println!(
         "ratio                     {:8.2}    {:8.2}",
         faiss_wall / wall,

@@ -74,6 +74,9 @@ pub enum Error {
     /// The caller asked the search to stop.
     #[error("the search was cancelled")]
     Cancelled,
+    /// The device that multiplies failed (for example: out of memory).
+    #[error("could not search with a device: {0}")]
+    Device(String),
     /// A temporary file could not be made, written or read (for example: no space left).
     #[error("could not use a temporary file for mining: {0}")]
     Spill(#[from] std::io::Error),

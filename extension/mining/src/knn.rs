@@ -6,13 +6,15 @@
 //! kernel, get an exact cosine in `f64`; so the result does not depend on the kernel, the number
 //! of threads, the memory limit or the order of tiles.
 
-use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::kernel::{self, Kernel, Packed, SOURCE_STRIPE, TARGET_STRIPE};
-use crate::tile::{self, Exact, Stripe};
+pub(crate) use crate::block::Input;
+use crate::block::{Block, Set, block_rows};
+use crate::kernel::{Device, Engine, Kernel};
+use crate::run::Run;
+use crate::tile::{self, Stripe};
 use crate::{Error, Neighbours, Rows, Side};
 
 /// What a running search shares with whoever watches it from another thread.
@@ -28,7 +30,7 @@ pub struct Control {
 }
 
 impl Control {
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if self.cancel.load(Ordering::Relaxed) {
             Err(Error::Cancelled)
         } else {
@@ -44,6 +46,8 @@ pub struct Options<'a> {
     pub threads: usize,
     /// The kernel for approximate cosines.
     pub kernel: Kernel,
+    /// A device that computes them instead. The memory limit bounds what it is given as well.
+    pub device: Option<&'a Device>,
     /// Bytes that the search may use for blocks of rows beside the lists of neighbours
     /// (`12 k + 12` bytes a row). Rows that lie in a file are read block by block, those of slices
     /// are packed block by block. `None`: one block. The least is about 5 MB at 1024 dimensions.
@@ -59,6 +63,7 @@ impl Default for Options<'_> {
         Options {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: Kernel::Auto,
+            device: None,
             memory: None,
             folder: None,
             control: None,
@@ -159,232 +164,6 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     tile::cosine(a, inverse(a), b, inverse(b))
 }
 
-/// Rows with the positions that results shall carry for them; ascending, so that ties are broken
-/// alike.
-#[derive(Clone, Copy)]
-pub(crate) struct Input<'a> {
-    pub rows: Rows<'a>,
-    pub labels: Option<&'a [u32]>,
-}
-
-/// Rows of one side with what is known of all of them.
-struct Set<'a> {
-    input: Input<'a>,
-    side: Side,
-    count: usize,
-    inverse: Vec<f64>,
-}
-
-impl<'a> Set<'a> {
-    /// Checks the rows and computes their norms.
-    fn new(
-        input: Input<'a>,
-        side: Side,
-        dimensions: usize,
-        control: &Control,
-    ) -> Result<Self, Error> {
-        let count = input.rows.count(dimensions, side)?;
-        let mut inverse = Vec::with_capacity(count);
-        for first in (0..count).step_by(TARGET_STRIPE) {
-            control.check()?;
-            let range = first..(first + TARGET_STRIPE).min(count);
-            for row in input.rows.read(range, dimensions)?.chunks_exact(dimensions) {
-                let square = tile::square(row);
-                if !square.is_finite() {
-                    return Err(Error::NotFinite {
-                        side,
-                        row: inverse.len(),
-                    });
-                }
-                if square == 0.0 {
-                    return Err(Error::ZeroVector {
-                        side,
-                        row: inverse.len(),
-                    });
-                }
-                inverse.push(1.0 / square.sqrt());
-            }
-        }
-        Ok(Set {
-            input,
-            side,
-            count,
-            inverse,
-        })
-    }
-
-    fn stripe(&self) -> usize {
-        if self.side == Side::Source {
-            SOURCE_STRIPE
-        } else {
-            TARGET_STRIPE
-        }
-    }
-}
-
-/// Consecutive rows of one side, packed for the kernel.
-struct Block<'a> {
-    first: usize,
-    values: Cow<'a, [f32]>,
-    stripes: Vec<Packed>,
-    /// Largest rounding residual of a row.
-    residual: f64,
-}
-
-impl<'a> Block<'a> {
-    fn load(
-        set: &Set<'a>,
-        first: usize,
-        rows: usize,
-        dimensions: usize,
-        run: &Run<'_>,
-    ) -> Result<Self, Error> {
-        let rows = rows.min(set.count - first);
-        let values = set.input.rows.read(first..first + rows, dimensions)?;
-        let stripe = set.stripe();
-        let slots: Vec<Mutex<Option<(Packed, f64)>>> = (0..rows.div_ceil(stripe))
-            .map(|_| Mutex::new(None))
-            .collect();
-        run.each(slots.len(), |_, at| {
-            let range = at * stripe..((at + 1) * stripe).min(rows);
-            let packed = run.kernel.pack(
-                &values[range.start * dimensions..range.end * dimensions],
-                &set.inverse[first + range.start..first + range.end],
-                dimensions,
-                set.side == Side::Target,
-            );
-            *slots[at].lock().expect("not poisoned") = Some(packed);
-            Ok(())
-        })?;
-        let mut residual = 0.0f64;
-        let stripes = slots
-            .into_iter()
-            .map(|slot| {
-                let slot = slot.into_inner().expect("not poisoned");
-                let (packed, worst) = slot.expect("every stripe was packed");
-                residual = residual.max(worst);
-                packed
-            })
-            .collect();
-        Ok(Block {
-            first,
-            values,
-            stripes,
-            residual,
-        })
-    }
-
-    fn rows(&self, dimensions: usize) -> usize {
-        self.values.len() / dimensions
-    }
-
-    fn exact<'b>(&'b self, set: &'b Set<'_>, dimensions: usize) -> Exact<'b> {
-        let range = self.first..self.first + self.rows(dimensions);
-        Exact {
-            values: &self.values,
-            inverse: &set.inverse[range.clone()],
-            labels: set.input.labels.map(|labels| &labels[range]),
-            first: self.first as u32,
-            dimensions,
-        }
-    }
-}
-
-/// What all phases of a search share.
-struct Run<'a> {
-    kernel: Kernel,
-    threads: usize,
-    control: &'a Control,
-}
-
-impl Run<'_> {
-    /// Calls `work` for 0..items from all threads, each with a scratch tile of its own; stops at
-    /// the first error.
-    fn each(
-        &self,
-        items: usize,
-        work: impl Fn(&mut Vec<f32>, usize) -> Result<(), Error> + Sync,
-    ) -> Result<(), Error> {
-        let next = AtomicUsize::new(0);
-        let worker = || {
-            let mut scratch = Vec::new();
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= items {
-                    return Ok(());
-                }
-                let result = self.control.check().and_then(|()| work(&mut scratch, item));
-                if result.is_err() {
-                    next.store(items, Ordering::Relaxed);
-                    return result;
-                }
-            }
-        };
-        let threads = self.threads.min(items).max(1);
-        if threads == 1 {
-            kernel::prepare_thread(self.kernel);
-            return worker();
-        }
-        std::thread::scope(|scope| {
-            let spawn = |_| {
-                scope.spawn(|| {
-                    kernel::prepare_thread(self.kernel);
-                    worker()
-                })
-            };
-            let handles: Vec<_> = (0..threads).map(spawn).collect();
-            handles
-                .into_iter()
-                .map(|handle| {
-                    handle
-                        .join()
-                        .unwrap_or_else(|e| std::panic::resume_unwind(e))
-                })
-                .fold(Ok(()), Result::and)
-        })
-    }
-}
-
-/// Rows of a source and of a target block within the memory limit.
-fn block_rows(
-    source: &Set<'_>,
-    target: &Set<'_>,
-    dimensions: usize,
-    k: usize,
-    run: &Run<'_>,
-    memory: Option<usize>,
-) -> (usize, usize) {
-    let Some(memory) = memory else {
-        return (source.count.max(1), target.count.max(1));
-    };
-    let bytes = |set: &Set<'_>| {
-        let read = if set.input.rows.on_disk() {
-            4 * dimensions
-        } else {
-            0
-        };
-        read + run.kernel.value_bytes() * dimensions + 8 * tile::room(k) + 12 * k + 12
-    };
-    let (source_bytes, target_bytes) = (bytes(source), bytes(target));
-    let scratch = run.threads * SOURCE_STRIPE * TARGET_STRIPE * size_of::<f32>();
-    let room = memory.saturating_sub(scratch);
-    let floor = |rows: usize, stripe: usize| (rows / stripe * stripe).max(stripe);
-    // A side that fits into half of the room is loaded once. Else every source block reads the
-    // whole target, so the source gets most of the room.
-    if target.count * target_bytes <= room / 2 {
-        let left = room - target.count * target_bytes;
-        (
-            floor(left / source_bytes, SOURCE_STRIPE),
-            target.count.max(1),
-        )
-    } else {
-        (
-            floor(room / 4 * 3 / source_bytes, SOURCE_STRIPE),
-            floor(room / 4 / target_bytes, TARGET_STRIPE),
-        )
-    }
-}
-
 /// Searches and adds what it finds to the lists, which are made when there are none. A list that
 /// exists must hold exact cosines to rows of the other side that are not searched now.
 pub(crate) fn search(
@@ -405,7 +184,7 @@ pub(crate) fn search(
     let unwatched = Control::default();
     let control = options.control.unwrap_or(&unwatched);
     let run = Run {
-        kernel: options.kernel.resolve(),
+        engine: Engine::new(options.kernel, options.device, dimensions, options.memory),
         threads: options.threads.max(1),
         control,
     };
@@ -496,29 +275,17 @@ impl BlockPair<'_, '_> {
         let source = source_block.exact(self.source.0, dimensions);
         let target = target_block.exact(self.target.0, dimensions);
         let error =
-            run.kernel
+            run.engine
                 .error_bound(source_block.residual, target_block.residual, dimensions);
-        let rows = stripes(
-            source_block,
-            SOURCE_STRIPE,
-            dimensions,
-            forward,
-            error,
-            wanted[0],
-        );
-        let columns = stripes(
-            target_block,
-            TARGET_STRIPE,
-            dimensions,
-            backward,
-            error,
-            wanted[1],
-        );
+        let height = run.engine.stripe(Side::Source);
+        let width = run.engine.stripe(Side::Target);
+        let rows = stripes(source_block, height, dimensions, forward, error, wanted[0]);
+        let columns = stripes(target_block, width, dimensions, backward, error, wanted[1]);
 
         let (sources, targets) = (source_block.stripes.len(), target_block.stripes.len());
         let groups = targets.div_ceil(GROUP);
-        run.each(groups * sources, |scratch, item| {
-            scratch.resize(SOURCE_STRIPE * TARGET_STRIPE, 0.0);
+        let threads = run.engine.threads(run.threads);
+        run.each(threads, groups * sources, |scratch, item| {
             let (group, i) = (item / sources, item % sources);
             let range = group * GROUP..((group + 1) * GROUP).min(targets);
             let size = range.len();
@@ -526,22 +293,21 @@ impl BlockPair<'_, '_> {
                 // Neighbouring items start at different columns, so that they rarely meet.
                 let j = range.start + (step + i) % size;
                 run.control.check()?;
-                run.kernel.tile(
-                    &source_block.stripes[i],
-                    &target_block.stripes[j],
-                    dimensions,
+                run.engine.compare(
+                    (&source_block.stripes[i], &rows[i], &source),
+                    (&target_block.stripes[j], &columns[j], &target),
                     scratch,
-                );
-                // Always in this order: whoever holds a column never waits for a row.
-                let mut row = rows[i].lock().expect("not poisoned");
-                let mut column = columns[j].lock().expect("not poisoned");
-                tile::sieve(scratch, &mut row, &mut column, &source, &target);
-                let pairs = row.lists.rows() as u64 * column.lists.rows() as u64;
+                    || run.control.check(),
+                )?;
+                let count = |stripe: &Mutex<Stripe>| {
+                    stripe.lock().expect("not poisoned").lists.rows() as u64
+                };
+                let pairs = count(&rows[i]) * count(&columns[j]);
                 run.control.done.fetch_add(pairs, Ordering::Relaxed);
             }
             Ok(())
         })?;
-        run.each(sources + targets, |_, item| {
+        run.each(run.threads, sources + targets, |_, item| {
             if item < sources {
                 rows[item]
                     .lock()
@@ -555,8 +321,8 @@ impl BlockPair<'_, '_> {
             }
             Ok(())
         })?;
-        write_back(rows, source_block, SOURCE_STRIPE, forward, wanted[0]);
-        write_back(columns, target_block, TARGET_STRIPE, backward, wanted[1]);
+        write_back(rows, source_block, height, forward, wanted[0]);
+        write_back(columns, target_block, width, backward, wanted[1]);
         Ok(())
     }
 }

@@ -24,6 +24,7 @@
 //! row's neighbours the best margin wins, then the lowest position. Pairs are ordered by score,
 //! highest first, then by source position, then by target position.
 
+mod block;
 mod error;
 mod evaluate;
 mod kernel;
@@ -31,15 +32,16 @@ pub mod knn;
 mod margin;
 mod neighbours;
 mod rows;
+mod run;
 mod select;
 mod tile;
 mod update;
 
 pub use error::{Error, Side};
 pub use evaluate::{Bucc, Candidate, bucc, bucc_at, similarity_error};
-pub use kernel::Kernel;
+pub use kernel::{Device, Kernel};
 pub use margin::Margin;
 pub use neighbours::Neighbours;
-pub use rows::{RowStore, Rows};
+pub use rows::{RowStore, Rows, temporary_file};
 pub use select::{Pair, Retrieval, best, select};
 pub use update::{Growth, Neighbourhoods, extend, remove};

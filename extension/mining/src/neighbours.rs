@@ -1,5 +1,7 @@
 //! Lists of nearest neighbours.
 
+use std::io::{self, Read, Write};
+
 /// For each row of one set, its nearest rows of the other set with their cosines.
 ///
 /// A list is ordered by cosine, highest first, then by position, lowest first, and holds at most
@@ -118,6 +120,42 @@ impl Neighbours {
             lists.copy(to, self, from as usize);
         }
         lists
+    }
+
+    /// Writes the lists for [`Neighbours::read`] on the same machine.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(&(self.k as u64).to_ne_bytes())?;
+        to.write_all(bytemuck::cast_slice(&self.counts))?;
+        to.write_all(bytemuck::cast_slice(&self.positions))?;
+        to.write_all(bytemuck::cast_slice(&self.cosines))
+    }
+
+    /// Reads the lists of `rows` rows, whose neighbours are among `others` rows.
+    ///
+    /// # Errors
+    /// Those of the reader; [`io::ErrorKind::InvalidData`] for what cannot be such lists.
+    pub fn read(from: &mut impl Read, rows: usize, others: usize) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let mut k = [0; 8];
+        from.read_exact(&mut k)?;
+        let k = usize::try_from(u64::from_ne_bytes(k)).map_err(|_| invalid())?;
+        if k > others {
+            return Err(invalid());
+        }
+        let mut lists = Neighbours::empty(rows, k);
+        from.read_exact(bytemuck::cast_slice_mut(&mut lists.counts))?;
+        from.read_exact(bytemuck::cast_slice_mut(&mut lists.positions))?;
+        from.read_exact(bytemuck::cast_slice_mut(&mut lists.cosines))?;
+        let short = lists.counts.iter().all(|&count| count as usize <= k);
+        let known = (lists.positions.iter()).all(|&at| k == 0 || (at as usize) < others);
+        if short && known {
+            Ok(lists)
+        } else {
+            Err(invalid())
+        }
     }
 
     pub(crate) fn copy(&mut self, to: usize, other: &Neighbours, from: usize) {

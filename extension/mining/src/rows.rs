@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{Error, Side};
 
@@ -38,6 +38,42 @@ impl RowStore {
         }
     }
 
+    /// The store that another one's [`RowStore::to_file`] made a file of, which may be in another
+    /// process.
+    ///
+    /// # Errors
+    /// [`Error::Spill`] when the file is too short for so many rows.
+    pub fn from_file(file: File, rows: usize, dimensions: usize) -> Result<Self, Error> {
+        let bytes = rows
+            .checked_mul(dimensions)
+            .and_then(|values| values.checked_mul(size_of::<f32>()));
+        if bytes.is_none_or(|bytes| (file.metadata().map_or(0, |m| m.len())) < bytes as u64) {
+            return Err(Error::Spill(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(RowStore {
+            dimensions,
+            limit: 0,
+            folder: None,
+            in_file: rows,
+            file: Some(file),
+            memory: Vec::new(),
+        })
+    }
+
+    /// A file with all rows: the store's own, or a new temporary one without a name.
+    ///
+    /// # Errors
+    /// [`Error::Spill`] when it cannot be written.
+    pub fn to_file(&self) -> Result<File, Error> {
+        let file = match &self.file {
+            Some(file) => file.try_clone()?,
+            None => temporary_file(self.folder.as_deref())?,
+        };
+        // Where the rows in memory will go when they are spilled.
+        file.write_all_at(bytemuck::cast_slice(&self.memory), self.bytes_in_file())?;
+        Ok(file)
+    }
+
     /// Appends one row.
     ///
     /// # Errors
@@ -60,22 +96,20 @@ impl RowStore {
     }
 
     fn spill(&mut self) -> Result<(), Error> {
+        let at = self.bytes_in_file();
         let file = match &self.file {
             Some(file) => file,
-            None => {
-                let file = match &self.folder {
-                    Some(folder) => tempfile::tempfile_in(folder)?,
-                    None => tempfile::tempfile()?,
-                };
-                self.file.insert(file)
-            }
+            None => self.file.insert(temporary_file(self.folder.as_deref())?),
         };
-        let at = self.in_file * self.dimensions * size_of::<f32>();
-        file.write_all_at(bytemuck::cast_slice(&self.memory), at as u64)?;
+        file.write_all_at(bytemuck::cast_slice(&self.memory), at)?;
         self.in_file += self.memory.len() / self.dimensions;
         // The first spill may have been large: give that memory back.
         self.memory = Vec::with_capacity((WRITE_BUFFER / size_of::<f32>()).max(self.dimensions));
         Ok(())
+    }
+
+    fn bytes_in_file(&self) -> u64 {
+        (self.in_file * self.dimensions * size_of::<f32>()) as u64
     }
 
     /// Number of rows.
@@ -121,6 +155,17 @@ impl RowStore {
             values[split..].copy_from_slice(&self.memory[first..first + length]);
         }
         Ok(Cow::Owned(values))
+    }
+}
+
+/// A temporary file without a name in `folder` (default: the system's folder for them).
+///
+/// # Errors
+/// Those of the file system.
+pub fn temporary_file(folder: Option<&Path>) -> std::io::Result<File> {
+    match folder {
+        Some(folder) => tempfile::tempfile_in(folder),
+        None => tempfile::tempfile(),
     }
 }
 

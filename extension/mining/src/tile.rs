@@ -98,6 +98,11 @@ impl Stripe {
         }
     }
 
+    /// Approximate cosine from which on a candidate is kept, for each row.
+    pub fn bars(&self) -> &[f32] {
+        &self.bars
+    }
+
     fn keep(&mut self, row: usize, cosine: f32, other: u32, own: &Exact<'_>, others: &Exact<'_>) {
         if self.counts[row] as usize == self.room {
             self.tighten(row);
@@ -195,6 +200,26 @@ pub(crate) fn sieve(
     }
 }
 
+/// Takes what are candidates among some approximate cosines (row, column, cosine) of a tile, for
+/// its rows and its columns.
+pub(crate) fn keep(
+    hits: &[(u32, u32, f32)],
+    rows: &mut Stripe,
+    columns: &mut Stripe,
+    source: &Exact<'_>,
+    target: &Exact<'_>,
+) {
+    for &(row, column, cosine) in hits {
+        let (row, column) = (row as usize, column as usize);
+        if cosine >= rows.bars[row] {
+            rows.keep(row, cosine, (columns.first + column) as u32, source, target);
+        }
+        if cosine >= columns.bars[column] {
+            columns.keep(column, cosine, (rows.first + row) as u32, target, source);
+        }
+    }
+}
+
 /// Values that are compared at once.
 const CHUNK: usize = 16;
 
@@ -246,7 +271,7 @@ fn below(value: f64) -> f32 {
 }
 
 /// Dot product in `f64`; products of two `f32` are exact there.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: AVX2 was just detected.

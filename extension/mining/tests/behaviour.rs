@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use common::rows;
 use laser_mining::{
-    Candidate, Error, Growth, Kernel, Margin, Neighbourhoods, RowStore, Side, bucc, bucc_at,
-    extend, knn, remove, similarity_error,
+    Candidate, Error, Growth, Kernel, Margin, Neighbourhoods, Neighbours, RowStore, Side, bucc,
+    bucc_at, extend, knn, remove, similarity_error,
 };
 use proptest::prelude::*;
 
@@ -107,6 +107,37 @@ fn a_store_without_room_on_disk_says_so() {
     let mut store = RowStore::new(4, 20, nowhere);
     store.push(&[1.0; 4]).unwrap();
     assert!(matches!(store.push(&[1.0; 4]), Err(Error::Spill(_))));
+}
+
+#[test]
+fn stores_and_lists_pass_through_files() {
+    use std::io::{Seek, SeekFrom};
+
+    let (x, y) = (rows(6, 90, 8, 0, false), rows(7, 70, 8, 0, false));
+    let (f, b) = knn::both(&x, &y, 8, 4, &options()).unwrap();
+    for limit in [100, 1000, 100_000] {
+        let mut store = RowStore::new(8, limit, None);
+        x.chunks(8).for_each(|row| store.push(row).unwrap());
+        let passed = RowStore::from_file(store.to_file().unwrap(), 90, 8).unwrap();
+        // The store itself goes on.
+        store.push(&y[..8]).unwrap();
+        assert_eq!(&*store.row(90).unwrap(), &y[..8]);
+        let (again, _) = knn::both_rows((&passed).into(), y[..].into(), 8, 4, &options()).unwrap();
+        assert_eq!(again, f);
+        let short = RowStore::from_file(store.to_file().unwrap(), 100, 8);
+        assert!(matches!(short, Err(Error::Spill(_))));
+    }
+
+    let mut file = tempfile::tempfile().unwrap();
+    f.write(&mut file).unwrap();
+    b.write(&mut file).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    assert_eq!(Neighbours::read(&mut file, 90, 70).unwrap(), f);
+    assert_eq!(Neighbours::read(&mut file, 70, 90).unwrap(), b);
+    assert!(Neighbours::read(&mut file, 1, 90).is_err());
+    // Positions that do not exist are refused.
+    file.seek(SeekFrom::Start(0)).unwrap();
+    assert!(Neighbours::read(&mut file, 90, 20).is_err());
 }
 
 #[test]

@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -17,8 +18,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use laser_protocol::{
-    ErrorCode, Failure, FrameBuffer, ModelInfo, Reply, Request, Status, VERSION, decode_reply,
-    encode_embed_request, encode_request,
+    ErrorCode, Failure, FrameBuffer, ModelInfo, Reply, Request, Search, Status, VERSION,
+    decode_reply, encode_embed_request, encode_request,
 };
 use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 
@@ -131,6 +132,7 @@ impl CallError {
                     ErrorCode::BrokenModel => PgSqlErrorCode::ERRCODE_CONFIG_FILE_ERROR,
                     ErrorCode::TooLong => PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
                     ErrorCode::Protocol => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
+                    ErrorCode::BadInput => PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
                     ErrorCode::Internal => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
                 };
                 let message = to_server(&failure.message);
@@ -181,7 +183,7 @@ impl From<Failure> for CallError {
 
 /// What happened on a connection: it is gone (and the request can be sent on another one), or the
 /// call failed.
-enum Trouble {
+pub(super) enum Trouble {
     Gone,
     Failed(CallError),
 }
@@ -234,7 +236,7 @@ fn ask(request: Request) -> Result<Reply, CallError> {
 }
 
 /// The kept connection or a new one; starts the worker if none runs, and waits for it.
-fn connect() -> Result<Connection, CallError> {
+pub(super) fn connect() -> Result<Connection, CallError> {
     if let Some(connection) = take_connection() {
         return Ok(connection);
     }
@@ -322,7 +324,7 @@ fn wait(socket: Option<&UnixStream>, events: u32, timeout: Option<u64>) {
 }
 
 /// A connection to the encoder.
-struct Connection {
+pub(super) struct Connection {
     stream: UnixStream,
     input: FrameBuffer,
     output: Vec<u8>,
@@ -355,7 +357,7 @@ impl Drop for Connection {
 
 impl Connection {
     /// Connects; `None` if nobody listens (yet).
-    fn open() -> io::Result<Option<Self>> {
+    pub(super) fn open() -> io::Result<Option<Self>> {
         // SAFETY: counts a file descriptor against the session's limit.
         if !unsafe { pg_sys::AcquireExternalFD() } {
             return Err(io::Error::last_os_error());
@@ -383,7 +385,7 @@ impl Connection {
     }
 
     /// Exchanges greetings.
-    fn greet(&mut self, deadline: Option<Instant>) -> Result<(), Trouble> {
+    pub(super) fn greet(&mut self, deadline: Option<Instant>) -> Result<(), Trouble> {
         encode_request(&Request::Hello { version: VERSION }, &mut self.output);
         match self.next_reply(deadline)? {
             Reply::Hello {
@@ -415,6 +417,18 @@ impl Connection {
         id
     }
 
+    /// Asks for a search; the connection serves nothing else from then on.
+    pub(super) fn send_search(&mut self, search: Search) {
+        let id = self.id();
+        encode_request(&Request::Search { id, search }, &mut self.output);
+    }
+
+    /// Sends files, when nothing else is left to send.
+    pub(super) fn send_files(&self, files: [&File; 3]) -> io::Result<()> {
+        debug_assert!(self.output.is_empty());
+        laser_protocol::send_files(&self.stream, files)
+    }
+
     /// Sends one request and waits for its answer.
     fn ask_once(
         &mut self,
@@ -427,7 +441,8 @@ impl Connection {
             | Request::Status { id }
             | Request::Describe { id, .. }
             | Request::Embed { id, .. }
-            | Request::Ping { id } => *id = own,
+            | Request::Ping { id }
+            | Request::Search { id, .. } => *id = own,
             Request::Hello { .. } => {}
         }
         encode_request(&request, &mut self.output);
@@ -447,7 +462,7 @@ impl Connection {
     }
 
     /// Sends what is left to send, and waits for the next answer.
-    fn next_reply(&mut self, deadline: Option<Instant>) -> Result<Reply, Trouble> {
+    pub(super) fn next_reply(&mut self, deadline: Option<Instant>) -> Result<Reply, Trouble> {
         loop {
             match self.try_reply(deadline)? {
                 Some(reply) => return Ok(reply),

@@ -2,7 +2,8 @@
 //! keeps the encoder process running, the client of that process, and the SQL functions on top.
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
-//! [`describe_model`] tells a model's dimensions and fingerprint.
+//! [`describe_model`] tells a model's dimensions and fingerprint, [`search`] lets the encoder
+//! process search for neighbours.
 
 mod client;
 mod embed;
@@ -12,11 +13,13 @@ mod guc;
 mod installation;
 mod pulse;
 mod resident;
+mod search;
 mod status;
 mod text;
 mod worker;
 
 pub use embed::{describe_model, embed_texts};
+pub use search::{Files, Searched, search};
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
 /// model for the sessions.

@@ -8,6 +8,7 @@ use super::call::Call;
 use super::load::{self, Loaded};
 use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
+use super::remote::{self, Found};
 use super::{errors, index, work};
 use crate::types::raise_hint;
 
@@ -19,36 +20,41 @@ pub fn k_of(k: i32) -> usize {
     k as usize
 }
 
-/// Searches two loaded sides for `k` neighbours.
-fn search<T: Send>(
-    source: &Loaded,
-    target: &Loaded,
-    k: usize,
-    call: &mut Call,
-    job: impl FnOnce(
-        laser_mining::Rows<'_>,
-        laser_mining::Rows<'_>,
-        usize,
-        &knn::Options<'_>,
-    ) -> Result<T, laser_mining::Error>
-    + Send,
-) -> T {
+/// Searches the `k` nearest target rows of each source row and, if wanted, the `k` nearest source
+/// rows of each target row.
+fn search(source: &Loaded, target: &Loaded, k: usize, backward: bool, call: &mut Call) -> Found {
     let dimensions = load::common_dimensions(source.dimensions(), target.dimensions());
-    let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
     load::check_lists(source.ids.len(), target.ids.len(), k);
-    let memory = load::memory_left([&source.rows, &target.rows]);
-    work::search(&mut call.progress, memory, |options| {
-        job(x, y, dimensions, options)
-    })
-    .unwrap_or_else(|error| errors::search_of_failed(error, source, target))
+    let progress = &mut call.progress;
+    remote::search(source, target, dimensions, k, backward, progress)
+        .unwrap_or_else(|| {
+            let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
+            let memory = load::memory_left([&source.rows, &target.rows]);
+            work::search(progress, memory, |options| {
+                if backward {
+                    let (forward, backward) = knn::both_rows(x, y, dimensions, k, options)?;
+                    Ok(Found {
+                        forward,
+                        backward: Some(backward),
+                    })
+                } else {
+                    Ok(Found {
+                        forward: knn::forward(x, y, dimensions, k, options)?,
+                        backward: None,
+                    })
+                }
+            })
+        })
+        .unwrap_or_else(|error| errors::search_of_failed(error, source, target))
 }
 
 /// Searches the neighbours of two loaded sides in both directions.
 fn both(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbourhoods {
-    let (forward, backward) = search(source, target, k, call, |x, y, dimensions, options| {
-        knn::both_rows(x, y, dimensions, k, options)
-    });
-    Neighbourhoods { forward, backward }
+    let found = search(source, target, k, true, call);
+    Neighbourhoods {
+        forward: found.forward,
+        backward: found.backward.expect("was wanted"),
+    }
 }
 
 #[pg_extern(sql = "")]
@@ -102,13 +108,7 @@ fn laser_knn_join(
     let k = k_of(k);
     let mut call = Call::begin(fcinfo);
     let (source, target) = load::load([source, target], false, &mut call);
-    let lists = search(
-        &source,
-        &target,
-        k,
-        &mut call,
-        |x, y, dimensions, options| knn::forward(x, y, dimensions, k, options),
-    );
+    let lists = search(&source, &target, k, false, &mut call).forward;
     let ids = (source.ids, target.ids);
     let rows = (0..lists.rows()).flat_map(move |row| {
         let list = lists.positions(row).iter().zip(lists.cosines(row)).zip(1..);

@@ -1,15 +1,35 @@
 //! The settings of mining.
 #![allow(unsafe_code)]
 
-use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::pg_sys;
 
+/// Where mining searches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum Place {
+    /// On the GPU of the encoder process for large searches if it has one, else in the session.
+    #[name = c"auto"]
+    Auto,
+    /// In the session, on the processor.
+    #[name = c"session"]
+    Session,
+    /// In the encoder process, on its GPU if it has one.
+    #[name = c"encoder"]
+    Encoder,
+}
+
+static PLACE: GucSetting<Place> = GucSetting::<Place>::new(Place::Auto);
 static MEMORY: GucSetting<i32> = GucSetting::<i32>::new(256 * 1024);
 static THREADS: GucSetting<i32> = GucSetting::<i32>::new(0);
 
 /// Bytes that a mining function may use for embeddings and tiles.
 pub fn memory() -> usize {
     MEMORY.get() as usize * 1024
+}
+
+/// Where to search.
+pub fn place() -> Place {
+    PLACE.get()
 }
 
 /// Threads of a search.
@@ -47,6 +67,15 @@ pub fn define() {
         i32::MAX,
         GucContext::Userset,
         GucFlags::UNIT_KB,
+    );
+    GucRegistry::define_enum_guc(
+        c"laser.mining_place",
+        c"Where mining searches for neighbours.",
+        c"auto: large searches in the encoder process if that has a GPU, others in the session; \
+          session; encoder.",
+        &PLACE,
+        GucContext::Userset,
+        GucFlags::default(),
     );
     GucRegistry::define_int_guc(
         c"laser.mining_threads",

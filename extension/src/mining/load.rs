@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::fs::File;
 use std::path::PathBuf;
 
-use laser_mining::{RowStore, Side};
+use laser_mining::{RowStore, Side, temporary_file};
 use pgrx::PgSqlErrorCode;
 
 use super::call::Call;
@@ -75,18 +76,8 @@ impl Rows {
         if let Err(error) = store.push(row) {
             errors::search_failed(error, &[], &[]);
         }
-        if let Some(limit) = guc::temp_file_limit()
-            && store.spilled()
-            && (store.rows() * store.dimensions() * size_of::<f32>()) as u64 > limit
-        {
-            raise_hint(
-                PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-                format!(
-                    "temporary file size exceeds temp_file_limit ({}kB)",
-                    limit / 1024
-                ),
-                "Raise laser.mining_memory to keep more in memory.",
-            );
+        if store.spilled() {
+            check_limit(store.rows() * store.dimensions() * size_of::<f32>());
         }
     }
 
@@ -95,6 +86,14 @@ impl Rows {
         match &self.0 {
             Some(store) => store.into(),
             None => laser_mining::Rows::Slice(&[]),
+        }
+    }
+
+    /// A file with all of them.
+    pub fn to_file(&self) -> Result<File, laser_mining::Error> {
+        match &self.0 {
+            Some(store) => store.to_file(),
+            None => Ok(temporary_file(Some(&spill_folder()))?),
         }
     }
 
@@ -129,6 +128,23 @@ pub fn spill_folder() -> PathBuf {
         let _ = std::fs::DirBuilder::new().mode(0o700).create(&folder);
     }
     folder
+}
+
+/// Whether temporary files may have so many bytes.
+pub fn within_limit(bytes: usize) -> bool {
+    guc::temp_file_limit().is_none_or(|limit| bytes as u64 <= limit)
+}
+
+/// Raises a SQL error unless temporary files may have so many bytes.
+pub fn check_limit(bytes: usize) {
+    if !within_limit(bytes) {
+        let limit = guc::temp_file_limit().unwrap_or_default() / 1024;
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!("temporary file size exceeds temp_file_limit ({limit}kB)"),
+            "Raise laser.mining_memory to keep more in memory.",
+        );
+    }
 }
 
 /// What a search may use after the rows were loaded.

@@ -6,7 +6,8 @@
 //! 1. runs its queries through SPI cursors, in the rights and in the snapshot of the caller
 //!    (`query`, `row`), and collects their rows, embedding texts on the way (`load`);
 //! 2. searches in threads that know nothing of the server, while the session's own thread waits,
-//!    looks for interrupts and reports progress (`work`, `progress`);
+//!    looks for interrupts and reports progress (`work`, `progress`), or in the encoder process
+//!    (`remote`);
 //! 3. selects pairs (`pairs`) and returns rows (`functions`, `shards`, `measures`), or writes
 //!    neighbourhoods that can be updated (`state`).
 
@@ -21,6 +22,7 @@ mod measures;
 mod pairs;
 mod progress;
 mod query;
+mod remote;
 mod row;
 mod shards;
 mod state;

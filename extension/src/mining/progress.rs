@@ -10,10 +10,8 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use laser_mining::knn::Control;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
@@ -64,10 +62,9 @@ impl Progress {
         self.write_sometimes();
     }
 
-    /// Tells how far a search is.
-    pub fn search(&mut self, control: &Control) {
-        self.done = control.done.load(Ordering::Relaxed);
-        self.total = control.total.load(Ordering::Relaxed);
+    /// Tells how many pairs of rows a search has compared, and how many there are.
+    pub fn search(&mut self, done: u64, total: u64) {
+        (self.done, self.total) = (done, total);
         self.write_sometimes();
     }
 

@@ -33,6 +33,7 @@ pub fn search<T: Send>(
     let options = Options {
         threads: guc::threads(),
         kernel: Kernel::Auto,
+        device: None,
         memory: Some(memory),
         folder: Some(load::spill_folder()),
         control: Some(&control),
@@ -59,7 +60,7 @@ pub fn search<T: Send>(
         loop {
             match receiver.recv_timeout(PULSE) {
                 Ok(result) => {
-                    progress.search(&control);
+                    report(progress, &control);
                     return result;
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -71,7 +72,7 @@ pub fn search<T: Send>(
                         return Err(Error::Cancelled);
                     }
                     check_for_interrupts!();
-                    progress.search(&control);
+                    report(progress, &control);
                 }
                 Err(RecvTimeoutError::Disconnected) => raise(
                     PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
@@ -80,6 +81,11 @@ pub fn search<T: Send>(
             }
         }
     })
+}
+
+fn report(progress: &mut Progress, control: &Control) {
+    let (done, total) = (&control.done, &control.total);
+    progress.search(done.load(Ordering::Relaxed), total.load(Ordering::Relaxed));
 }
 
 /// Whether the session was told to end.

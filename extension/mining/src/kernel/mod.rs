@@ -12,11 +12,17 @@
 //! products (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).
 
 mod bf16;
+mod device;
+mod engine;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod int16;
 
 use half::bf16 as Bf16;
+
+pub use device::Device;
+use device::{DeviceRows, Hit};
+pub(crate) use engine::Engine;
 
 /// Rows of a source stripe: a multiple of the register block of every kernel.
 pub(crate) const SOURCE_STRIPE: usize = 192;
@@ -78,19 +84,13 @@ impl Kernel {
     }
 
     /// Bytes that one packed value takes.
-    pub(crate) fn value_bytes(self) -> usize {
+    fn value_bytes(self) -> usize {
         if self == Kernel::F32 { 4 } else { 2 }
     }
 
     /// Rounds and packs one stripe of rows. `inverse` are the inverse norms. Returns the packed
     /// rows and the largest `r(u)`.
-    pub(crate) fn pack(
-        self,
-        rows: &[f32],
-        inverse: &[f64],
-        dimensions: usize,
-        target: bool,
-    ) -> (Packed, f64) {
+    fn pack(self, rows: &[f32], inverse: &[f64], dimensions: usize, target: bool) -> (Packed, f64) {
         match self {
             #[cfg(target_arch = "x86_64")]
             Kernel::I16 => int16::pack(int16::Units::Avx2, rows, inverse, dimensions, target),
@@ -104,18 +104,12 @@ impl Kernel {
     }
 
     /// Bound on the error of an approximate cosine, given the largest `r` of both sides.
-    pub(crate) fn error_bound(self, source: f64, target: f64, dimensions: usize) -> f64 {
+    fn error_bound(self, source: f64, target: f64, dimensions: usize) -> f64 {
         let rounding = source + (1.0 + source) * target;
-        let unit = f64::from(f32::EPSILON) / 2.0;
         let products = match self {
             // The sum is exact; its conversion to f32, the scale and the scaling round once each.
-            Kernel::I16 | Kernel::I16Vnni => 4.0 * unit,
-            // γ_d with doubled unit roundoff, for any order of summation and for units that
-            // truncate; the last term stands for flushed subnormals.
-            _ => {
-                let n = (dimensions + 2) as f64 * 2.0 * unit;
-                n / (1.0 - n.min(0.5)) + (dimensions as f64) * 2.0 * f64::from(f32::MIN_POSITIVE)
-            }
+            Kernel::I16 | Kernel::I16Vnni => 4.0 * UNIT_ROUNDOFF,
+            _ => error_of_sums(dimensions),
         };
         // The last terms cover the f64 arithmetic of norms, residuals and exact cosines, and the
         // grain of the latter.
@@ -126,7 +120,7 @@ impl Kernel {
 
     /// Approximate cosines of a source stripe and a target stripe into `out`, row-major with
     /// [`TARGET_STRIPE`] values a row. Values outside the two stripes' rows are meaningless.
-    pub(crate) fn tile(self, source: &Packed, target: &Packed, dimensions: usize, out: &mut [f32]) {
+    fn tile(self, source: &Packed, target: &Packed, dimensions: usize, out: &mut [f32]) {
         debug_assert_eq!(out.len(), SOURCE_STRIPE * TARGET_STRIPE);
         match (source, target) {
             #[cfg(target_arch = "x86_64")]
@@ -142,11 +136,14 @@ impl Kernel {
     }
 }
 
-/// Prepares the calling thread for [`Kernel::tile`]: AMX tiles are granted per thread.
-pub(crate) fn prepare_thread(kernel: Kernel) {
-    if kernel == Kernel::Bf16 {
-        numkong::configure_thread();
-    }
+/// Unit roundoff of `f32`.
+const UNIT_ROUNDOFF: f64 = f32::EPSILON as f64 / 2.0;
+
+/// Error of a sum of `f32` products of two unit rows: `γ_d` with doubled unit roundoff, for any
+/// order of summation and for units that truncate; the last term stands for flushed subnormals.
+fn error_of_sums(dimensions: usize) -> f64 {
+    let n = (dimensions + 2) as f64 * 2.0 * UNIT_ROUNDOFF;
+    n / (1.0 - n.min(0.5)) + (dimensions as f64) * 2.0 * f64::from(f32::MIN_POSITIVE)
 }
 
 /// A stripe of rounded rows in the layout of a kernel.
@@ -156,6 +153,7 @@ pub(crate) enum Packed {
     Bf16Columns(bf16::Columns),
     #[cfg(target_arch = "x86_64")]
     Int16(int16::Panels),
+    Device(DeviceRows),
 }
 
 /// Norm of the difference between a unit row and its rounded values.

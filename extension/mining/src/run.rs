@@ -1,0 +1,63 @@
+//! The threads of a search.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::Error;
+use crate::kernel::Engine;
+use crate::knn::Control;
+
+/// What all phases of a search share.
+pub(crate) struct Run<'a> {
+    pub engine: Engine<'a>,
+    pub threads: usize,
+    pub control: &'a Control,
+}
+
+impl Run<'_> {
+    /// Calls `work` for 0..items from so many threads, each with a scratch tile of its own; stops
+    /// at the first error.
+    pub fn each(
+        &self,
+        threads: usize,
+        items: usize,
+        work: impl Fn(&mut Vec<f32>, usize) -> Result<(), Error> + Sync,
+    ) -> Result<(), Error> {
+        let next = AtomicUsize::new(0);
+        let worker = || {
+            let mut scratch = Vec::new();
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    return Ok(());
+                }
+                let result = self.control.check().and_then(|()| work(&mut scratch, item));
+                if result.is_err() {
+                    next.store(items, Ordering::Relaxed);
+                    return result;
+                }
+            }
+        };
+        let threads = threads.min(items).max(1);
+        if threads == 1 {
+            self.engine.prepare_thread();
+            return worker();
+        }
+        std::thread::scope(|scope| {
+            let spawn = |_| {
+                scope.spawn(|| {
+                    self.engine.prepare_thread();
+                    worker()
+                })
+            };
+            let handles: Vec<_> = (0..threads).map(spawn).collect();
+            handles
+                .into_iter()
+                .map(|handle| {
+                    handle
+                        .join()
+                        .unwrap_or_else(|e| std::panic::resume_unwind(e))
+                })
+                .fold(Ok(()), Result::and)
+        })
+    }
+}
