@@ -2,6 +2,8 @@
 //! cancelled, without rights, without disk.
 
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -702,6 +704,29 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
     client.batch_execute("RESET temp_file_limit; SET laser.mining_memory = '100MB'")?;
     ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
 
+    // A file that cannot grow, in the middle of reading rows. The limit is that of this session
+    // alone; its own account may set it.
+    client.batch_execute("RESET laser.mining_memory")?;
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    let owner = cluster.data().metadata()?;
+    let limit = |bytes: &str| {
+        std::process::Command::new("prlimit")
+            .args([format!("--pid={pid}"), format!("--fsize={bytes}:")])
+            .uid(owner.uid())
+            .gid(owner.gid())
+            .status()
+    };
+    ensure!(limit("3000000")?.success());
+    let (code, message) = failure(&mut client, mine)?;
+    ensure!(code == SqlState::IO_ERROR, "{message}");
+    ensure!(
+        message.starts_with("could not use a temporary file for mining: File too large"),
+        "{message}"
+    );
+    ensure!(folder.read_dir()?.next().is_none());
+    ensure!(limit("unlimited")?.success());
+    ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
+
     // A full disk. A small file system in place of the folder needs root and the right to mount.
     let mounted = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=2m,mode=0777", "tmpfs"])
@@ -712,7 +737,6 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
         eprintln!("cannot mount a small file system: the full disk is not tested");
         return Ok(());
     }
-    client.batch_execute("RESET laser.mining_memory")?;
     let result = failure(&mut client, mine);
     let works = client.query_one("SELECT 1", &[]).is_ok();
     drop(client);

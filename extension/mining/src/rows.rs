@@ -233,3 +233,30 @@ impl<'a> From<&'a RowStore> for Rows<'a> {
         Rows::Store(store)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    /// A device that is always full, so that no file system has to be.
+    #[test]
+    fn a_full_disk_is_told_by_its_kind() {
+        let mut store = RowStore::new(4, 16, None);
+        store.file = Some(
+            File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/full")
+                .unwrap(),
+        );
+        let error = (0..100_000)
+            .find_map(|_| store.push(&[1.0; 4]).err())
+            .expect("no space left");
+        assert!(
+            matches!(&error, Error::Spill(error) if error.kind() == ErrorKind::StorageFull),
+            "{error}"
+        );
+    }
+}
