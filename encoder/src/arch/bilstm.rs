@@ -6,6 +6,8 @@
 //! reverse direction starts at each sentence's own last token with a zero state, as PyTorch's
 //! packed sequences do.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::Model;
@@ -15,7 +17,7 @@ use crate::encoder::Precision;
 use crate::folder::{Matrix, Weights};
 use crate::kernels::clock::thread_seconds;
 use crate::kernels::gemm::Start;
-use crate::kernels::lstm::{Step, interleaved, padded};
+use crate::kernels::lstm::{interleaved, padded};
 use crate::kernels::product::Weights as Product;
 use crate::kernels::{Isa, gather};
 
@@ -28,6 +30,10 @@ struct Direction {
     /// Sum of both biases, interleaved.
     bias: Vec<f32>,
 }
+
+/// Tokens whose input products are made at once: enough to read the weights seldom, and few enough to
+/// stay in the cache until the recurrent steps need them.
+const CHUNK: usize = 128;
 
 pub(crate) struct Bilstm {
     isa: Isa,
@@ -72,6 +78,19 @@ impl Packing {
     /// Length of the longest sentence.
     pub fn steps(&self) -> usize {
         self.active.len()
+    }
+
+    /// Tokens of whole steps from `t` on, or up to `t` in reverse: at least [`CHUNK`] if there are.
+    fn chunk(&self, t: usize, reverse: bool) -> Range<usize> {
+        if reverse {
+            let end = self.offset[t + 1];
+            let first = (0..=t).rfind(|t| end - self.offset[*t] >= CHUNK);
+            self.offset[first.unwrap_or(0)]..end
+        } else {
+            let start = self.offset[t];
+            let last = (t..self.steps()).find(|t| self.offset[t + 1] - start >= CHUNK);
+            start..last.map_or(self.tokens(), |t| self.offset[t + 1])
+        }
     }
 
     /// Tokens of all sentences.
@@ -208,6 +227,28 @@ impl Direction {
         })
     }
 
+    /// Products of some of the tokens with the input weights, with biases: [range, 4 padded(H)].
+    fn input_products(
+        &self,
+        isa: Isa,
+        input: &[&[f32]],
+        tokens: usize,
+        range: Range<usize>,
+        products: &mut [f32],
+    ) {
+        for (i, (input, weights)) in input.iter().zip(&self.input).enumerate() {
+            let start = if i == 0 {
+                Start::Bias(&self.bias)
+            } else {
+                Start::Accumulate
+            };
+            let stride = input.len() / tokens;
+            let rows = &input[range.start * stride..range.end * stride];
+            let columns = weights.columns();
+            weights.matmul(isa, range.len(), rows, stride, start, products, columns);
+        }
+    }
+
     /// States of one direction of one layer, [tokens, padded(H)].
     fn run(
         &self,
@@ -219,20 +260,18 @@ impl Direction {
     ) -> Vec<f32> {
         let width = self.recurrent.columns() / 4;
         let tokens = packing.tokens();
-        let mut products = vec![0f32; tokens * 4 * width];
-        for (i, (input, weights)) in input.iter().zip(&self.input).enumerate() {
-            let start = if i == 0 {
-                Start::Bias(&self.bias)
-            } else {
-                Start::Accumulate
-            };
-            let stride = input.len() / tokens;
-            weights.matmul(isa, tokens, input, stride, start, &mut products, 4 * width);
-        }
+        let mut products = Vec::new();
         let mut states = vec![0f32; tokens * width];
         let mut cell = vec![0f32; packing.active[0] * width];
+        // The tokens whose input products are there.
+        let mut ready = 0..0;
         for i in 0..packing.steps() {
             let t = if reverse { packing.steps() - 1 - i } else { i };
+            if !ready.contains(&packing.offset[t]) {
+                ready = packing.chunk(t, reverse);
+                products.resize(ready.len() * 4 * width, 0.0);
+                self.input_products(isa, input, tokens, ready.clone(), &mut products);
+            }
             let rows = packing.active[t];
             let here = packing.offset[t] * width..packing.offset[t + 1] * width;
             // The states of the step before, of the sentences that have both steps.
@@ -252,13 +291,11 @@ impl Direction {
             self.recurrent.step(
                 isa,
                 rows,
-                Step {
-                    input: &mut products[packing.offset[t] * 4 * width..],
-                    previous,
-                    cell: &mut cell,
-                    state,
-                    maximum: maximum.as_deref_mut(),
-                },
+                &mut products[(packing.offset[t] - ready.start) * 4 * width..],
+                previous,
+                &mut cell,
+                state,
+                maximum.as_deref_mut(),
             );
         }
         states

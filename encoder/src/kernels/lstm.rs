@@ -11,6 +11,8 @@
 //! block's gates are complete before the next is begun and never leave the first-level cache.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use super::Isa;
 use super::gemm::{PANEL, Packed, tile, tile_rows};
 use super::math::sigmoid;
@@ -32,12 +34,8 @@ pub fn interleaved(j: usize, hidden: usize) -> Option<usize> {
 
 /// Inputs and outputs of one step over `rows` sentences.
 pub struct Step<'a> {
-    /// Input products with biases, interleaved, rows of `4 * padded(H)`; overwritten by some
-    /// kernels.
-    pub input: &'a mut [f32],
-    /// Previous states, rows of `padded(H)`; rows from `previous.len() / padded(H)` on start from
-    /// zero.
-    pub previous: &'a [f32],
+    /// Input products with biases, interleaved, rows of `4 * padded(H)`.
+    pub input: &'a [f32],
     /// Cell states, rows of `padded(H)`, updated; must be zero for rows that start.
     pub cell: &'a mut [f32],
     /// New states, rows of `padded(H)`.
@@ -46,24 +44,111 @@ pub struct Step<'a> {
     pub maximum: Option<&'a mut [f32]>,
 }
 
-/// One step of `rows` sentences; `recurrent` has depth H and `4 * padded(H)` interleaved columns.
+/// The recurrent products of a step, computed in tiles of some rows by one block of gates.
+pub(super) trait Recurrent {
+    /// The first so many rows have products; the others start from a zero state.
+    fn continuing(&self) -> usize;
+
+    /// Rows of the largest tile, at most [`MAX_TILE`].
+    fn height(&self) -> usize;
+
+    /// `gates[i, 0..64] = input[i, 0..64] + W_hh h` of the rows and the block; `input` has the
+    /// stride of all columns, `gates` of 64.
+    ///
+    /// # Safety
+    /// 1 to [`Self::height`] `rows` below [`Self::continuing`], `block` exists, and both pointers
+    /// hold the tile.
+    unsafe fn tile(&self, block: usize, rows: Range<usize>, input: *const f32, gates: *mut f32);
+}
+
+/// Rows of the largest tile of all.
+pub(super) const MAX_TILE: usize = 12;
+
+/// Sums that hold the recurrent products already.
+pub(super) struct Complete;
+
+impl Recurrent for Complete {
+    fn continuing(&self) -> usize {
+        0
+    }
+
+    fn height(&self) -> usize {
+        MAX_TILE
+    }
+
+    unsafe fn tile(&self, _: usize, _: Range<usize>, _: *const f32, _: *mut f32) {
+        unreachable!("no row continues");
+    }
+}
+
+/// f32 products of `previous`, rows of the weights' width.
+pub(super) struct Floats<'a> {
+    isa: Isa,
+    weights: &'a Packed,
+    previous: &'a [f32],
+}
+
+impl<'a> Floats<'a> {
+    /// Of weights with depth H and `4 * padded(H)` interleaved columns.
+    pub(super) fn new(isa: Isa, weights: &'a Packed, previous: &'a [f32]) -> Self {
+        assert!(
+            weights.depth() <= weights.columns() / 4,
+            "interleaved weights"
+        );
+        Self {
+            isa,
+            weights,
+            previous,
+        }
+    }
+}
+
+impl Recurrent for Floats<'_> {
+    fn continuing(&self) -> usize {
+        self.previous.len() / (self.weights.columns() / 4)
+    }
+
+    fn height(&self) -> usize {
+        tile_rows(self.isa)
+    }
+
+    unsafe fn tile(&self, block: usize, rows: Range<usize>, input: *const f32, gates: *mut f32) {
+        let columns = self.weights.columns();
+        let width = columns / 4;
+        // SAFETY: `previous` holds the rows, which are below `continuing`; the caller vouches for
+        // the other pointers.
+        unsafe {
+            let previous = self.previous.as_ptr().add(rows.start * width);
+            for gate in 0..4 {
+                tile(
+                    self.isa,
+                    rows.len(),
+                    self.weights.depth(),
+                    previous,
+                    width,
+                    self.weights.panel(block * 4 + gate),
+                    input.add(gate * UNITS),
+                    columns,
+                    gates.add(gate * UNITS),
+                    4 * UNITS,
+                );
+            }
+        }
+    }
+}
+
+/// One step of `rows` sentences with `columns` = `4 * padded(H)` gates.
 ///
 /// # Panics
 /// If a slice is too short.
-pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
-    let columns = recurrent.columns();
+pub(super) fn step(isa: Isa, rows: usize, columns: usize, recurrent: &impl Recurrent, s: Step<'_>) {
     let width = columns / 4;
-    let depth = recurrent.depth();
-    assert!(
-        columns.is_multiple_of(4 * UNITS) && depth <= width,
-        "interleaved weights"
-    );
+    assert!(columns.is_multiple_of(4 * UNITS), "interleaved sums");
     assert!(s.input.len() >= rows * columns, "input");
     assert!(
         s.cell.len() >= rows * width && s.state.len() >= rows * width,
         "states"
     );
-    let with_previous = (s.previous.len() / width).min(rows);
     let maximum = match s.maximum {
         Some(maximum) => {
             assert!(maximum.len() >= rows * width, "maximum");
@@ -71,48 +156,33 @@ pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
         }
         None => std::ptr::null_mut(),
     };
-    let tile_height = tile_rows(isa);
+    let continuing = recurrent.continuing().min(rows);
+    let height = recurrent.height();
+    assert!(height <= MAX_TILE, "tile");
     #[repr(align(64))]
-    struct Gates([f32; 12 * 4 * UNITS]);
-    let mut gates = Gates([0.0; 12 * 4 * UNITS]);
+    struct Gates([f32; MAX_TILE * 4 * UNITS]);
+    let mut buffer = Gates([0.0; MAX_TILE * 4 * UNITS]);
     for block in 0..width / UNITS {
         let mut r = 0;
         while r < rows {
             // A tile holds either continuing or starting rows.
-            let (depth, end) = if r < with_previous {
-                (depth, with_previous)
-            } else {
-                (0, rows)
-            };
-            let n = tile_height.min(end - r);
-            // SAFETY: rows r..r + n exist in all slices (checked above) and in `previous` where
-            // depth > 0; columns of this block exist; `gates` holds 12 rows of a block's gates.
+            let end = if r < continuing { continuing } else { rows };
+            let n = height.min(end - r);
+            // SAFETY: rows r..r + n exist in all slices (checked above), those of a tile are below
+            // `continuing`; columns of this block exist; `buffer` holds the largest tile.
             unsafe {
-                for gate in 0..4 {
-                    tile(
-                        isa,
-                        n,
-                        depth,
-                        if depth > 0 {
-                            s.previous.as_ptr().add(r * width)
-                        } else {
-                            s.previous.as_ptr()
-                        },
-                        width,
-                        recurrent.panel(block * 4 + gate),
-                        s.input
-                            .as_ptr()
-                            .add(r * columns + (block * 4 + gate) * UNITS),
-                        columns,
-                        gates.0.as_mut_ptr().add(gate * UNITS),
-                        4 * UNITS,
-                    );
-                }
+                let input = s.input.as_ptr().add(r * columns + block * 4 * UNITS);
+                let (gates, stride) = if r < continuing {
+                    recurrent.tile(block, r..r + n, input, buffer.0.as_mut_ptr());
+                    (buffer.0.as_ptr(), 4 * UNITS)
+                } else {
+                    (input, columns)
+                };
                 for i in 0..n {
                     let at = (r + i) * width + block * UNITS;
                     cell(
                         isa,
-                        gates.0.as_ptr().add(i * 4 * UNITS),
+                        gates.add(i * stride),
                         s.cell.as_mut_ptr().add(at),
                         s.state.as_mut_ptr().add(at),
                         if maximum.is_null() {
@@ -128,46 +198,6 @@ pub fn step(isa: Isa, rows: usize, recurrent: &Packed, s: Step<'_>) {
     }
 }
 
-/// The gates alone: `input` holds the complete sums of `columns` = `4 * padded(H)` a row.
-///
-/// # Panics
-/// If a slice is too short.
-pub fn gates(isa: Isa, rows: usize, columns: usize, s: Step<'_>) {
-    let width = columns / 4;
-    assert!(columns.is_multiple_of(4 * UNITS), "interleaved sums");
-    assert!(s.input.len() >= rows * columns, "input");
-    assert!(
-        s.cell.len() >= rows * width && s.state.len() >= rows * width,
-        "states"
-    );
-    let maximum = match s.maximum {
-        Some(maximum) => {
-            assert!(maximum.len() >= rows * width, "maximum");
-            maximum.as_mut_ptr()
-        }
-        None => std::ptr::null_mut(),
-    };
-    for r in 0..rows {
-        for block in 0..width / UNITS {
-            let at = r * width + block * UNITS;
-            // SAFETY: all slices hold `rows` rows (checked above), rows whole blocks.
-            unsafe {
-                cell(
-                    isa,
-                    s.input.as_ptr().add(4 * at),
-                    s.cell.as_mut_ptr().add(at),
-                    s.state.as_mut_ptr().add(at),
-                    if maximum.is_null() {
-                        maximum
-                    } else {
-                        maximum.add(at)
-                    },
-                );
-            }
-        }
-    }
-}
-
 /// Gates of one block of one row.
 ///
 /// # Safety
@@ -177,7 +207,9 @@ unsafe fn cell(isa: Isa, gates: *const f32, c: *mut f32, h: *mut f32, max: *mut 
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 => x86::cell(gates, c, h, max),
+            Isa::Avx512 => x86::avx512::cell(gates, c, h, max),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::avx2::cell(gates, c, h, max),
             _ => {
                 for lane in 0..UNITS {
                     let gate = |g: usize| *gates.add(g * UNITS + lane);
@@ -196,122 +228,159 @@ unsafe fn cell(isa: Isa, gates: *const f32, c: *mut f32, h: *mut f32, max: *mut 
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
-    use std::arch::x86_64::*;
+    /// The cell on vectors of `$lanes` floats, in terms of intrinsics that the module names.
+    macro_rules! cell {
+        ($features:literal, $lanes:literal) => {
+            use super::super::UNITS;
 
-    use super::UNITS;
+            /// e^x, relative error below 2e-7, for |x| up to 87 (clamped beyond): Cephes' `expf`.
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn exp(x: Vector) -> Vector {
+                let x = max(min(x, set1(87.0)), set1(-87.0));
+                let whole = to_int(mul(x, set1(std::f32::consts::LOG2_E)));
+                let n = to_float(whole);
+                // ln 2 in two parts.
+                let r = fnmadd(n, set1(0.693_359_4), x);
+                let r = fnmadd(n, set1(-2.121_944_4e-4), r);
+                let mut p = set1(1.987_569_1e-4);
+                for coefficient in [
+                    1.398_199_9e-3,
+                    8.333_452e-3,
+                    4.166_579_6e-2,
+                    1.666_666_5e-1,
+                    0.5,
+                ] {
+                    p = fmadd(p, r, set1(coefficient));
+                }
+                let p = fmadd(p, mul(r, r), add(r, set1(1.0)));
+                let power = shift_left::<23>(add_int(whole, set1_int(127)));
+                mul(p, as_float(power))
+            }
 
-    /// e^x, relative error below 2e-7, for |x| up to 87 (clamped beyond): Cephes' `expf`.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn exp(x: __m256) -> __m256 {
-        let x = _mm256_max_ps(
-            _mm256_min_ps(x, _mm256_set1_ps(87.0)),
-            _mm256_set1_ps(-87.0),
-        );
-        let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
-            _mm256_mul_ps(x, _mm256_set1_ps(std::f32::consts::LOG2_E)),
-        );
-        // ln 2 in two parts.
-        let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693_359_4), x);
-        let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.121_944_4e-4), r);
-        let mut p = _mm256_set1_ps(1.987_569_1e-4);
-        for coefficient in [
-            1.398_199_9e-3,
-            8.333_452e-3,
-            4.166_579_6e-2,
-            1.666_666_5e-1,
-            0.5,
-        ] {
-            p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(coefficient));
-        }
-        let p = _mm256_fmadd_ps(
-            p,
-            _mm256_mul_ps(r, r),
-            _mm256_add_ps(r, _mm256_set1_ps(1.0)),
-        );
-        let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(
-            _mm256_cvtps_epi32(n),
-            _mm256_set1_epi32(127),
-        ));
-        _mm256_mul_ps(p, _mm256_castsi256_ps(power))
-    }
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(super) fn sigmoid(x: Vector) -> Vector {
+                let one = set1(1.0);
+                div(one, add(one, exp(sub(zero(), x))))
+            }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn sigmoid(x: __m256) -> __m256 {
-        let one = _mm256_set1_ps(1.0);
-        _mm256_div_ps(
-            one,
-            _mm256_add_ps(one, exp(_mm256_sub_ps(_mm256_setzero_ps(), x))),
-        )
-    }
+            /// 1 - 2 / (e^2x + 1): absolute error below 2e-7.
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(super) fn tanh(x: Vector) -> Vector {
+                let (one, two) = (set1(1.0), set1(2.0));
+                sub(one, div(two, add(exp(mul(x, two)), one)))
+            }
 
-    /// 1 - 2 / (e^2x + 1): absolute error below 2e-7.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn tanh(x: __m256) -> __m256 {
-        let one = _mm256_set1_ps(1.0);
-        let two = _mm256_set1_ps(2.0);
-        let e = exp(_mm256_mul_ps(x, two));
-        _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(e, one)))
-    }
-
-    /// # Safety
-    /// As [`super::cell`].
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn cell(gates: *const f32, c: *mut f32, h: *mut f32, max: *mut f32) {
-        for half in [0, 8] {
-            // SAFETY: the caller vouches for 16 values (4 x 16 of gates).
-            unsafe {
-                let gate = |g: usize| _mm256_loadu_ps(gates.add(g * UNITS + half));
-                let input = _mm256_mul_ps(sigmoid(gate(0)), tanh(gate(2)));
-                let new = _mm256_fmadd_ps(sigmoid(gate(1)), _mm256_loadu_ps(c.add(half)), input);
-                let state = _mm256_mul_ps(sigmoid(gate(3)), tanh(new));
-                _mm256_storeu_ps(c.add(half), new);
-                _mm256_storeu_ps(h.add(half), state);
-                if !max.is_null() {
-                    let max = max.add(half);
-                    _mm256_storeu_ps(max, _mm256_max_ps(_mm256_loadu_ps(max), state));
+            /// # Safety
+            /// As the function of the same name above.
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn cell(
+                gates: *const f32,
+                c: *mut f32,
+                h: *mut f32,
+                maximum: *mut f32,
+            ) {
+                for at in (0..UNITS).step_by($lanes) {
+                    // SAFETY: the caller vouches for 16 values (4 x 16 of gates).
+                    unsafe {
+                        let gate = |g: usize| load(gates.add(g * UNITS + at));
+                        let input = mul(sigmoid(gate(0)), tanh(gate(2)));
+                        let new = fmadd(sigmoid(gate(1)), load(c.add(at)), input);
+                        let state = mul(sigmoid(gate(3)), tanh(new));
+                        store(c.add(at), new);
+                        store(h.add(at), state);
+                        if !maximum.is_null() {
+                            let maximum = maximum.add(at);
+                            store(maximum, max(load(maximum), state));
+                        }
+                    }
                 }
             }
-        }
+
+            #[cfg(test)]
+            pub(super) mod tests {
+                use super::*;
+
+                /// Sigmoid and tanh of one number.
+                #[target_feature(enable = $features)]
+                pub(in super::super) fn activations(x: f32) -> [f32; 2] {
+                    [sigmoid(set1(x)), tanh(set1(x))].map(|v| {
+                        let mut out = [0f32; $lanes];
+                        // SAFETY: `out` holds a vector.
+                        unsafe { store(out.as_mut_ptr(), v) };
+                        out[0]
+                    })
+                }
+            }
+        };
+    }
+
+    pub(super) mod avx2 {
+        use std::arch::x86_64::{
+            __m256 as Vector, _mm256_add_epi32 as add_int, _mm256_add_ps as add,
+            _mm256_castsi256_ps as as_float, _mm256_cvtepi32_ps as to_float,
+            _mm256_cvtps_epi32 as to_int, _mm256_div_ps as div, _mm256_fmadd_ps as fmadd,
+            _mm256_fnmadd_ps as fnmadd, _mm256_loadu_ps as load, _mm256_max_ps as max,
+            _mm256_min_ps as min, _mm256_mul_ps as mul, _mm256_set1_epi32 as set1_int,
+            _mm256_set1_ps as set1, _mm256_setzero_ps as zero, _mm256_slli_epi32 as shift_left,
+            _mm256_storeu_ps as store, _mm256_sub_ps as sub,
+        };
+        cell!("avx2,fma", 8);
+    }
+
+    pub(super) mod avx512 {
+        use std::arch::x86_64::{
+            __m512 as Vector, _mm512_add_epi32 as add_int, _mm512_add_ps as add,
+            _mm512_castsi512_ps as as_float, _mm512_cvtepi32_ps as to_float,
+            _mm512_cvtps_epi32 as to_int, _mm512_div_ps as div, _mm512_fmadd_ps as fmadd,
+            _mm512_fnmadd_ps as fnmadd, _mm512_loadu_ps as load, _mm512_max_ps as max,
+            _mm512_min_ps as min, _mm512_mul_ps as mul, _mm512_set1_epi32 as set1_int,
+            _mm512_set1_ps as set1, _mm512_setzero_ps as zero, _mm512_slli_epi32 as shift_left,
+            _mm512_storeu_ps as store, _mm512_sub_ps as sub,
+        };
+        cell!("avx512f", 16);
     }
 
     #[cfg(test)]
     mod tests {
-        use super::*;
-
-        #[target_feature(enable = "avx2,fma")]
-        fn apply(f: impl Fn(__m256) -> __m256, x: f32) -> f32 {
-            let mut out = [0f32; 8];
-            // SAFETY: `out` holds eight floats.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), f(_mm256_set1_ps(x))) };
-            out[0]
-        }
+        use super::super::Isa;
 
         #[test]
         fn activations_are_accurate() {
-            if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
-                return;
-            }
-            for i in -20_000..=20_000 {
-                let x = i as f32 / 500.0;
-                // SAFETY: the features were checked.
-                let (s, t) = unsafe { (apply(|x| sigmoid(x), x), apply(|x| tanh(x), x)) };
-                let exact = f64::from(x);
-                assert!(
-                    (f64::from(s) - 1.0 / (1.0 + (-exact).exp())).abs() < 2e-7,
-                    "sigmoid {x}"
-                );
-                assert!((f64::from(t) - exact.tanh()).abs() < 3e-7, "tanh {x}: {t}");
-            }
-            for x in [f32::MAX, f32::MIN, 1e9, -1e9] {
-                // SAFETY: the features were checked.
-                let (s, t) = unsafe { (apply(|x| sigmoid(x), x), apply(|x| tanh(x), x)) };
-                assert_eq!(
-                    (s.round(), t),
-                    (if x > 0.0 { 1.0 } else { 0.0 }, x.signum())
-                );
+            for isa in Isa::all() {
+                let activations = |x: f32| match isa {
+                    Isa::Portable => None,
+                    // SAFETY: the features were detected.
+                    Isa::Avx2 => Some(unsafe { super::avx2::tests::activations(x) }),
+                    // SAFETY: the features were detected.
+                    Isa::Avx512 => Some(unsafe { super::avx512::tests::activations(x) }),
+                };
+                for i in -20_000..=20_000 {
+                    let x = i as f32 / 500.0;
+                    let Some([s, t]) = activations(x) else {
+                        continue;
+                    };
+                    let exact = f64::from(x);
+                    assert!(
+                        (f64::from(s) - 1.0 / (1.0 + (-exact).exp())).abs() < 2e-7,
+                        "{isa:?} sigmoid {x}"
+                    );
+                    assert!(
+                        (f64::from(t) - exact.tanh()).abs() < 3e-7,
+                        "{isa:?} tanh {x}: {t}"
+                    );
+                }
+                for x in [f32::MAX, f32::MIN, 1e9, -1e9] {
+                    let Some([s, t]) = activations(x) else {
+                        continue;
+                    };
+                    assert_eq!(
+                        (s.round(), t),
+                        (if x > 0.0 { 1.0 } else { 0.0 }, x.signum())
+                    );
+                }
             }
         }
     }

@@ -4,6 +4,7 @@
 //! chooses once per process.
 
 pub(crate) mod clock;
+pub mod dots;
 pub mod gather;
 pub mod gemm;
 pub mod lstm;

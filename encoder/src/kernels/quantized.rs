@@ -1,5 +1,5 @@
-//! Products with bf16 and int8 weights on the processor's matrix or dot-product units, through
-//! NumKong: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
+//! Products with bf16 and int8 weights through NumKong, for processors with matrix units (AMX) and
+//! those that [`super::dots`] has no kernels for: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
 //!
 //! NumKong chooses AMX, AVX-512 or AVX2 at run time.
 #![allow(unsafe_code)]
@@ -10,6 +10,11 @@ use numkong::{Dots, bf16, cap};
 
 use super::gemm::Start;
 use crate::encoder::Precision;
+
+/// Whether the processor multiplies tiles of matrices (AMX), which nothing else on it equals.
+pub fn has_matrix_unit() -> bool {
+    numkong::available() & (cap::SAPPHIREAMX | cap::GRANITEAMX) != 0
+}
 
 /// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
 /// as f32.
