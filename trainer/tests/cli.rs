@@ -231,6 +231,18 @@ fn from_text_to_a_measured_model() {
         "{table}"
     );
 
+    let harder = w.ok(
+        "eval similarity -m run/best dev/made.tsv --metric cosine --format tsv \
+         --languages ka --distractors train/keyed.tsv.zst",
+    );
+    let row: Vec<&str> = harder.lines().nth(1).unwrap_or("").split('\t').collect();
+    assert_eq!(row[..3], ["made", "ka", "en"], "{harder}");
+    assert!(
+        row[5].parse::<usize>().expect("candidates") > DEV,
+        "{harder}"
+    );
+    assert_eq!(harder.lines().count(), 3, "{harder}");
+
     w.ok("export run --output small --prune-below 1 --count corpus.pack --table i8");
     let exported = w.accuracy("small");
     assert!(
@@ -307,6 +319,8 @@ fn a_run_can_be_interrupted_and_resumed_to_the_same_loss() {
     let loss = |out: &str| out.split(',').nth(1).map(str::to_owned);
     assert_eq!(loss(&whole), loss(&parts), "{whole}{parts}");
     assert!(loss(&whole).is_some());
+    let over = w.ok("train parts.toml --quiet --resume");
+    assert!(over.starts_with("60 steps, nothing left to do"), "{over}");
 }
 
 #[test]

@@ -8,12 +8,12 @@ use laser_encoder::{Encoder, LoadOptions};
 use laser_mining::{Margin, Retrieval};
 
 use super::args::{TextArgs, spinner};
-use crate::data::config::DataConfig;
-use crate::data::readers::Problems;
+use crate::data::config::{DataConfig, keyed_files};
+use crate::data::readers::{Keyed, Problems, Reader};
 use crate::eval::bucc::{self, BuccOptions, Side};
 use crate::eval::embed::{embed_all, load};
 use crate::eval::tables::{Form, TableOptions, render};
-use crate::eval::{EvalSet, Metric, SetResult, evaluate};
+use crate::eval::{EvalSet, Metric, Selection, SetResult, evaluate};
 use crate::report::table::{Align, Table};
 
 /// Measures of `laser eval`.
@@ -69,6 +69,9 @@ pub struct SetArgs {
     /// Only the first keys of each set.
     #[arg(long, value_name = "N")]
     pub keys: Option<u32>,
+    /// Only these languages, and the pivot.
+    #[arg(long, value_name = "LANG", value_delimiter = ',')]
+    pub languages: Vec<String>,
 }
 
 impl SetArgs {
@@ -87,15 +90,40 @@ impl SetArgs {
         }
         .resolve()?;
         let mut problems = Problems::new(self.text.strict);
+        let mut selection = Selection {
+            keys: self.keys,
+            languages: self.languages.clone(),
+        };
+        if !selection.languages.is_empty() {
+            selection.languages.push(self.pivot.clone());
+        }
         let sets = inputs
             .iter()
             .map(|input| {
-                EvalSet::read(input, self.keys, &mut problems)
+                EvalSet::read(input, &selection, &mut problems)
                     .with_context(|| format!("set {}", input.source))
             })
             .collect::<Result<Vec<_>>>()?;
         report(&problems);
         Ok(sets)
+    }
+
+    /// The sentences of the pivot language in keyed files, or folders of them.
+    fn pivot_sentences(&self, paths: &[PathBuf]) -> Result<Vec<String>> {
+        let mut problems = Problems::new(self.text.strict);
+        let mut sentences = Vec::new();
+        for path in paths {
+            for file in keyed_files(path)? {
+                let mut reader = Keyed::open(&file)?;
+                while let Some(group) = reader.next_group(&mut problems)? {
+                    let rows = group.rows.into_iter();
+                    let pivots = rows.filter(|r| r.language == self.pivot);
+                    sentences.extend(pivots.map(|r| r.text));
+                }
+            }
+        }
+        report(&problems);
+        Ok(sentences)
     }
 }
 
@@ -115,6 +143,10 @@ pub struct SimilarityArgs {
     model: ModelArgs,
     #[command(flatten)]
     sets: SetArgs,
+    /// Keyed files, or folders of them, whose sentences in the pivot language are candidates in
+    /// every set that has the language, besides its own.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    distractors: Vec<PathBuf>,
     /// How candidates are ranked; `margin` is xsim.
     #[arg(
         long,
@@ -184,7 +216,15 @@ pub fn write_out(output: Option<&PathBuf>, text: &str) -> Result<()> {
 /// Runs `laser eval similarity`.
 pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
     let encoder = args.model.load(threads)?;
-    let sets = args.sets.read()?;
+    let mut sets = args.sets.read()?;
+    let distractors = args.sets.pivot_sentences(&args.distractors)?;
+    let pivot = &args.sets.pivot;
+    for set in sets
+        .iter_mut()
+        .filter(|s| s.languages().contains_key(pivot))
+    {
+        set.distract(pivot, &distractors)?;
+    }
     let results = measure(&encoder, &sets, &args.sets.pivot, &args.metric)?;
     let options = TableOptions {
         metrics: args.metric.clone(),

@@ -9,7 +9,7 @@ pub mod set;
 pub mod similarity;
 pub mod tables;
 
-pub use set::EvalSet;
+pub use set::{EvalSet, Selection};
 pub use similarity::{Metric, PairResult, SetResult, evaluate};
 
 /// Failures of an evaluation.

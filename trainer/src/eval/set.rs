@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::EvalError;
 use crate::data::config::Input;
 use crate::data::readers::Problems;
-use crate::data::{DataError, Group};
+use crate::data::{DataError, Group, Row};
 
 /// A sentence of a set: its key, and its text as a position in [`EvalSet::texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,23 +25,36 @@ pub struct EvalSet {
     keys: u32,
 }
 
+/// Which part of a set is read.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only the first so many keys.
+    pub keys: Option<u32>,
+    /// Only these languages; all if empty.
+    pub languages: Vec<String>,
+}
+
 impl EvalSet {
-    /// Reads a set; with `keys`, only the first so many keys.
+    /// Reads a set, or a part of it.
     ///
     /// # Errors
     /// Of the readers, and [`DataError::Config`] if it has more than 2^32 lines.
     pub fn read(
         input: &Input,
-        keys: Option<u32>,
+        selection: &Selection,
         problems: &mut Problems,
     ) -> Result<Self, EvalError> {
         let mut reader = input.open()?;
         let mut groups = Vec::new();
+        let (keys, languages) = (selection.keys, &selection.languages);
         while keys.is_none_or(|limit| groups.len() < limit as usize) {
-            match reader.next_group(problems)? {
-                Some(group) => groups.push(group),
-                None => break,
+            let Some(mut group) = reader.next_group(problems)? else {
+                break;
+            };
+            if !languages.is_empty() {
+                group.rows.retain(|r| languages.contains(&r.language));
             }
+            groups.push(group);
         }
         Ok(Self::new(&input.source, groups)?)
     }
@@ -57,31 +70,55 @@ impl EvalSet {
         };
         let mut known: HashMap<String, u32> = HashMap::new();
         for group in groups {
-            let key = set.keys;
-            set.keys = key
-                .checked_add(1)
-                .ok_or_else(|| DataError::Config("more than 2^32 keys in one set".into()))?;
-            for row in group.rows {
-                if row.text.trim().is_empty() {
-                    continue;
-                }
-                let text = match known.get(&row.text) {
-                    Some(text) => *text,
-                    None => {
-                        let text = u32::try_from(set.texts.len())
-                            .map_err(|_| DataError::Config("more than 2^32 texts".into()))?;
-                        set.texts.push(row.text.clone());
-                        known.insert(row.text, text);
-                        text
-                    }
-                };
-                set.languages
-                    .entry(row.language)
-                    .or_default()
-                    .push(Line { key, text });
-            }
+            set.push(group, &mut known)?;
         }
         Ok(set)
+    }
+
+    /// Adds sentences of `language` that are translations of nothing in the set: candidates that
+    /// make retrieval harder.
+    ///
+    /// # Errors
+    /// As of [`EvalSet::new`].
+    pub fn distract(&mut self, language: &str, texts: &[String]) -> Result<(), DataError> {
+        let positions = self.texts.iter().cloned().zip(0..);
+        let mut known: HashMap<String, u32> = positions.collect();
+        for text in texts {
+            let (language, text) = (language.to_owned(), text.clone());
+            let group = Group {
+                key: String::new(),
+                rows: vec![Row { language, text }],
+            };
+            self.push(group, &mut known)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, group: Group, known: &mut HashMap<String, u32>) -> Result<(), DataError> {
+        let key = self.keys;
+        self.keys = key
+            .checked_add(1)
+            .ok_or_else(|| DataError::Config("more than 2^32 keys in one set".into()))?;
+        for row in group.rows {
+            if row.text.trim().is_empty() {
+                continue;
+            }
+            let text = match known.get(&row.text) {
+                Some(text) => *text,
+                None => {
+                    let text = u32::try_from(self.texts.len())
+                        .map_err(|_| DataError::Config("more than 2^32 texts".into()))?;
+                    self.texts.push(row.text.clone());
+                    known.insert(row.text, text);
+                    text
+                }
+            };
+            self.languages
+                .entry(row.language)
+                .or_default()
+                .push(Line { key, text });
+        }
+        Ok(())
     }
 
     /// Name of the source.

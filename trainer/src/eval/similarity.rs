@@ -416,6 +416,23 @@ mod tests {
     }
 
     #[test]
+    fn distractors_are_candidates_and_no_queries() {
+        let mut set = set(&[
+            &[("en", "a01"), ("de", "a11")],
+            &[("en", "b01"), ("de", "b11")],
+        ]);
+        // Nearer to "a11" than its translation, a text of the set, and one far away.
+        let more = ["a12", "b01", "c01"].map(str::to_owned);
+        set.distract("en", &more).expect("distractors");
+        let result = evaluate(&set, 2, &embed(set.texts()), "en", &[Metric::Cosine]);
+        let de = &result.expect("result").pairs[0];
+        assert_eq!((de.forward.queries, de.forward.candidates), (2, 4));
+        assert_eq!(de.forward.correct[&Metric::Cosine], 1);
+        assert_eq!((de.backward.queries, de.backward.candidates), (2, 2));
+        assert_eq!(de.backward.correct[&Metric::Cosine], 2);
+    }
+
+    #[test]
     fn without_the_pivot_all_pairs_are_measured() {
         let set = set(&[
             &[("it", "a01"), ("de", "a11"), ("fr", "a21")],
