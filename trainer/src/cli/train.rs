@@ -15,6 +15,9 @@ use crate::train::{Options, TrainConfig};
 pub struct TrainArgs {
     /// The training configuration (TOML).
     config: PathBuf,
+    /// Replace a value of the configuration, for example `run.steps=500`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    changes: Vec<String>,
     /// Go on from the checkpoint in the output folder, if there is one.
     #[arg(long)]
     resume: bool,
@@ -25,7 +28,7 @@ pub struct TrainArgs {
 
 /// Runs `laser train`. Ctrl-C saves a checkpoint and stops; a second one ends the program.
 pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
-    let mut config = TrainConfig::load(&args.config)?;
+    let mut config = TrainConfig::load_with(&args.config, &args.changes)?;
     if let Some(threads) = threads {
         config.threads = threads;
     }
@@ -43,7 +46,12 @@ pub fn run(args: &TrainArgs, threads: Option<usize>) -> Result<()> {
     };
     let summary = crate::train::run(&config, &options)?;
     draw_curves(&config);
-    print!("{} steps, loss {:.4}", summary.step, summary.loss);
+    print!("{} steps", summary.step);
+    if summary.loss.is_nan() {
+        print!(", nothing left to do");
+    } else {
+        print!(", loss {:.4}", summary.loss);
+    }
     if let Some((figure, step)) = summary.best {
         print!(", best dev accuracy {:.2} % at step {step}", figure * 100.0);
     }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use laser_encoder::folder::Weights;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
@@ -143,8 +144,8 @@ pub fn restore(
     Ok(progress)
 }
 
-/// Copies the tensors of a model folder (or of a `.safetensors` file) into the parameters of the
-/// same name and shape. Returns their names.
+/// Copies the tensors of a model folder (or of a `.safetensors` file), of any type that model
+/// folders have, into the parameters of the same name and shape. Returns their names.
 ///
 /// # Errors
 /// [`TrainError::Io`], [`TrainError::Checkpoint`] if nothing fits.
@@ -167,14 +168,18 @@ pub fn initialise_from(from: &Path, model: &mut Model) -> Result<Vec<String>, Tr
             "no model.safetensors, best/model.safetensors or checkpoint in it",
         )
     })?;
-    let bytes = std::fs::read(path).map_err(|e| TrainError::io(path, e))?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(path, e))?;
+    let weights = Weights::open(path).map_err(|e| bad(path, e))?;
     let mut used = Vec::new();
     for p in model.parameters_mut().list_mut() {
-        if let Ok(tensor) = tensors.tensor(&p.name)
-            && tensor.shape() == p.shape
-            && let Ok(values) = floats(&tensor)
-        {
+        let values = match p.shape[..] {
+            [length] => weights.vector(&p.name, length),
+            [rows, columns] => weights
+                .matrix(&p.name, rows, columns)
+                .map(|matrix| matrix.to_f32()),
+            _ => continue,
+        };
+        // A tensor that is missing or of another shape keeps its random start.
+        if let Ok(values) = values {
             p.value = values;
             used.push(p.name.clone());
         }

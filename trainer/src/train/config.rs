@@ -282,6 +282,34 @@ pub struct DevSet {
     pub weight: f64,
 }
 
+/// Sets one value of a table, making the tables above it where they are missing.
+fn replace(table: &mut toml::Table, change: &str) -> Result<(), String> {
+    let malformed = || format!("\"{change}\" is not of the form key=value");
+    let (key, value) = change.split_once('=').ok_or_else(malformed)?;
+    let value = format!("value = {value}")
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|mut parsed| parsed.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let mut names: Vec<&str> = key.split('.').map(str::trim).collect();
+    let last = names
+        .pop()
+        .filter(|n| !n.is_empty())
+        .ok_or_else(malformed)?;
+    let mut at = table;
+    for name in names {
+        let next = at
+            .entry(name)
+            .or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        let toml::Value::Table(next) = next else {
+            return Err(format!("\"{change}\": {name} is not a table"));
+        };
+        at = next;
+    }
+    at.insert(last.to_owned(), value);
+    Ok(())
+}
+
 fn english() -> String {
     "en".into()
 }
@@ -296,9 +324,28 @@ impl TrainConfig {
     /// # Errors
     /// [`TrainError::Config`] for anything that is not as it should be, with the place.
     pub fn load(path: &Path) -> Result<Self, TrainError> {
+        Self::load_with(path, &[])
+    }
+
+    /// Reads a configuration file with some values replaced: `run.steps=500`,
+    /// `model.encoder={architecture="mean",…}`. What stands after the first `=` is TOML, or a
+    /// string without quotes.
+    ///
+    /// # Errors
+    /// As of [`TrainConfig::load`].
+    pub fn load_with(path: &Path, changes: &[String]) -> Result<Self, TrainError> {
         let text = std::fs::read_to_string(path).map_err(|e| TrainError::io(path, e))?;
-        let mut config: Self = toml::from_str(&text)
-            .map_err(|e| TrainError::Config(format!("{}: {e}", path.display())))?;
+        let fail = |e: toml::de::Error| TrainError::Config(format!("{}: {e}", path.display()));
+        // Without changes the text is read at once, so that errors name line and column.
+        let mut config: Self = if changes.is_empty() {
+            toml::from_str(&text).map_err(fail)?
+        } else {
+            let mut table: toml::Table = toml::from_str(&text).map_err(fail)?;
+            for change in changes {
+                replace(&mut table, change).map_err(TrainError::Config)?;
+            }
+            table.try_into().map_err(fail)?
+        };
         let folder = path.parent().unwrap_or(Path::new(""));
         config.resolve(folder);
         config.check()?;
@@ -455,6 +502,30 @@ mod tests {
                 parse(&SMALL.replace(from, to)).unwrap().check().is_err(),
                 "{to}"
             );
+        }
+    }
+    #[test]
+    fn values_are_replaced_by_their_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("small.toml");
+        std::fs::write(&path, SMALL).unwrap();
+        let load = |changes: &[&str]| {
+            let changes: Vec<String> = changes.iter().map(|c| (*c).to_owned()).collect();
+            TrainConfig::load_with(&path, &changes)
+        };
+        let config = load(&[
+            "run.steps=7",
+            "name=other",
+            "sampling.source_weights.news=0.5",
+            "model.encoder={ architecture = \"mean\", embedding_size = 9, pooling = \"mean\" }",
+            "model.dense=[]",
+        ])
+        .unwrap();
+        assert_eq!((config.run.steps, config.name.as_str()), (7, "other"));
+        assert_eq!(config.sampling.source_weights["news"], 0.5);
+        assert_eq!(config.model_config().unwrap().dimensions, 9);
+        for wrong in ["run.step=7", "run", "run.steps=many", "name.x=1", "=1"] {
+            assert!(load(&[wrong]).is_err(), "{wrong}");
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct Options {
 pub struct Summary {
     /// Updates made.
     pub step: u64,
-    /// Loss of the last update.
+    /// Loss of the last update; NaN if the run was over before it began.
     pub loss: f64,
     /// Best figure on the dev sets and its step.
     pub best: Option<(f64, u64)>,

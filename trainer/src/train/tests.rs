@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::config::{NmtOptions, Sides, TrainConfig, TransferOptions};
 use super::{Options, Summary, TrainError, run};
 use crate::data::pack::{PackWriter, PackedSentence};
+use crate::export::{self, ExportOptions, Format};
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;
 
@@ -263,6 +264,27 @@ fn a_bilstm_starts_from_a_mean_model_and_learns() {
     second.dropout = Default::default();
     let (accuracy, _) = one(&second).best.unwrap();
     assert!(accuracy > 0.7, "{accuracy}");
+}
+
+#[test]
+fn a_run_starts_from_an_exported_int8_table() {
+    let world = World::new();
+    let first = world.config("first", &MEAN.replace('\n', " "), 60);
+    let (trained, _) = one(&first).best.unwrap();
+    let small = world.path("small");
+    let options = ExportOptions {
+        name: None,
+        table: Format::I8,
+        matrices: Format::F32,
+        checks: Vec::new(),
+    };
+    let model = export::read(&first.output.join("best")).unwrap();
+    model.write(&small, &options).unwrap();
+    let mut second = world.config("second", &MEAN.replace('\n', " "), 1);
+    second.model.init_from = Some(small);
+    second.optimizer.learning_rate = 0.0;
+    let (start, _) = one(&second).best.unwrap();
+    assert!((trained - start).abs() < 0.02, "{trained} {start}");
 }
 
 #[test]
