@@ -48,7 +48,7 @@ impl Device {
     /// As [`Device::new`].
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self, Error> {
-        Device::new(candle_core::Device::new_cuda(ordinal).map_err(candle::failed)?)
+        Device::new(candle_core::Device::new_cuda_with_stream(ordinal).map_err(candle::failed)?)
     }
 }
 
