@@ -1,0 +1,328 @@
+//! One bidirectional LSTM layer over a batch of sentences.
+//!
+//! With gates in PyTorch's order i, f, g, o, x the input product and b both biases:
+//!
+//! ```text
+//! i, f, o = sigmoid(x + b + W h),  g = tanh(x + b + W h),  c' = f c + i g,  h' = o tanh(c')
+//! ```
+//!
+//! (Hochreiter & Schmidhuber 1997 with forget gates, as `torch.nn.LSTM` documents it.) Tokens are
+//! rows ordered by step, and within a step by descending length of their sentences ([`Steps`]), so
+//! nothing is padded. Elements are f32 or bf16; sums, cells and pooled states are f32, states are
+//! rounded to the type of the elements before they are multiplied.
+
+pub mod arguments;
+mod definition;
+#[cfg(feature = "cuda")]
+mod gpu;
+pub mod plan;
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+/// Where the tokens of a batch lie.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    /// First row of each step, and the number of rows.
+    offsets: Vec<u32>,
+    /// The same on the device.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "read by kernels alone")
+    )]
+    on_device: Tensor,
+}
+
+impl Steps {
+    /// Of sentences with these lengths, longest first, none of them empty; their tensors will be
+    /// on `device`.
+    ///
+    /// # Errors
+    /// If the lengths are not in order, or the device fails.
+    pub fn new(lengths: &[usize], device: &Device) -> Result<Self> {
+        if lengths.windows(2).any(|w| w[0] < w[1]) || lengths.last() == Some(&0) {
+            bail!("the sentences of an LSTM come longest first, without empty ones");
+        }
+        let mut offsets = vec![0u32];
+        let (mut rows, mut end) = (lengths.len(), 0u32);
+        for t in 0..lengths.first().copied().unwrap_or(0) {
+            while lengths[rows - 1] <= t {
+                rows -= 1;
+            }
+            end += rows as u32;
+            offsets.push(end);
+        }
+        Ok(Self {
+            on_device: Tensor::new(&offsets[..], device)?,
+            offsets,
+        })
+    }
+
+    /// Number of steps: the length of the longest sentence.
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Whether there is no sentence.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of rows.
+    pub fn tokens(&self) -> usize {
+        self.offsets[self.len()] as usize
+    }
+
+    /// Number of sentences.
+    pub fn sentences(&self) -> usize {
+        self.active(0)
+    }
+
+    /// First row of each step, and the number of rows.
+    pub fn offsets(&self) -> &[u32] {
+        &self.offsets
+    }
+
+    /// Sentences that have step t.
+    fn active(&self, t: usize) -> usize {
+        match self.offsets.get(t..t + 2) {
+            Some(&[begin, end]) => (end - begin) as usize,
+            _ => 0,
+        }
+    }
+
+    /// The step that a direction visits before step t, and how many sentences of step t go on
+    /// from it; the others begin.
+    fn previous(&self, t: usize, reverse: bool) -> (usize, usize) {
+        match (reverse, t) {
+            (true, _) => (t + 1, self.active(t + 1)),
+            (false, 0) => (0, 0),
+            (false, _) => (t - 1, self.active(t)),
+        }
+    }
+}
+
+/// How the states of a sentence become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Pooling {
+    /// The largest value of each unit.
+    Max = 1,
+    /// The sum over the tokens.
+    Sum = 2,
+    /// The state after a direction's last token.
+    Last = 3,
+}
+
+/// The parameters of a layer, all on one device.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// Those of the states, [2, 4H, H].
+    pub recurrent: Tensor,
+    /// The sums of both biases in f32, [2, 4H].
+    pub bias: Tensor,
+}
+
+/// What a layer computes.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// States of all tokens, [tokens, 2H].
+    pub states: Tensor,
+    /// Pooled states of the sentences in f32, [sentences, 2H], if wanted.
+    pub pooled: Option<Tensor>,
+    /// What the way back needs, if wanted.
+    pub saved: Option<Saved>,
+}
+
+/// What the way back needs of the way forward.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Gates after their non-linearity, [tokens, 8H].
+    pub gates: Tensor,
+    /// Cells in f32, [tokens, 2H].
+    pub cells: Tensor,
+    /// Steps of the maxima, [sentences, 2H], of max-pooling.
+    pub winners: Option<Tensor>,
+}
+
+/// The gradient of what a layer computes.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradient<'a> {
+    /// Of the states, [tokens, 2H].
+    States(&'a Tensor),
+    /// Of the pooled states in f32, [sentences, 2H].
+    Pooled(&'a Tensor, Pooling),
+}
+
+/// Whether a device can run layers of `hidden` units a direction on elements of type `dtype`.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(unused_variables, reason = "a processor takes any width")
+)]
+pub fn supported(device: &Device, dtype: DType, hidden: usize) -> bool {
+    match device {
+        Device::Cpu => matches!(dtype, DType::F32 | DType::BF16),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => dtype == DType::BF16 && gpu::supported(device, hidden),
+        _ => false,
+    }
+}
+
+/// Runs a layer on `products`, the inputs times their weights, [tokens, 8H], forward direction
+/// first; `save` for [`backward`].
+///
+/// # Errors
+/// If a shape or type is wrong, or [`supported`] is not given.
+pub fn forward(
+    steps: &Steps,
+    products: &Tensor,
+    weights: &Weights,
+    pooling: Option<Pooling>,
+    save: bool,
+) -> Result<Outputs> {
+    let hidden = check(steps, products, weights)?;
+    match products.device() {
+        Device::Cpu => definition::forward(steps, hidden, products, weights, pooling, save),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            gpu::forward(device, steps, hidden, products, weights, pooling, save)
+        }
+        #[allow(unreachable_patterns, reason = "reachable without the feature")]
+        other => bail!("this build has no LSTM kernel for {other:?}"),
+    }
+}
+
+/// The gradient of a layer's `products`, [tokens, 8H], which is also that of its biases for every
+/// token; those of matrices follow by one product each. `recurrent` is that of [`Weights`].
+///
+/// # Errors
+/// As [`forward`].
+pub fn backward(
+    steps: &Steps,
+    recurrent: &Tensor,
+    saved: &Saved,
+    gradient: Gradient<'_>,
+) -> Result<Tensor> {
+    let (_, _, hidden) = recurrent.dims3()?;
+    let tokens = steps.tokens();
+    let expected = match gradient {
+        Gradient::States(d) => (d, [tokens, 2 * hidden], recurrent.dtype()),
+        Gradient::Pooled(d, _) => (d, [steps.sentences(), 2 * hidden], DType::F32),
+    };
+    for (tensor, dims, dtype) in [
+        (&saved.gates, [tokens, 8 * hidden], recurrent.dtype()),
+        (&saved.cells, [tokens, 2 * hidden], DType::F32),
+        expected,
+    ] {
+        if tensor.dims() != dims || tensor.dtype() != dtype {
+            bail!("{tensor:?} is not {dims:?} {dtype:?} as an LSTM's gradient needs it");
+        }
+    }
+    if matches!(gradient, Gradient::Pooled(_, Pooling::Max)) && saved.winners.is_none() {
+        bail!("the gradient of maxima needs their steps");
+    }
+    match recurrent.device() {
+        Device::Cpu => definition::backward(steps, hidden, recurrent, saved, gradient),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => gpu::backward(device, steps, hidden, recurrent, saved, gradient),
+        #[allow(unreachable_patterns, reason = "reachable without the feature")]
+        other => bail!("this build has no LSTM kernel for {other:?}"),
+    }
+}
+
+/// The width of a direction, if all shapes and types go together.
+fn check(steps: &Steps, products: &Tensor, weights: &Weights) -> Result<usize> {
+    let Weights { recurrent, bias } = weights;
+    let (directions, gates, hidden) = recurrent.dims3()?;
+    if directions != 2 || gates != 4 * hidden || bias.dims() != [2, 4 * hidden] {
+        let (recurrent, bias) = (recurrent.dims(), bias.dims());
+        bail!("weights {recurrent:?} and bias {bias:?} are not those of an LSTM");
+    }
+    if products.dims() != [steps.tokens(), 8 * hidden] {
+        bail!(
+            "products {:?} do not match {} tokens and {hidden} units",
+            products.dims(),
+            steps.tokens()
+        );
+    }
+    if products.dtype() != recurrent.dtype() || bias.dtype() != DType::F32 {
+        bail!("products and weights of an LSTM are of one type, the bias is f32");
+    }
+    Ok(hidden)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_hold_the_sentences_that_have_them() {
+        let steps = Steps::new(&[3, 2, 2], &Device::Cpu).unwrap();
+        assert_eq!(steps.offsets(), [0, 3, 6, 7]);
+        assert_eq!((steps.len(), steps.tokens(), steps.sentences()), (3, 7, 3));
+        assert_eq!(steps.previous(0, false), (0, 0));
+        assert_eq!(steps.previous(2, false), (1, 1));
+        assert_eq!(steps.previous(1, true), (2, 1));
+        assert_eq!(steps.previous(2, true), (3, 0));
+        assert!(Steps::new(&[], &Device::Cpu).unwrap().is_empty());
+        assert!(Steps::new(&[2, 3], &Device::Cpu).is_err());
+        assert!(Steps::new(&[2, 0], &Device::Cpu).is_err());
+    }
+
+    #[test]
+    fn one_unit_by_hand() {
+        // Weights of zero: only the products count.
+        let steps = Steps::new(&[2, 1], &Device::Cpu).unwrap();
+        let x: Vec<f32> = (0..24).map(|i| (i as f32 * 0.7).sin()).collect();
+        let products = Tensor::from_slice(&x, (3, 8), &Device::Cpu).unwrap();
+        let weights = Weights {
+            recurrent: Tensor::zeros((2, 4, 1), DType::F32, &Device::Cpu).unwrap(),
+            bias: Tensor::zeros((2, 4), DType::F32, &Device::Cpu).unwrap(),
+        };
+        let numbers = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let pooled = |pooling| {
+            let out = forward(&steps, &products, &weights, Some(pooling), false).unwrap();
+            numbers(&out.pooled.unwrap())
+        };
+        let out = numbers(
+            &forward(&steps, &products, &weights, None, false)
+                .unwrap()
+                .states,
+        );
+        let sigmoid = definition::sigmoid;
+        let cell = |x: &[f32], before: f32| sigmoid(x[1]) * before + sigmoid(x[0]) * x[2].tanh();
+        let state = |x: &[f32], before| sigmoid(x[3]) * cell(x, before).tanh();
+        // Rows: step 0 of both sentences, step 1 of the first; columns: both directions.
+        let x: Vec<&[f32]> = x.chunks(4).collect();
+        let expected = [
+            state(x[0], 0.0),
+            state(x[1], cell(x[5], 0.0)),
+            state(x[2], 0.0),
+            state(x[3], 0.0),
+            state(x[4], cell(x[0], 0.0)),
+            state(x[5], 0.0),
+        ];
+        for (a, b) in out.iter().zip(expected) {
+            assert!((a - b).abs() < 1e-6, "{a} {b}");
+        }
+        assert_eq!(pooled(Pooling::Last), [out[4], out[1], out[2], out[3]]);
+        let max = pooled(Pooling::Max);
+        assert_eq!(max[..2], [out[0].max(out[4]), out[1].max(out[5])]);
+        assert_eq!(
+            pooled(Pooling::Sum)[..2],
+            [out[0] + out[4], out[1] + out[5]]
+        );
+    }
+
+    #[test]
+    fn wrong_shapes_are_refused() {
+        let steps = Steps::new(&[1], &Device::Cpu).unwrap();
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+        let weights = |hidden: usize| Weights {
+            recurrent: zeros(&[2, 8, hidden]),
+            bias: zeros(&[2, 8]),
+        };
+        assert!(forward(&steps, &zeros(&[1, 16]), &weights(2), None, false).is_ok());
+        assert!(forward(&steps, &zeros(&[2, 16]), &weights(2), None, false).is_err());
+        assert!(forward(&steps, &zeros(&[1, 16]), &weights(3), None, false).is_err());
+    }
+}
