@@ -18,11 +18,15 @@ done
 [ ${#examples[@]} -gt 0 ] || die "there is no benchmark bench_$family"
 
 # The extension and the encoder program are built along, for benchmarks that need a server, and with
-# the features that make test uses, so that nothing is compiled twice.
+# the features that make test uses, so that nothing is compiled twice. CARGO_FLAGS are for the
+# benchmarks of the family's own crate; the library of the extension must not ask for CUDA.
 flags=()
 for example in "${examples[@]}"; do flags+=(--example "$example"); done
-cargo build --locked --release --workspace --lib --bins "${flags[@]}" "${features[@]}" \
-  ${CARGO_FLAGS:-}
+cargo build --locked --release --workspace --lib --bins "${flags[@]}" "${features[@]}"
+if [ -n "${CARGO_FLAGS:-}" ]; then
+  # shellcheck disable=SC2086
+  cargo build --locked --release -p "laser-$family" --examples $CARGO_FLAGS
+fi
 for example in "${examples[@]}"; do
   say "$example $*"
   "$target/release/examples/$example" "$@"

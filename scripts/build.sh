@@ -12,5 +12,5 @@ cd "$root"
 cargo build --locked --release -p laser -p laser-encoder "${features[@]}"
 if [ -n "${CARGO_FLAGS:-}" ]; then
   # shellcheck disable=SC2086
-  cargo build --locked --release -p laser-encoder --bin laser-encoder $CARGO_FLAGS
+  cargo build --locked --release -p laser-encoder --bin laser-encoder --features jieba,mecab $CARGO_FLAGS
 fi

@@ -8,6 +8,10 @@
 //! model folder, in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
 //! wall time and of CPU time, and the smallest cosine to f32. With LASER_BENCH_PYTHON set to a
 //! Python that has torch, PyTorch's `nn.LSTM` of the same shape runs beside it.
+//!
+//! Built with the feature `cuda`, on a machine with a GPU, the shape is measured there as well, in
+//! f32 and bf16 at batch 128, 512 and 2048, beside PyTorch's `nn.LSTM` on cuDNN. Both take token
+//! ids in host memory and leave their result there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,6 +24,9 @@ use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
 mod shape;
 
 const BATCHES: [usize; 3] = [1, 32, 128];
+
+/// On a GPU.
+const GPU_BATCHES: [usize; 3] = [128, 512, 2048];
 
 /// Sentences for models with a vocabulary of their own.
 const TEXTS: [&str; 12] = [
@@ -95,10 +102,19 @@ fn load(
     precision: Precision,
     threads: usize,
 ) -> Result<Encoder, laser_encoder::EncoderError> {
+    load_on(DeviceChoice::Cpu, folder, precision, threads)
+}
+
+fn load_on(
+    device: DeviceChoice,
+    folder: &Path,
+    precision: Precision,
+    threads: usize,
+) -> Result<Encoder, laser_encoder::EncoderError> {
     Encoder::load(
         folder,
         &LoadOptions {
-            device: DeviceChoice::Cpu,
+            device,
             precision,
             threads,
         },
@@ -127,27 +143,30 @@ fn row(name: &str, batch: usize, tokens: usize, rate: &Rate, cosine: Option<f64>
 
 /// All precisions and batch sizes of one model on the token sequences given.
 fn products(
+    device: DeviceChoice,
     folder: &Path,
     ids: &[Vec<u32>],
+    batches: [usize; 3],
     threads: usize,
     seconds: f64,
 ) -> Result<(), laser_encoder::EncoderError> {
-    let exact = load(folder, Precision::F32, threads)?.encode_ids(ids)?;
-    let auto = load(folder, Precision::Auto, threads)?.precision();
+    let probe = &ids[..ids.len().min(BATCHES[2])];
+    let exact = load(folder, Precision::F32, threads)?.encode_ids(probe)?;
+    let auto = load_on(device, folder, Precision::Auto, threads)?.precision();
     for precision in [Precision::F32, Precision::Bf16, Precision::I8] {
-        let encoder = load(folder, precision, threads)?;
+        let encoder = load_on(device, folder, precision, threads)?;
         if encoder.precision() != precision {
             continue;
         }
-        let cosine = smallest_cosine(&exact, &encoder.encode_ids(ids)?);
-        for batch in BATCHES {
+        let cosine = smallest_cosine(&exact, &encoder.encode_ids(probe)?);
+        for batch in batches {
             let ids = &ids[..batch];
             let tokens = ids.iter().map(Vec::len).sum();
             let rate = measure(seconds, || {
                 std::hint::black_box(encoder.encode_ids(ids).expect("it worked before"));
             });
             row(
-                &format!("laser {}", precision.name()),
+                &format!("laser {} {}", encoder.device_name(), precision.name()),
                 batch,
                 tokens,
                 &rate,
@@ -159,22 +178,25 @@ fn products(
     Ok(())
 }
 
-/// PyTorch's LSTM of the LASER shape; larger batches in bf16 only where the processor has a unit.
-fn pytorch(python: &str, threads: usize, seconds: f64) {
+/// PyTorch's LSTM of the LASER shape on "cpu" or "cuda"; on the former, larger batches in bf16 only
+/// where the processor has a unit.
+fn pytorch(device: &str, batches: [usize; 3], python: &str, threads: usize, seconds: f64) {
     let script = format!(
         r#"
 import resource, time, torch
 torch.set_num_threads({threads})
 torch.set_grad_enabled(False)
+cuda = "{device}" == "cuda"
 base = torch.nn.LSTM({WIDTH}, {HIDDEN}, {LAYERS}, bidirectional=True).eval()
 table = torch.randn({VOCABULARY}, {WIDTH})
 for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-    lstm, embed = base.to(dtype), table.to(dtype)
+    lstm, embed = base.to("{device}", dtype), table.to("{device}", dtype)
     # Without a bf16 unit PyTorch takes minutes for one larger batch.
-    slow = name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    for batch in {BATCHES:?}[:1 if slow else None]:
+    slow = not cuda and name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    for batch in {batches:?}[:1 if slow else None]:
         ids = torch.randint(0, {VOCABULARY}, ({TOKENS}, batch))
-        f = lambda: lstm(embed[ids])[0].max(0).values
+        # To the host as well: nothing but the copy waits for a GPU.
+        f = lambda: lstm(embed[ids.to("{device}")])[0].max(0).values.cpu()
         f()
         cpu = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         start, before, calls = time.perf_counter(), cpu(), 0
@@ -213,13 +235,42 @@ for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         };
         let batch = number(1) as usize;
         row(
-            &format!("PyTorch {}", fields[0]),
+            &format!("PyTorch {device} {}", fields[0]),
             batch,
             batch * TOKENS,
             &rate,
             None,
         );
     }
+}
+
+/// The LASER shape on a GPU, if this build and this machine have one.
+fn gpu(folder: &Path, threads: usize, seconds: f64) -> Result<(), laser_encoder::EncoderError> {
+    let device = DeviceChoice::Cuda(0);
+    if let Err(e) = load_on(device, folder, Precision::F32, threads) {
+        println!("no GPU was measured: {e}");
+        return Ok(());
+    }
+    println!("\nThe same on a GPU");
+    header();
+    let ids = sentences(GPU_BATCHES[2]);
+    products(device, folder, &ids, GPU_BATCHES, threads, seconds)?;
+    match std::env::var("LASER_BENCH_PYTHON") {
+        Ok(python) => pytorch("cuda", GPU_BATCHES, &python, threads, seconds),
+        Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
+    }
+    Ok(())
+}
+
+/// Token ids of sentences for the LASER shape.
+fn sentences(count: usize) -> Vec<Vec<u32>> {
+    (0..count)
+        .map(|i| {
+            (0..TOKENS)
+                .map(|t| ((i * 131 + t * 977) % VOCABULARY) as u32)
+                .collect()
+        })
+        .collect()
 }
 
 fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std::error::Error>> {
@@ -245,7 +296,7 @@ fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std:
         .map(|t| t.ids)
         .collect();
     header();
-    products(folder, &ids, threads, seconds)?;
+    products(DeviceChoice::Cpu, folder, &ids, BATCHES, threads, seconds)?;
     for batch in [1, 32, 128, 1024] {
         let texts = &texts[..batch];
         let tokens: usize = ids[..batch].iter().map(Vec::len).sum();
@@ -287,24 +338,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if shape || folders.is_empty() {
         let dir = tempfile::TempDir::new()?;
         shape::write(dir.path())?;
-        let ids: Vec<Vec<u32>> = (0..BATCHES[2])
-            .map(|i| {
-                (0..TOKENS)
-                    .map(|t| ((i * 131 + t * 977) % VOCABULARY) as u32)
-                    .collect()
-            })
-            .collect();
+        let ids = sentences(BATCHES[2]);
         println!(
             "LASER shape: {LAYERS} layers of 2 x {HIDDEN}, embeddings {WIDTH}, random weights, \
              {TOKENS} tokens a sentence, {threads} threads, on {}",
             load(dir.path(), Precision::F32, threads)?.device_name()
         );
         header();
-        products(dir.path(), &ids, threads, seconds)?;
+        products(
+            DeviceChoice::Cpu,
+            dir.path(),
+            &ids,
+            BATCHES,
+            threads,
+            seconds,
+        )?;
         match std::env::var("LASER_BENCH_PYTHON") {
-            Ok(python) => pytorch(&python, threads, seconds),
+            Ok(python) => pytorch("cpu", BATCHES, &python, threads, seconds),
             Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
         }
+        gpu(dir.path(), threads, seconds)?;
     }
     for folder in folders {
         model(&folder, threads, seconds)?;

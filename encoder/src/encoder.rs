@@ -298,7 +298,7 @@ impl Encoder {
             1
         };
         let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
-        let batches = batch::plan(&lengths, lanes, self.model.padded());
+        let batches = batch::plan(&lengths, lanes, self.model.padded(), self.model.budget());
         let run = |batch: &Vec<usize>, parallel: bool| {
             let rows: Vec<&[u32]> = batch.iter().map(|&i| &sequences[i][..]).collect();
             self.encode_batch(&rows, parallel)

@@ -1,33 +1,39 @@
 //! The stacked BiLSTM in candle, for GPUs: weights resident on the device, in f32 or bf16, cell
 //! states always in f32.
 //!
-//! Tokens are stored step by step as in [`super::bilstm`], so nothing is padded; the input products
-//! of all steps are one matrix product, each step is one more and the gates.
+//! Tokens are stored step by step as in [`super::bilstm`], so nothing is padded. The input products
+//! of all steps and both directions are one matrix product. What follows is one kernel for the
+//! whole layer ([`laser_cuda::lstm`]) where there is one for the device and the type; elsewhere
+//! candle runs step by step.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
+use laser_cuda::lstm::{self, Pooling, Steps};
 
 use super::Model;
 use super::bilstm::Packing;
 use crate::EncoderError;
+use crate::batch::Budget;
 use crate::config::{BilstmConfig, BilstmPooling};
 use crate::folder::Weights;
 
-/// One direction of one layer; matrices transposed, [in, 4H].
-struct Direction {
+/// One layer, forward direction first.
+struct Layer {
+    /// [8H, in].
     input: Tensor,
-    recurrent: Tensor,
-    /// Sum of both biases.
-    bias: Tensor,
+    /// Those of the states.
+    weights: lstm::Weights,
 }
 
 pub(crate) struct BilstmCandle {
     device: Device,
     dtype: DType,
     table: Tensor,
-    layers: Vec<[Direction; 2]>,
+    layers: Vec<Layer>,
     hidden: usize,
     pooling: BilstmPooling,
+    /// Whether a layer is one kernel.
+    pub(super) fused: bool,
 }
 
 impl BilstmCandle {
@@ -45,57 +51,101 @@ impl BilstmCandle {
             let tensor = Tensor::from_vec(values, (rows, columns), device)?.to_dtype(dtype)?;
             Ok::<_, EncoderError>(tensor)
         };
-        let direction = |layer: usize, suffix: &str| {
-            let name = |what: &str| format!("lstm.{what}_l{layer}{suffix}");
+        let layer = |layer: usize| {
             let size = if layer == 0 {
                 config.embedding_size
             } else {
                 2 * hidden
             };
-            let mut bias = weights.vector(&name("bias_ih"), 4 * hidden)?;
-            for (x, y) in bias
-                .iter_mut()
-                .zip(weights.vector(&name("bias_hh"), 4 * hidden)?)
-            {
-                *x += y;
+            let (mut input, mut recurrent, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+            for suffix in ["", "_reverse"] {
+                let name = |what: &str| format!("lstm.{what}_l{layer}{suffix}");
+                input.push(matrix(&name("weight_ih"), 4 * hidden, size)?);
+                recurrent.push(matrix(&name("weight_hh"), 4 * hidden, hidden)?);
+                let mut bias = weights.vector(&name("bias_ih"), 4 * hidden)?;
+                for (x, y) in bias
+                    .iter_mut()
+                    .zip(weights.vector(&name("bias_hh"), 4 * hidden)?)
+                {
+                    *x += y;
+                }
+                biases.extend(bias);
             }
-            Ok::<_, EncoderError>(Direction {
-                input: matrix(&name("weight_ih"), 4 * hidden, size)?
-                    .t()?
-                    .contiguous()?,
-                recurrent: matrix(&name("weight_hh"), 4 * hidden, hidden)?
-                    .t()?
-                    .contiguous()?,
-                bias: Tensor::from_vec(bias, 4 * hidden, device)?,
+            Ok::<_, EncoderError>(Layer {
+                input: Tensor::cat(&input, 0)?,
+                weights: lstm::Weights {
+                    recurrent: Tensor::stack(&recurrent, 0)?,
+                    bias: Tensor::from_vec(biases, (2, 4 * hidden), device)?,
+                },
             })
         };
-        let mut layers = Vec::new();
-        for layer in 0..config.layers {
-            layers.push([direction(layer, "")?, direction(layer, "_reverse")?]);
-        }
         Ok(Self {
             device: device.clone(),
             dtype,
             table: matrix("embed_tokens.weight", rows, config.embedding_size)?,
-            layers,
+            layers: (0..config.layers)
+                .map(layer)
+                .collect::<std::result::Result<_, _>>()?,
             hidden,
             pooling: config.pooling,
+            fused: lstm::supported(device, dtype, hidden),
         })
     }
 
-    /// States of one direction of one layer, [tokens, H].
+    /// The embeddings of all tokens, [tokens, E].
+    fn embed(&self, sequences: &[&[u32]], packing: &Packing) -> Result<Tensor> {
+        let mut ids = Vec::with_capacity(packing.tokens());
+        for t in 0..packing.steps() {
+            ids.extend(sequences[..packing.active[t]].iter().map(|s| s[t]));
+        }
+        let ids = Tensor::from_vec(ids, packing.tokens(), &self.device)?;
+        self.table.index_select(&ids, 0)
+    }
+
+    /// Pools with one kernel a layer.
+    fn pooled(&self, sequences: &[&[u32]], packing: &Packing, out: &mut [f32]) -> Result<()> {
+        let Some((last, below)) = self.layers.split_last() else {
+            candle_core::bail!("a BiLSTM has layers")
+        };
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.len()).collect();
+        let steps = Steps::new(&lengths, &self.device)?;
+        let mut x = self.embed(sequences, packing)?;
+        for layer in below {
+            let products = x.matmul(&layer.input.t()?)?;
+            x = lstm::forward(&steps, &products, &layer.weights, None, false)?.states;
+        }
+        let products = x.matmul(&last.input.t()?)?;
+        let pooling = match self.pooling {
+            BilstmPooling::Max => Pooling::Max,
+            BilstmPooling::Mean => Pooling::Sum,
+            BilstmPooling::Last => Pooling::Last,
+        };
+        let outputs = lstm::forward(&steps, &products, &last.weights, Some(pooling), false)?;
+        if let Some(pooled) = outputs.pooled {
+            out.copy_from_slice(&pooled.flatten_all()?.to_vec1::<f32>()?);
+        }
+        if pooling == Pooling::Sum {
+            for (length, out) in lengths.iter().zip(out.chunks_exact_mut(2 * self.hidden)) {
+                let scale = 1.0 / *length as f32;
+                out.iter_mut().for_each(|y| *y *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    /// States of one direction, [tokens, H], from its input products, [tokens, 4H], step by step.
     fn run(
         &self,
-        direction: &Direction,
-        reverse: bool,
-        x: &Tensor,
+        layer: &Layer,
+        direction: usize,
+        products: &Tensor,
         packing: &Packing,
     ) -> Result<Tensor> {
-        let hidden = self.hidden;
-        let products = x
-            .matmul(&direction.input)?
+        let (hidden, reverse) = (self.hidden, direction == 1);
+        let recurrent = layer.weights.recurrent.get(direction)?.t()?;
+        let products = products
             .to_dtype(DType::F32)?
-            .broadcast_add(&direction.bias)?;
+            .broadcast_add(&layer.weights.bias.get(direction)?)?;
         let zeros = |rows: usize, dtype| Tensor::zeros((rows, hidden), dtype, &self.device);
         let mut state = zeros(
             packing.active[if reverse { packing.steps() - 1 } else { 0 }],
@@ -117,8 +167,7 @@ impl BilstmCandle {
             }
             let mut sums = products.narrow(0, packing.offset[t], rows)?;
             if i > 0 {
-                let recurrent = state.matmul(&direction.recurrent)?;
-                sums = (sums + recurrent.to_dtype(DType::F32)?)?;
+                sums = (sums + state.matmul(&recurrent)?.to_dtype(DType::F32)?)?;
             }
             let gate = |g: usize| sums.narrow(D::Minus1, g * hidden, hidden)?.contiguous();
             let kept = (sigmoid(&gate(1)?)? * &cell)?;
@@ -133,20 +182,38 @@ impl BilstmCandle {
         Tensor::cat(&states, 0)
     }
 
-    /// States of the last layer, [tokens, 2H], on the host.
-    fn forward(&self, sequences: &[&[u32]], packing: &Packing) -> Result<Vec<f32>> {
-        let mut ids = Vec::with_capacity(packing.tokens());
-        for t in 0..packing.steps() {
-            ids.extend(sequences[..packing.active[t]].iter().map(|s| s[t]));
-        }
-        let ids = Tensor::from_vec(ids, packing.tokens(), &self.device)?;
-        let mut x = self.table.index_select(&ids, 0)?;
-        for [forward, backward] in &self.layers {
-            let forward = self.run(forward, false, &x, packing)?;
-            let backward = self.run(backward, true, &x, packing)?;
+    /// States of the last layer, [tokens, 2H], on the host, step by step.
+    fn states(&self, sequences: &[&[u32]], packing: &Packing) -> Result<Vec<f32>> {
+        let mut x = self.embed(sequences, packing)?;
+        for layer in &self.layers {
+            let products = x.matmul(&layer.input.t()?)?.chunk(2, D::Minus1)?;
+            let forward = self.run(layer, 0, &products[0], packing)?;
+            let backward = self.run(layer, 1, &products[1], packing)?;
             x = Tensor::cat(&[forward, backward], D::Minus1)?;
         }
         x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+    }
+
+    /// Pools the states of one sentence; `at(t)` are those of its token t.
+    fn pool<'a>(&self, length: usize, at: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+        out.copy_from_slice(at(0));
+        match self.pooling {
+            BilstmPooling::Last => {
+                out[..self.hidden].copy_from_slice(&at(length - 1)[..self.hidden]);
+            }
+            BilstmPooling::Max => {
+                for t in 1..length {
+                    out.iter_mut().zip(at(t)).for_each(|(y, x)| *y = y.max(*x));
+                }
+            }
+            BilstmPooling::Mean => {
+                for t in 1..length {
+                    out.iter_mut().zip(at(t)).for_each(|(y, x)| *y += x);
+                }
+                let scale = 1.0 / length as f32;
+                out.iter_mut().for_each(|y| *y *= scale);
+            }
+        }
     }
 }
 
@@ -165,7 +232,7 @@ impl Model for BilstmCandle {
         out: &mut [f32],
         _parallel: bool,
     ) -> std::result::Result<(), EncoderError> {
-        let (hidden, width) = (self.hidden, self.width());
+        let width = self.width();
         let present = sequences.partition_point(|s| !s.is_empty());
         let (out, rest) = out.split_at_mut(present * width);
         rest.fill(0.0);
@@ -174,43 +241,37 @@ impl Model for BilstmCandle {
             return Ok(());
         }
         let packing = Packing::new(sequences);
-        let states = self.forward(sequences, &packing)?;
+        if self.fused {
+            return Ok(self.pooled(sequences, &packing, out)?);
+        }
+        let states = self.states(sequences, &packing)?;
         for (row, (ids, out)) in sequences
             .iter()
             .zip(out.chunks_exact_mut(width))
             .enumerate()
         {
             let at = |t: usize| &states[(packing.offset[t] + row) * width..][..width];
-            out.copy_from_slice(at(0));
-            match self.pooling {
-                BilstmPooling::Last => {
-                    out[..hidden].copy_from_slice(&at(ids.len() - 1)[..hidden]);
-                }
-                BilstmPooling::Max => {
-                    for t in 1..ids.len() {
-                        out.iter_mut().zip(at(t)).for_each(|(y, x)| *y = y.max(*x));
-                    }
-                }
-                BilstmPooling::Mean => {
-                    for t in 1..ids.len() {
-                        out.iter_mut().zip(at(t)).for_each(|(y, x)| *y += x);
-                    }
-                    let scale = 1.0 / ids.len() as f32;
-                    out.iter_mut().for_each(|y| *y *= scale);
-                }
-            }
+            self.pool(ids.len(), at, out);
         }
         Ok(())
     }
 
     fn flops_per_token(&self) -> usize {
-        let weights = |d: &Direction| d.input.elem_count() + d.recurrent.elem_count();
-        self.layers.iter().flatten().map(|d| 2 * weights(d)).sum()
+        let weights = |l: &Layer| l.input.elem_count() + l.weights.recurrent.elem_count();
+        self.layers.iter().map(|l| 2 * weights(l)).sum()
     }
 
     fn lanes(&self, _threads: usize) -> usize {
         // The device takes one batch after the other.
         1
+    }
+
+    fn budget(&self) -> Budget {
+        if self.device.is_cpu() {
+            Budget::PROCESSOR
+        } else {
+            Budget::GPU
+        }
     }
 
     fn bytes(&self) -> usize {

@@ -8,6 +8,7 @@ pub(crate) mod mean_candle;
 pub(crate) mod transformer;
 
 use crate::EncoderError;
+use crate::batch::Budget;
 
 /// From token ids to pooled states.
 pub(crate) trait Model: Send + Sync {
@@ -40,6 +41,11 @@ pub(crate) trait Model: Send + Sync {
     /// Whether a batch costs its longest sentence times its rows.
     fn padded(&self) -> bool {
         false
+    }
+
+    /// What a batch may have at most.
+    fn budget(&self) -> Budget {
+        Budget::PROCESSOR
     }
 
     /// Bytes of host memory on top of the mapped file: packed weights.
@@ -88,12 +94,16 @@ mod tests {
         for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
             config.pooling = pooling;
             let kernels = bilstm::Bilstm::load(&config, &weights, Precision::F32, false).unwrap();
-            let load = |dtype| {
-                bilstm_candle::BilstmCandle::load(&config, &weights, &Device::Cpu, dtype).unwrap()
-            };
             let exact = states(&kernels);
-            assert_close(&exact, &states(&load(DType::F32)), 1e-5);
-            assert_close(&exact, &states(&load(DType::BF16)), 0.05);
+            for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 0.05)] {
+                let device = Device::Cpu;
+                let mut model =
+                    bilstm_candle::BilstmCandle::load(&config, &weights, &device, dtype).unwrap();
+                for fused in [true, false] {
+                    model.fused = fused;
+                    assert_close(&exact, &states(&model), tolerance);
+                }
+            }
         }
     }
 
