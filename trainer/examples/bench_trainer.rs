@@ -3,7 +3,8 @@
 //! `bench_trainer` compares a BiLSTM step (forward, backward, update) with `torch.nn.LSTM` in the
 //! same run: BiLSTM 2×512, input 320, 256 pairs of sentences with 20 tokens, in f32 and in bf16
 //! where the processor has units for it. `LASER_BENCH_PYTHON` names a Python with PyTorch; without
-//! it only our own time is printed. `bench_trainer mean` measures the dual encoder over averaged
+//! it only our own time is printed. Built with the feature `cuda`, on a machine with a GPU, the step
+//! is also timed there, beside cuDNN's. `bench_trainer mean` measures the dual encoder over averaged
 //! embeddings (512 wide, vocabulary 32,000, batch 2,048) instead.
 
 use std::process::Command;
@@ -14,6 +15,7 @@ use laser_encoder::config::{Dense, MeanConfig, MeanPooling};
 use laser_trainer::data::Ragged;
 use laser_trainer::models::{Model, ShardGradients};
 use laser_trainer::objectives::contrastive::{Masks, contrastive};
+use laser_trainer::ops::lstm_device::LstmDevice;
 use laser_trainer::ops::matrix::Arithmetic;
 use laser_trainer::ops::simd::add;
 use laser_trainer::ops::threads::Threads;
@@ -176,14 +178,18 @@ fn mean(count: usize) {
             times[i] += clock.elapsed().as_secs_f64();
             clock = Instant::now();
         };
-        let (z, saved) = model.forward(&threads, &batch, 0..batch.len(), None);
+        let (z, saved) = model
+            .forward(&threads, &batch, 0..batch.len(), None)
+            .expect("a pass");
         lap(0);
         let (x, y) = z.split_at(pairs * width);
         let outcome = contrastive(&threads, (x, y), width, &masks, (20.0, 0.3));
         lap(1);
         let mut dz = outcome.dx;
         dz.extend_from_slice(&outcome.dy);
-        let shards = model.backward(&threads, &batch, saved, &dz, None);
+        let shards = model
+            .backward(&threads, &batch, saved, &dz, None)
+            .expect("a pass");
         lap(2);
         let (dense, occurrences) = total(&model, shards);
         let sparse = pool::gather(&threads, &occurrences, model.parameters().value(0), width);
@@ -208,20 +214,22 @@ fn mean(count: usize) {
 /// What the peer runs: the same step in PyTorch.
 const TORCH: &str = r#"
 import sys, time, torch
-threads, runs, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+threads, runs, kind, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-lstm = torch.nn.LSTM(320, 512, num_layers=2, bidirectional=True, batch_first=True)
-embed = torch.nn.Embedding(32000, 320)
+lstm = torch.nn.LSTM(320, 512, num_layers=2, bidirectional=True, batch_first=True).to(device)
+embed = torch.nn.Embedding(32000, 320).to(device)
 parameters = list(lstm.parameters()) + list(embed.parameters())
 optimizer = torch.optim.Adam(parameters, lr=1e-3)
 ids = torch.randint(0, 32000, (512, 20))
 def step():
-    with torch.autocast('cpu', dtype=torch.bfloat16, enabled=kind == 'bf16'):
-        out = lstm(embed(ids))[0].max(1).values
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=kind == 'bf16'):
+        out = lstm(embed(ids.to(device)))[0].max(1).values
     optimizer.zero_grad()
     (out.float() ** 2).mean().backward()
     optimizer.step()
+    if device != 'cpu':
+        torch.cuda.synchronize()
 try:
     step()
 except RuntimeError:
@@ -236,9 +244,10 @@ for _ in range(runs):
 print(wall, cpu)
 "#;
 
-fn peer(python: &str, threads: usize, runs: usize, kind: &str) -> Option<Time> {
+fn peer(python: &str, threads: usize, runs: usize, kind: &str, device: &str) -> Option<Time> {
+    let (count, runs) = (threads.to_string(), runs.to_string());
     let output = Command::new(python)
-        .args(["-c", TORCH, &threads.to_string(), &runs.to_string(), kind])
+        .args(["-c", TORCH, &count, &runs, kind, device])
         .env("OMP_NUM_THREADS", threads.to_string())
         .output();
     match output {
@@ -261,6 +270,55 @@ fn peer(python: &str, threads: usize, runs: usize, kind: &str) -> Option<Time> {
     }
 }
 
+fn bilstm(arithmetic: Arithmetic) -> Model {
+    let encoder = Architecture::Bilstm(BilstmConfig {
+        embedding_size: 320,
+        hidden_size: 512,
+        layers: 2,
+        pooling: BilstmPooling::Max,
+        append_eos: false,
+    });
+    Model::new(config(encoder, Vec::new()), VOCABULARY, None, arithmetic, 1)
+        .expect("a valid configuration")
+}
+
+/// Forward, backward and update.
+fn bilstm_step(mut model: Model, threads: &Threads, batch: &Ragged, runs: usize) -> Time {
+    let mut optimizer = Optimizer::new(OptimizerOptions::default(), model.parameters());
+    fastest(runs, || {
+        let (z, saved) = model
+            .forward(threads, batch, 0..batch.len(), None)
+            .expect("a pass");
+        let dz: Vec<f32> = z.iter().map(|v| 2.0 * v / z.len() as f32).collect();
+        let shards = model
+            .backward(threads, batch, saved, &dz, None)
+            .expect("a pass");
+        update(&mut model, &mut optimizer, threads, shards);
+    })
+}
+
+/// The same step with the BiLSTM on a GPU, if this build and this machine have one.
+fn gpu(threads: &Threads, batch: &Ragged, runs: usize, python: Option<&str>) {
+    let device = match LstmDevice::cuda(0, 512) {
+        Ok(device) => device,
+        Err(e) => {
+            println!("  no GPU was measured: {e}");
+            return;
+        }
+    };
+    let model = bilstm(Arithmetic::detect()).on_device(device);
+    let ours = bilstm_step(model.expect("a BiLSTM"), threads, batch, runs);
+    println!("  laser   gpu   {:8.4} {:8.4}", ours.wall, ours.cpu);
+    let peer = python.and_then(|python| peer(python, threads.count(), runs, "bf16", "cuda"));
+    if let Some(theirs) = peer {
+        println!("  PyTorch gpu   {:8.4} {:8.4}", theirs.wall, theirs.cpu);
+        println!(
+            "  speed relative to PyTorch on the GPU: {:.2}",
+            theirs.wall / ours.wall
+        );
+    }
+}
+
 fn lstm(count: usize) {
     let threads = Threads::new(count).expect("threads");
     let runs = 3;
@@ -277,32 +335,18 @@ fn lstm(count: usize) {
     }
     let mut ours = NEVER;
     for (arithmetic, name) in kinds {
-        let encoder = Architecture::Bilstm(BilstmConfig {
-            embedding_size: 320,
-            hidden_size: 512,
-            layers: 2,
-            pooling: BilstmPooling::Max,
-            append_eos: false,
-        });
-        let mut model = Model::new(config(encoder, Vec::new()), VOCABULARY, None, arithmetic, 1)
-            .expect("a valid configuration");
-        let mut optimizer = Optimizer::new(OptimizerOptions::default(), model.parameters());
-        let time = fastest(runs, || {
-            let (z, saved) = model.forward(&threads, &batch, 0..512, None);
-            let dz: Vec<f32> = z.iter().map(|v| 2.0 * v / z.len() as f32).collect();
-            let shards = model.backward(&threads, &batch, saved, &dz, None);
-            update(&mut model, &mut optimizer, &threads, shards);
-        });
+        let time = bilstm_step(bilstm(arithmetic), &threads, &batch, runs);
         ours = ours.min(time);
         println!("  laser   {name:5} {:8.3} {:8.3}", time.wall, time.cpu);
     }
+    gpu(&threads, &batch, runs, python.as_deref());
     let Some(python) = python else {
         println!("  set LASER_BENCH_PYTHON to a Python with PyTorch to compare with torch.nn.LSTM");
         return;
     };
     let mut theirs = NEVER;
     for kind in ["f32", "bf16"] {
-        if let Some(time) = peer(&python, count, runs, kind) {
+        if let Some(time) = peer(&python, count, runs, kind, "cpu") {
             theirs = theirs.min(time);
             println!("  PyTorch {kind:5} {:8.3} {:8.3}", time.wall, time.cpu);
         }

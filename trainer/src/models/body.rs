@@ -6,10 +6,11 @@ use laser_encoder::config::{Architecture, BilstmConfig, MeanPooling};
 
 use super::parameters::{Parameters, random};
 use super::transformer::{self, TransformerSaved};
-use super::{Model, Regularization};
+use super::{Model, ModelError, Regularization};
 use crate::data::Ragged;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::{self, LstmStack, StackSaved};
+use crate::ops::lstm_device::DeviceSaved;
 use crate::ops::pool::{self, Occurrences};
 
 /// What the backward pass of the body needs.
@@ -17,6 +18,7 @@ use crate::ops::pool::{self, Occurrences};
 pub(super) enum BodySaved {
     Mean { factors: Vec<f32>, pooled: Vec<f32> },
     Bilstm(Box<StackSaved>),
+    BilstmOnDevice(Box<DeviceSaved>),
     Transformer(TransformerSaved),
 }
 
@@ -80,15 +82,15 @@ fn stack<'a>(model: &'a Model, config: &BilstmConfig) -> LstmStack<'a> {
     }
 }
 
-/// Pooled output [sentences, width] of some sentences.
+/// Pooled output [sentences, width] of some sentences. Fails where a device does.
 pub(super) fn forward(
     model: &Model,
     batch: &Ragged,
     sentences: Range<usize>,
     regularization: Regularization,
-) -> (Vec<f32>, BodySaved) {
+) -> Result<(Vec<f32>, BodySaved), ModelError> {
     let table = model.parameters.value(0);
-    match &model.config.encoder {
+    Ok(match &model.config.encoder {
         Architecture::Mean(c) => {
             let width = c.embedding_size;
             let mut pooled = vec![0f32; sentences.len() * width];
@@ -99,14 +101,19 @@ pub(super) fn forward(
             (out, BodySaved::Mean { factors, pooled })
         }
         Architecture::Bilstm(c) => {
-            let (out, saved) = stack(model, c).forward(
-                table,
-                batch,
-                sentences,
-                (regularization.embedding, regularization.hidden),
-                regularization.seed,
-            );
-            (out, BodySaved::Bilstm(Box::new(saved)))
+            let (stack, seed) = (stack(model, c), regularization.seed);
+            let dropouts = (regularization.embedding, regularization.hidden);
+            match &model.device {
+                None => {
+                    let (out, saved) = stack.forward(table, batch, sentences, dropouts, seed);
+                    (out, BodySaved::Bilstm(Box::new(saved)))
+                }
+                Some(on) => {
+                    let (out, saved) =
+                        stack.forward_on(on, table, batch, sentences, dropouts, seed)?;
+                    (out, BodySaved::BilstmOnDevice(Box::new(saved)))
+                }
+            }
         }
         Architecture::Transformer(c) => {
             let parameters = &model.parameters;
@@ -115,10 +122,11 @@ pub(super) fn forward(
                 transformer::forward(c, parameters, variables, batch, sentences, regularization);
             (out, BodySaved::Transformer(saved))
         }
-    }
+    })
 }
 
-/// Gradient of the embedding table; those of dense parameters are added to `dense`.
+/// Gradient of the embedding table; those of dense parameters are added to `dense`. Fails where a
+/// device does.
 pub(super) fn backward(
     model: &Model,
     batch: &Ragged,
@@ -127,8 +135,8 @@ pub(super) fn backward(
     mut dx: Vec<f32>,
     dense: &mut [Vec<f32>],
     regularization: Regularization,
-) -> Occurrences {
-    match (&model.config.encoder, saved) {
+) -> Result<Occurrences, ModelError> {
+    Ok(match (&model.config.encoder, saved) {
         (Architecture::Mean(c), BodySaved::Mean { factors, pooled }) => {
             dropout(&mut dx, regularization.embedding, regularization.seed);
             let weighted = c.pooling == MeanPooling::Weighted;
@@ -152,10 +160,24 @@ pub(super) fn backward(
                 regularization.seed,
             )
         }
+        (Architecture::Bilstm(c), BodySaved::BilstmOnDevice(saved)) => {
+            let Some(on) = &model.device else {
+                unreachable!("it was saved on a device")
+            };
+            let first = model.parameters.sparse();
+            stack(model, c).backward_on(
+                on,
+                *saved,
+                &dx,
+                &mut dense[first..first + 8 * c.layers],
+                (regularization.embedding, regularization.hidden),
+                regularization.seed,
+            )?
+        }
         (Architecture::Transformer(c), BodySaved::Transformer(saved)) => {
             let variables = model.parameters.sparse()..model.dense_begin;
             transformer::backward(c, saved, &dx, &mut dense[variables])
         }
         _ => unreachable!("the saved values belong to the architecture"),
-    }
+    })
 }

@@ -18,6 +18,7 @@ use laser_encoder::config::{Architecture, Config};
 use crate::data::Ragged;
 use crate::ops::dense::{self, DenseGradients, DenseParameters, DenseSaved};
 use crate::ops::dropout::dropout;
+use crate::ops::lstm_device::LstmDevice;
 use crate::ops::matrix::Arithmetic;
 use crate::ops::pool::Occurrences;
 use crate::ops::threads::{Threads, cut};
@@ -29,6 +30,9 @@ pub enum ModelError {
     /// The configuration contradicts itself or asks for something that is not there.
     #[error("{0}")]
     Config(String),
+    /// The device that the model is trained on failed.
+    #[error("device: {0}")]
+    Device(#[from] candle_core::Error),
     /// A checkpoint lacks a tensor or has one of another shape.
     #[error("checkpoint \"{path}\": {message}")]
     Checkpoint {
@@ -62,6 +66,8 @@ pub struct Model {
     /// Appended to every sentence.
     eos: Option<u32>,
     arithmetic: Arithmetic,
+    /// Where the BiLSTM runs, if not here.
+    device: Option<LstmDevice>,
 }
 
 /// What the backward pass of one shard needs.
@@ -126,7 +132,22 @@ impl Model {
             objective_begin,
             eos,
             arithmetic,
+            device: None,
         })
+    }
+
+    /// The model with its BiLSTM on a device; embeddings, dense layers and parameters stay on the
+    /// processor. Passes then take all sentences at once instead of a shard a thread.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for another architecture.
+    pub fn on_device(mut self, device: LstmDevice) -> Result<Self, ModelError> {
+        if !matches!(self.config.encoder, Architecture::Bilstm(_)) {
+            let message = "only the architecture \"bilstm\" is trained on a device";
+            return Err(ModelError::Config(message.into()));
+        }
+        self.device = Some(device);
+        Ok(self)
     }
 
     /// Adds a parameter that an objective needs and that is not part of the encoder; returns its
@@ -213,19 +234,22 @@ impl Model {
     }
 
     /// Embeddings [sentences, dimensions] of some sentences of a batch, on the calling thread.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
     pub fn forward_shard(
         &self,
         batch: &Ragged,
         sentences: Range<usize>,
         regularization: Option<Regularization>,
-    ) -> (Vec<f32>, Saved) {
+    ) -> Result<(Vec<f32>, Saved), ModelError> {
         let regularization = regularization.unwrap_or_default();
         let seed = regularization.seed ^ (sentences.start as u64).wrapping_mul(0x9e37_79b9_7f4a);
         let shard = Regularization {
             seed,
             ..regularization
         };
-        let (mut x, body) = body::forward(self, batch, sentences.clone(), shard);
+        let (mut x, body) = body::forward(self, batch, sentences.clone(), shard)?;
         let mut saved = Vec::with_capacity(self.config.dense.len());
         for (i, layer) in self.config.dense.iter().enumerate() {
             dropout(&mut x, regularization.hidden, dense_seed(seed, i));
@@ -237,26 +261,27 @@ impl Model {
             let norms = dense::normalize(&mut x, self.config.dimensions);
             (x.clone(), norms)
         });
-        (
-            x,
-            Saved {
-                sentences,
-                body,
-                dense: saved,
-                unit,
-                seed,
-            },
-        )
+        let saved = Saved {
+            sentences,
+            body,
+            dense: saved,
+            unit,
+            seed,
+        };
+        Ok((x, saved))
     }
 
     /// Gradients from the gradient `dx` [sentences, dimensions] of a shard's embeddings.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
     pub fn backward_shard(
         &self,
         batch: &Ragged,
         saved: Saved,
         mut dx: Vec<f32>,
         regularization: Option<Regularization>,
-    ) -> ShardGradients {
+    ) -> Result<ShardGradients, ModelError> {
         let regularization = Regularization {
             seed: saved.seed,
             ..regularization.unwrap_or_default()
@@ -290,33 +315,40 @@ impl Model {
             dx,
             &mut dense,
             regularization,
-        );
-        ShardGradients { dense, embeddings }
+        )?;
+        Ok(ShardGradients { dense, embeddings })
     }
 
     /// Embeddings [sentences, dimensions] of some sentences of a batch, with what the backward
     /// pass needs.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
     pub fn forward(
         &self,
         threads: &Threads,
         batch: &Ragged,
         sentences: Range<usize>,
         regularization: Option<Regularization>,
-    ) -> (Vec<f32>, Vec<Saved>) {
-        let shards = shards(threads, batch, sentences.clone());
+    ) -> Result<(Vec<f32>, Vec<Saved>), ModelError> {
+        let shards = self.shards(threads, batch, sentences.clone());
         let parts = threads.map(shards, |_, range| {
             self.forward_shard(batch, range, regularization)
         });
         let mut out = Vec::with_capacity(sentences.len() * self.config.dimensions);
         let mut all = Vec::with_capacity(parts.len());
-        for (x, saved) in parts {
+        for part in parts {
+            let (x, saved) = part?;
             out.extend_from_slice(&x);
             all.push(saved);
         }
-        (out, all)
+        Ok((out, all))
     }
 
     /// Gradients of every shard from the gradient `dx` of the embeddings of the whole batch.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
     pub fn backward(
         &self,
         threads: &Threads,
@@ -324,34 +356,56 @@ impl Model {
         saved: Vec<Saved>,
         dx: &[f32],
         regularization: Option<Regularization>,
-    ) -> Vec<ShardGradients> {
+    ) -> Result<Vec<ShardGradients>, ModelError> {
         let width = self.config.dimensions;
-        threads.map(saved, |_, saved| {
+        let gradients = threads.map(saved, |_, saved| {
             let part = &dx[saved.sentences.start * width..saved.sentences.end * width];
             self.backward_shard(batch, saved, part.to_vec(), regularization)
-        })
+        });
+        gradients.into_iter().collect()
     }
 
     /// Embeddings [sentences, dimensions] for use: in blocks, so that long lists need little
     /// memory.
-    pub fn encode(&self, threads: &Threads, batch: &Ragged) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
+    pub fn encode(&self, threads: &Threads, batch: &Ragged) -> Result<Vec<f32>, ModelError> {
         let width = self.config.dimensions;
         let mut out = vec![0f32; batch.len() * width];
-        let shards = shards(threads, batch, 0..batch.len());
+        let shards = self.shards(threads, batch, 0..batch.len());
         let work = cut(&mut out, &shards, width)
             .into_iter()
             .zip(shards.iter().cloned())
             .collect();
-        threads.map(work, |_, (out, range): (&mut [f32], Range<usize>)| {
-            const BLOCK: usize = 256;
+        let results = threads.map(work, |_, (out, range): (&mut [f32], Range<usize>)| {
+            // A device gets the weights anew for every block.
+            let size = if self.device.is_some() { 2048 } else { 256 };
             let begin = range.start;
-            for from in range.clone().step_by(BLOCK) {
-                let block = from..range.end.min(from + BLOCK);
+            for from in range.clone().step_by(size) {
+                let block = from..range.end.min(from + size);
                 let to = &mut out[(from - begin) * width..(block.end - begin) * width];
-                to.copy_from_slice(&self.forward_shard(batch, block, None).0);
+                to.copy_from_slice(&self.forward_shard(batch, block, None)?.0);
             }
+            Ok(())
         });
-        out
+        results.into_iter().collect::<Result<(), ModelError>>()?;
+        Ok(out)
+    }
+
+    /// The ranges of sentences that are computed at the same time.
+    fn shards(
+        &self,
+        threads: &Threads,
+        batch: &Ragged,
+        sentences: Range<usize>,
+    ) -> Vec<Range<usize>> {
+        match &self.device {
+            // A device takes one after the other.
+            Some(_) if sentences.is_empty() => Vec::new(),
+            Some(_) => vec![sentences],
+            None => shards(threads, batch, sentences),
+        }
     }
 }
 

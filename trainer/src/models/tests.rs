@@ -108,14 +108,16 @@ fn gradients_match_finite_differences() {
         let mut model = model(architecture);
         let weights = random(20, 1.0, 6, 6);
         let loss = |model: &Model| -> f64 {
-            let z = model.encode(&threads, &batch);
+            let z = model.encode(&threads, &batch).unwrap();
             z.iter()
                 .zip(&weights)
                 .map(|(z, w)| f64::from(*z) * f64::from(*w))
                 .sum()
         };
-        let (_, saved) = model.forward(&threads, &batch, 0..4, None);
-        let shards = model.backward(&threads, &batch, saved, &weights, None);
+        let (_, saved) = model.forward(&threads, &batch, 0..4, None).unwrap();
+        let shards = model
+            .backward(&threads, &batch, saved, &weights, None)
+            .unwrap();
         let mut gradients = model.parameters().zeros();
         let mut occurrences = Vec::new();
         for shard in shards {
@@ -163,6 +165,47 @@ fn gradients_match_finite_differences() {
 }
 
 #[test]
+fn a_device_computes_what_the_processor_computes() {
+    let threads = Threads::new(1).unwrap();
+    let mut batch = batch();
+    batch.push(&[]);
+    let count = batch.len();
+    let regularization = Some(Regularization {
+        embedding: 0.2,
+        hidden: 0.3,
+        seed: 9,
+    });
+    let bilstms = architectures();
+    let bilstms = bilstms
+        .iter()
+        .filter(|a| matches!(a, Architecture::Bilstm(_)));
+    for architecture in bilstms {
+        let weights = random(count * 5, 1.0, 6, 6);
+        let run = |model: &Model| {
+            let (z, saved) = model
+                .forward(&threads, &batch, 0..count, regularization)
+                .unwrap();
+            let mut shards = model
+                .backward(&threads, &batch, saved, &weights, regularization)
+                .unwrap();
+            assert_eq!(shards.len(), 1);
+            let shard = shards.remove(0);
+            (z, shard.dense, shard.embeddings)
+        };
+        let (z, dense, embeddings) = run(&model(architecture.clone()));
+        let device = LstmDevice::processor(candle_core::DType::F32);
+        let there = run(&model(architecture.clone()).on_device(device).unwrap());
+        assert_eq!(embeddings.ids, there.2.ids);
+        let pairs = (z.iter().zip(&there.0))
+            .chain(dense.iter().flatten().zip(there.1.iter().flatten()))
+            .chain(embeddings.source.iter().zip(&there.2.source));
+        for (a, b) in pairs {
+            assert!((a - b).abs() < 1e-5 * (1.0 + a.abs()), "{a} {b}");
+        }
+    }
+}
+
+#[test]
 fn the_encoder_computes_what_was_trained() {
     let threads = Threads::new(1).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -189,7 +232,7 @@ fn the_encoder_computes_what_was_trained() {
         let encoder = Encoder::load(&path, &options).unwrap();
         let ids: Vec<Vec<u32>> = (0..batch.len()).map(|s| batch.row(s).to_vec()).collect();
         let theirs = encoder.encode_ids(&ids).unwrap().data;
-        let ours = model.encode(&threads, &batch);
+        let ours = model.encode(&threads, &batch).unwrap();
         for (a, b) in ours.iter().zip(&theirs) {
             assert!((a - b).abs() < 1e-4, "{i}: {a} {b}");
         }

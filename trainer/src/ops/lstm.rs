@@ -177,7 +177,7 @@ fn visits(steps: &Steps, reverse: bool) -> Box<dyn Iterator<Item = usize>> {
 }
 
 /// First row and number of sentences of the step visited before t; no sentences at the start.
-fn before(steps: &Steps, t: usize, reverse: bool) -> (usize, usize) {
+pub(super) fn before(steps: &Steps, t: usize, reverse: bool) -> (usize, usize) {
     if reverse {
         let active = steps.active(t + 1);
         (if active > 0 { steps.offsets[t + 1] } else { 0 }, active)
@@ -359,7 +359,7 @@ pub struct StackSaved {
 }
 
 /// Seeds of the dropout masks of a layer's input.
-fn layer_seed(seed: u64, layer: usize) -> u64 {
+pub(super) fn layer_seed(seed: u64, layer: usize) -> u64 {
     seed.wrapping_add(0xa076_1d64_78bd_642fu64.wrapping_mul(layer as u64 + 1))
 }
 

@@ -15,6 +15,7 @@ pub mod bf16;
 pub mod dense;
 pub mod dropout;
 pub mod lstm;
+pub mod lstm_device;
 pub mod matrix;
 pub mod pool;
 pub mod simd;

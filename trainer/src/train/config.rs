@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use laser_encoder::DeviceChoice;
 use laser_encoder::config::{Architecture, Config, Dense};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,9 @@ pub struct TrainConfig {
     /// Rounding of the operands of matrix products.
     #[serde(default)]
     pub precision: Precision,
+    /// Where a BiLSTM is trained.
+    #[serde(default)]
+    pub device: TrainDevice,
     /// The encoder.
     pub model: ModelOptions,
     /// How batches are drawn.
@@ -72,6 +76,40 @@ pub enum Precision {
     F32,
     /// bf16 operands, whatever the processor.
     Bf16,
+}
+
+/// Where the encoder's BiLSTM is trained. All other operations run on the processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum TrainDevice {
+    /// On the processor: `cpu`.
+    #[default]
+    Cpu,
+    /// On the CUDA device of this number, in bf16: `cuda`, `cuda:1`.
+    Cuda(usize),
+}
+
+impl TryFrom<String> for TrainDevice {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        match name.parse::<DeviceChoice>() {
+            Ok(DeviceChoice::Cpu) => Ok(Self::Cpu),
+            Ok(DeviceChoice::Cuda(n)) => Ok(Self::Cuda(n)),
+            _ => Err(format!(
+                "unknown device \"{name}\"; use \"cpu\", \"cuda\" or \"cuda:N\""
+            )),
+        }
+    }
+}
+
+impl From<TrainDevice> for String {
+    fn from(device: TrainDevice) -> Self {
+        match device {
+            TrainDevice::Cpu => "cpu".into(),
+            TrainDevice::Cuda(n) => format!("cuda:{n}"),
+        }
+    }
 }
 
 /// The encoder: the fields of a model folder's `config.json`.
@@ -398,6 +436,14 @@ impl TrainConfig {
     pub fn check(&self) -> Result<(), TrainError> {
         let fail = |message: String| Err(TrainError::Config(message));
         self.model_config()?;
+        if self.device != TrainDevice::Cpu {
+            if !matches!(self.model.encoder, Architecture::Bilstm(_)) {
+                return fail("device = \"cuda\" is for the architecture \"bilstm\"".into());
+            }
+            if self.precision == Precision::F32 {
+                return fail("device = \"cuda\" computes in bf16, not in f32".into());
+            }
+        }
         let objectives = &self.objective;
         if objectives.dual.is_none() && objectives.nmt.is_none() && objectives.transfer.is_none() {
             return fail("name at least one objective, for instance [objective.dual]".into());

@@ -6,7 +6,7 @@ use super::TrainError;
 use super::config::DevSet;
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::data::{Ragged, text_hash};
-use crate::models::Model;
+use crate::models::{Model, ModelError};
 use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
 use crate::tokenizer::Loaded;
@@ -127,9 +127,12 @@ impl Dev {
     }
 
     /// Share of sentences whose nearest candidate by cosine is one of their key, by language.
-    pub fn evaluate(&self, model: &Model, threads: &Threads) -> Accuracy {
+    ///
+    /// # Errors
+    /// [`ModelError::Device`].
+    pub fn evaluate(&self, model: &Model, threads: &Threads) -> Result<Accuracy, ModelError> {
         let batch = model.prepare(&self.sentences);
-        let x = model.encode(threads, &batch);
+        let x = model.encode(threads, &batch)?;
         let width = model.dimensions();
         let candidates = &x[..self.candidates * width];
         let ranges: Vec<_> = self.languages.values().cloned().collect();
@@ -154,9 +157,9 @@ impl Dev {
             right as f64 / range.len() as f64
         });
         let languages: BTreeMap<String, f64> = self.languages.keys().cloned().zip(right).collect();
-        Accuracy {
+        Ok(Accuracy {
             mean: languages.values().sum::<f64>() / languages.len() as f64,
             languages,
-        }
+        })
     }
 }

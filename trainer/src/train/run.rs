@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use laser_encoder::config::Architecture;
+
 use super::TrainError;
 use super::checkpoint::{self, Progress};
-use super::config::{Precision, TrainConfig};
+use super::config::{Precision, TrainConfig, TrainDevice};
 use super::dev::Dev;
 use super::log::{Line, Log};
 use super::step::Stepper;
 use super::teacher::Teacher;
 use crate::data::{PackedCorpus, Sampler};
-use crate::models::Model;
+use crate::models::{Model, ModelError};
 use crate::objectives::nmt::Decoder;
+use crate::ops::lstm_device::LstmDevice;
 use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
@@ -152,6 +155,12 @@ fn prepare(
         arithmetic(config),
         config.seed,
     )?;
+    if let (TrainDevice::Cuda(ordinal), Architecture::Bilstm(c)) =
+        (config.device, &config.model.encoder)
+    {
+        let device = LstmDevice::cuda(ordinal, c.hidden_size).map_err(ModelError::Device)?;
+        model = model.on_device(device)?;
+    }
     start_values(config, corpus, &mut model);
     let learned = config.objective.dual.as_ref().filter(|d| d.learn_scale);
     let scale =
@@ -366,7 +375,7 @@ impl Run<'_> {
         let at = (self.progress.step, self.progress.pairs, self.seconds());
         let (mut figure, mut weights) = (0.0, 0.0);
         for dev in &self.dev {
-            let accuracy = dev.evaluate(model, &self.stepper.threads);
+            let accuracy = dev.evaluate(model, &self.stepper.threads)?;
             figure += dev.weight * accuracy.mean;
             weights += dev.weight;
             self.log.dev(at, &dev.name, &accuracy)?;

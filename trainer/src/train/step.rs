@@ -106,9 +106,14 @@ fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
 
 impl Stepper {
     /// Takes the next batch, drawing one, or several at once for hard negatives.
-    fn next_batch(&mut self, config: &TrainConfig, corpus: &PackedCorpus, step: u64) -> Pending {
+    fn next_batch(
+        &mut self,
+        config: &TrainConfig,
+        corpus: &PackedCorpus,
+        step: u64,
+    ) -> Result<Pending, TrainError> {
         if let Some(batch) = self.pending.pop_front() {
-            return batch;
+            return Ok(batch);
         }
         let mut draw = || {
             let pairs = self.sampler.next_batch(corpus).pairs;
@@ -126,11 +131,13 @@ impl Stepper {
             let uniform = dice as f64 / (1u64 << 53) as f64;
             dual.mega_batch > 1 && step >= dual.mega_from_step && uniform < dual.mega_share
         });
-        let Some(dual) = wanted else { return draw() };
+        let Some(dual) = wanted else {
+            return Ok(draw());
+        };
         let mut batches: Vec<Pending> = (0..dual.mega_batch).map(|_| draw()).collect();
-        self.mine(config, corpus, dual, &mut batches);
+        self.mine(config, corpus, dual, &mut batches)?;
         self.pending.extend(batches);
-        self.pending.pop_front().expect("a mega-batch has batches")
+        Ok(self.pending.pop_front().expect("a mega-batch has batches"))
     }
 
     /// Gives every batch the hardest wrong target of each of its pairs among the targets of all.
@@ -140,7 +147,7 @@ impl Stepper {
         corpus: &PackedCorpus,
         dual: &DualOptions,
         batches: &mut [Pending],
-    ) {
+    ) -> Result<(), TrainError> {
         let pairs: Vec<_> = batches
             .iter()
             .flat_map(|b| b.pairs.iter().copied())
@@ -151,8 +158,8 @@ impl Stepper {
             self.model
                 .encode(&self.threads, &self.model.prepare(&ragged))
         };
-        let x = encode(pairs.iter().map(|p| p.0).collect());
-        let y = encode(pairs.iter().map(|p| p.1).collect());
+        let x = encode(pairs.iter().map(|p| p.0).collect())?;
+        let y = encode(pairs.iter().map(|p| p.1).collect())?;
         let names: Vec<_> = pairs.iter().map(|p| identities(corpus, *p)).collect();
         let masks = Masks::new(&names, &names);
         let own: Vec<u32> = (0..pairs.len() as u32).collect();
@@ -177,6 +184,7 @@ impl Stepper {
             }
             at += batch.pairs.len();
         }
+        Ok(())
     }
 
     /// Makes update `step` with the given factor of the learning rate.
@@ -202,7 +210,7 @@ impl Stepper {
         let mut dense = self.model.parameters().zeros();
         let mut occurrences: Vec<Occurrences> = Vec::new();
         for part in 0..config.run.accumulate {
-            let batch = self.next_batch(config, corpus, step);
+            let batch = self.next_batch(config, corpus, step)?;
             let (loss, tokens) = self.gradients(
                 config,
                 corpus,
@@ -210,8 +218,7 @@ impl Stepper {
                 (step, part),
                 &mut dense,
                 &mut occurrences,
-            );
-            let (loss, tokens) = (loss?, tokens);
+            )?;
             if !loss.is_finite() {
                 return Err(diverged("loss", loss));
             }
@@ -256,7 +263,7 @@ impl Stepper {
         (step, part): (u64, usize),
         dense: &mut [Vec<f32>],
         occurrences: &mut Vec<Occurrences>,
-    ) -> (Result<f64, TrainError>, u64) {
+    ) -> Result<(f64, u64), TrainError> {
         let objectives = &config.objective;
         let limit = config.sampling.max_tokens;
         let pairs = batch.pairs.len();
@@ -297,7 +304,7 @@ impl Stepper {
         for range in chunks.iter().cloned() {
             let (x, s) = self
                 .model
-                .forward(&self.threads, &sentences, range, regularization);
+                .forward(&self.threads, &sentences, range, regularization)?;
             z.extend_from_slice(&x);
             saved = (chunks.len() == 1).then_some(s);
         }
@@ -335,10 +342,7 @@ impl Stepper {
             add(&dx, &mut dz[..end]);
         }
         if let (Some(options), Some(teacher)) = (&objectives.transfer, &self.teacher) {
-            let wanted = match teacher.embed(&targets) {
-                Ok(wanted) => wanted,
-                Err(e) => return (Err(e), tokens),
-            };
+            let wanted = teacher.embed(&targets)?;
             let width = self.model.dimensions();
             let sides = if options.sides == Sides::Both { 2 } else { 1 };
             for side in 0..sides {
@@ -363,17 +367,17 @@ impl Stepper {
                 .backward(&self.threads, &sentences, saved, &dz, regularization)
         };
         match saved {
-            Some(saved) => add_shards(backward(saved)),
+            Some(saved) => add_shards(backward(saved)?),
             None => {
                 for range in chunks {
                     let again =
                         self.model
-                            .forward(&self.threads, &sentences, range, regularization);
-                    add_shards(backward(again.1));
+                            .forward(&self.threads, &sentences, range, regularization)?;
+                    add_shards(backward(again.1)?);
                 }
             }
         }
-        (Ok(loss), tokens)
+        Ok((loss, tokens))
     }
 
     /// Dual-encoder loss; adds `share · weight` times its gradient.

@@ -1,0 +1,330 @@
+//! The BiLSTM of [`super::lstm`] on a device of candle: a GPU, or for tests the processor.
+//!
+//! Parameters, token embeddings and optimiser stay in host memory; a pass copies the weights and
+//! the embeddings of its tokens to the device, a way back copies the gradients from there. Products
+//! are candle's, the recurrence is that of `laser_cuda`. Dropout makes the masks that the
+//! processor's version makes, so that both compute the same but for rounding.
+
+use std::ops::Range;
+
+use candle_core::{DType, Device, Result, Tensor};
+use laser_cuda::lstm::{self as kernels, Gradient, Pooling};
+use laser_encoder::config::BilstmPooling;
+
+use super::dropout::dropout;
+use super::lstm::{LstmStack, Steps, layer_seed};
+use super::pool::{Occurrences, look_up};
+use super::simd::add;
+use crate::data::Ragged;
+
+/// Where a BiLSTM is trained other than on the processor's own operations.
+#[derive(Clone, Debug)]
+pub struct LstmDevice {
+    device: Device,
+    /// Of weights, states and products; sums are f32.
+    dtype: DType,
+}
+
+impl LstmDevice {
+    /// CUDA device `ordinal`, with elements in bf16.
+    ///
+    /// # Errors
+    /// If there is none, this build has no support for it, or layers of `hidden` units do not fit.
+    pub fn cuda(ordinal: usize, hidden: usize) -> Result<Self> {
+        let device = Device::new_cuda_with_stream(ordinal)?;
+        if !kernels::supported(&device, DType::BF16, hidden) {
+            candle_core::bail!(
+                "a BiLSTM of {hidden} units cannot be trained on this GPU: units must be a multiple \
+                 of 16 and fit into its shared memory (compute capability 8.0 or higher)"
+            );
+        }
+        Ok(Self {
+            device,
+            dtype: DType::BF16,
+        })
+    }
+
+    /// candle's CPU device, straightforward and slow: for tests.
+    pub fn processor(dtype: DType) -> Self {
+        Self {
+            device: Device::Cpu,
+            dtype,
+        }
+    }
+
+    fn tensor(&self, values: &[f32], shape: (usize, usize)) -> Result<Tensor> {
+        Tensor::from_slice(values, shape, &self.device)?.to_dtype(self.dtype)
+    }
+}
+
+/// One layer as the way back needs it.
+#[derive(Debug)]
+struct Layer {
+    /// Input after dropout, [tokens, inputs].
+    input: Tensor,
+    /// Factors of dropout, if any.
+    mask: Option<Tensor>,
+    /// Weights of the input, both directions, [8H, inputs].
+    weights: Tensor,
+    /// Weights of the states, [2, 4H, H].
+    recurrent: Tensor,
+    /// States, [tokens, 2H].
+    states: Tensor,
+    saved: kernels::Saved,
+}
+
+/// What the way back of a stack needs.
+#[derive(Debug)]
+pub struct DeviceSaved {
+    steps: Steps,
+    on_device: kernels::Steps,
+    ids: Vec<u32>,
+    layers: Vec<Layer>,
+    first: usize,
+}
+
+fn pooling(of: BilstmPooling) -> Pooling {
+    match of {
+        BilstmPooling::Max => Pooling::Max,
+        BilstmPooling::Mean => Pooling::Sum,
+        BilstmPooling::Last => Pooling::Last,
+    }
+}
+
+/// Length of the sentences that have tokens; they come first.
+fn present(steps: &Steps) -> &[usize] {
+    &steps.lengths[..steps.active(0)]
+}
+
+impl LstmStack<'_> {
+    /// As [`LstmStack::forward`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn forward_on(
+        &self,
+        on: &LstmDevice,
+        table: &[f32],
+        batch: &Ragged,
+        sentences: Range<usize>,
+        dropouts: (f32, f32),
+        seed: u64,
+    ) -> Result<(Vec<f32>, DeviceSaved)> {
+        let (h, first, count) = (self.hidden_size, sentences.start, sentences.len());
+        let steps = Steps::new(batch, sentences);
+        let ids = steps.ids(batch);
+        let on_device = kernels::Steps::new(present(&steps), &on.device)?;
+        let mut out = vec![0f32; count * 2 * h];
+        let mut layers = Vec::new();
+        if steps.is_empty() {
+            let saved = DeviceSaved {
+                steps,
+                on_device,
+                ids,
+                layers,
+                first,
+            };
+            return Ok((out, saved));
+        }
+        let mut embedded = vec![0f32; steps.rows() * self.input_size];
+        look_up(table, &ids, self.input_size, &mut embedded);
+        dropout(&mut embedded, dropouts.0, layer_seed(seed, 0));
+        let mut input = on.tensor(&embedded, (steps.rows(), self.input_size))?;
+        let mut mask = None;
+        let depth = self.directions.len() / 2;
+        for (layer, pair) in self.directions.chunks_exact(2).enumerate() {
+            let inputs = pair[0].input.len() / (4 * h);
+            let matrix = |values: [&[f32]; 2], columns: usize| {
+                let both = [
+                    on.tensor(values[0], (4 * h, columns))?,
+                    on.tensor(values[1], (4 * h, columns))?,
+                ];
+                Tensor::stack(&both, 0)
+            };
+            let weights = matrix([pair[0].input, pair[1].input], inputs)?;
+            let weights = weights.reshape((8 * h, inputs))?;
+            let bias: Vec<f32> = pair
+                .iter()
+                .flat_map(|d| d.bias_input.iter().zip(d.bias_recurrent))
+                .map(|(a, b)| a + b)
+                .collect();
+            let parameters = kernels::Weights {
+                recurrent: matrix([pair[0].recurrent, pair[1].recurrent], h)?,
+                bias: Tensor::from_vec(bias, (2, 4 * h), &on.device)?,
+            };
+            let products = input.matmul(&weights.t()?)?;
+            let last = layer + 1 == depth;
+            let pooling = last.then(|| pooling(self.pooling));
+            let outputs = kernels::forward(&on_device, &products, &parameters, pooling, true)?;
+            let Some(saved) = outputs.saved else {
+                candle_core::bail!("the LSTM did not save what was asked for");
+            };
+            if let Some(pooled) = outputs.pooled {
+                let pooled: Vec<f32> = pooled.flatten_all()?.to_vec1()?;
+                self.scatter(&steps, first, &pooled, &mut out);
+            }
+            let next_mask = (!last && dropouts.1 > 0.0)
+                .then(|| {
+                    let mut factors = vec![1f32; steps.rows() * 2 * h];
+                    dropout(&mut factors, dropouts.1, layer_seed(seed, layer + 1));
+                    on.tensor(&factors, (steps.rows(), 2 * h))
+                })
+                .transpose()?;
+            let next = match &next_mask {
+                Some(mask) => (&outputs.states * mask)?,
+                None => outputs.states.clone(),
+            };
+            layers.push(Layer {
+                input: std::mem::replace(&mut input, next),
+                mask: std::mem::replace(&mut mask, next_mask),
+                weights,
+                recurrent: parameters.recurrent,
+                states: outputs.states,
+                saved,
+            });
+        }
+        let saved = DeviceSaved {
+            steps,
+            on_device,
+            ids,
+            layers,
+            first,
+        };
+        Ok((out, saved))
+    }
+
+    /// As [`LstmStack::backward`].
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn backward_on(
+        &self,
+        on: &LstmDevice,
+        saved: DeviceSaved,
+        dy: &[f32],
+        gradients: &mut [Vec<f32>],
+        dropouts: (f32, f32),
+        seed: u64,
+    ) -> Result<Occurrences> {
+        let h = self.hidden_size;
+        let DeviceSaved {
+            steps,
+            on_device,
+            ids,
+            layers,
+            first,
+        } = saved;
+        let mut source = Vec::new();
+        if !steps.is_empty() {
+            let d_pooled = self.gather(&steps, first, dy);
+            let d_pooled = Tensor::from_vec(d_pooled, (present(&steps).len(), 2 * h), &on.device)?;
+            let before = previous_rows(&steps, &on.device)?;
+            let mut d_states = None;
+            for (layer, kept) in layers.iter().enumerate().rev() {
+                let gradient = match &d_states {
+                    Some(d) => Gradient::States(d),
+                    None => Gradient::Pooled(&d_pooled, pooling(self.pooling)),
+                };
+                let d_products =
+                    kernels::backward(&on_device, &kept.recurrent, &kept.saved, gradient)?;
+                let own = &mut gradients[8 * layer..8 * (layer + 1)];
+                parameter_gradients(kept, &d_products, &before, h, own)?;
+                let d_input = d_products.matmul(&kept.weights)?;
+                d_states = Some(match &kept.mask {
+                    Some(mask) => (d_input * mask)?,
+                    None => d_input,
+                });
+            }
+            if let Some(d_embedded) = d_states {
+                source = floats(&d_embedded)?;
+                dropout(&mut source, dropouts.0, layer_seed(seed, 0));
+            }
+        }
+        Ok(Occurrences {
+            rows: (0..ids.len() as u32).collect(),
+            factors: vec![1.0; ids.len()],
+            ids,
+            source,
+            inner: Vec::new(),
+        })
+    }
+
+    /// Pooled states from the order of the steps to that of the batch.
+    fn scatter(&self, steps: &Steps, first: usize, pooled: &[f32], out: &mut [f32]) {
+        let width = 2 * self.hidden_size;
+        for ((row, sentence), length) in pooled
+            .chunks_exact(width)
+            .zip(&steps.order)
+            .zip(&steps.lengths)
+        {
+            let to = &mut out[(sentence - first) * width..][..width];
+            to.copy_from_slice(row);
+            if self.pooling == BilstmPooling::Mean {
+                super::simd::scale(1.0 / *length as f32, to);
+            }
+        }
+    }
+
+    /// The inverse of [`LstmStack::scatter`] for gradients.
+    fn gather(&self, steps: &Steps, first: usize, dy: &[f32]) -> Vec<f32> {
+        let width = 2 * self.hidden_size;
+        let mut rows = Vec::with_capacity(present(steps).len() * width);
+        for (sentence, length) in steps.order.iter().zip(present(steps)) {
+            let begin = rows.len();
+            rows.extend_from_slice(&dy[(sentence - first) * width..][..width]);
+            if self.pooling == BilstmPooling::Mean {
+                super::simd::scale(1.0 / *length as f32, &mut rows[begin..]);
+            }
+        }
+        rows
+    }
+}
+
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}
+
+/// For both directions, the row of the state that each token goes on from; the number of rows
+/// where a sentence begins.
+fn previous_rows(steps: &Steps, device: &Device) -> Result<[Tensor; 2]> {
+    let rows = steps.rows() as u32;
+    let tensor = |reverse: bool| {
+        let mut previous = Vec::with_capacity(steps.rows());
+        for t in 0..steps.len() {
+            let (from, known) = super::lstm::before(steps, t, reverse);
+            let row = |s: usize| if s < known { (from + s) as u32 } else { rows };
+            previous.extend((0..steps.active(t)).map(row));
+        }
+        Tensor::from_vec(previous, steps.rows(), device)
+    };
+    Ok([tensor(false)?, tensor(true)?])
+}
+
+/// Adds the gradients of a layer's parameters, four buffers a direction.
+fn parameter_gradients(
+    layer: &Layer,
+    d_products: &Tensor,
+    before: &[Tensor; 2],
+    h: usize,
+    gradients: &mut [Vec<f32>],
+) -> Result<()> {
+    let zero = Tensor::zeros((1, h), layer.states.dtype(), layer.states.device())?;
+    for (direction, gradients) in gradients.chunks_exact_mut(4).enumerate() {
+        let d = d_products
+            .narrow(1, direction * 4 * h, 4 * h)?
+            .contiguous()?;
+        let states = layer.states.narrow(1, direction * h, h)?;
+        let states = Tensor::cat(&[&states, &zero], 0)?;
+        let states = states.index_select(&before[direction], 0)?;
+        let transposed = d.t()?;
+        add(
+            &floats(&transposed.matmul(&layer.input)?)?,
+            &mut gradients[0],
+        );
+        add(&floats(&transposed.matmul(&states)?)?, &mut gradients[1]);
+        let bias = floats(&d.to_dtype(DType::F32)?.sum(0)?)?;
+        add(&bias, &mut gradients[2]);
+        add(&bias, &mut gradients[3]);
+    }
+    Ok(())
+}
