@@ -1,5 +1,6 @@
-//! Products with bf16 operands and f32 sums through NumKong, which picks AMX, AVX-512 or AVX2
-//! code at run time.
+//! Products with bf16 operands and f32 sums: through NumKong, which picks AMX, AVX2 or Arm code at
+//! run time, and with kernels of our own where the processor has AVX-512 BF16 and no AMX, on which
+//! they take half of NumKong's time.
 //!
 //! NumKong multiplies A by a packed Bᵀ whose rows are contiguous; operands that lie the other way
 //! are transposed while they are rounded. Worth it only where the processor multiplies bf16
@@ -11,6 +12,8 @@ use std::cell::RefCell;
 use numkong::Dots;
 use numkong::cap;
 
+#[cfg(target_arch = "x86_64")]
+use crate::ops::bf16_dot::{self, Left, Panels};
 use crate::ops::simd::simd;
 
 /// Whether this processor has bf16 multiply units (AVX-512 BF16, AMX, or their Arm relatives).
@@ -23,6 +26,14 @@ pub fn in_hardware() -> bool {
         | cap::SVEBFDOT
         | cap::SME;
     numkong::available() & UNITS != 0
+}
+
+/// Whether the kernels of [`bf16_dot`] are the fastest here.
+#[cfg(target_arch = "x86_64")]
+fn by_dot() -> bool {
+    const AMX: u64 = cap::SAPPHIREAMX | cap::GRANITEAMX | cap::DIAMOND;
+    static CHOICE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *CHOICE.get_or_init(|| bf16_dot::available() && numkong::available() & AMX == 0)
 }
 
 #[derive(Default)]
@@ -149,89 +160,95 @@ fn multiply(
     }
 }
 
-impl Scratch {
-    /// The product of what lies in `left` and `right`.
-    fn run(&mut self, (m, n, k): (usize, usize, usize), c: &mut [f32], add: bool) {
-        pack((n, k), &self.right, &mut self.packed);
-        multiply(
-            (m, n, k),
-            &self.left,
-            &self.packed,
-            &mut self.result,
-            c,
-            add,
-        );
-    }
-}
-
 /// A right operand that is multiplied several times: rounded and packed once.
-pub struct Packed {
-    data: Vec<Aligned>,
-    n: usize,
-    k: usize,
+pub struct Packed(Kind);
+
+enum Kind {
+    NumKong {
+        data: Vec<Aligned>,
+        n: usize,
+        k: usize,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Dot(Panels),
 }
 
 impl Packed {
     /// For `a bᵀ` with b n×k.
     pub fn transposed(n: usize, k: usize, b: &[f32]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if by_dot() {
+            return Self(Kind::Dot(Panels::transposed(n, k, b)));
+        }
+        Self::numkong_transposed(n, k, b)
+    }
+
+    fn numkong_transposed(n: usize, k: usize, b: &[f32]) -> Self {
         let mut data = Vec::new();
         SCRATCH.with_borrow_mut(|s| {
             rounded(&b[..n * k], &mut s.right);
             pack((n, k), &s.right, &mut data);
         });
-        Self { data, n, k }
+        Self(Kind::NumKong { data, n, k })
     }
 
     /// For `a b` with b k×n.
     pub fn plain(k: usize, n: usize, b: &[f32]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if by_dot() {
+            return Self(Kind::Dot(Panels::plain(k, n, b)));
+        }
+        Self::numkong_plain(k, n, b)
+    }
+
+    fn numkong_plain(k: usize, n: usize, b: &[f32]) -> Self {
         let mut data = Vec::new();
         SCRATCH.with_borrow_mut(|s| {
             rounded_transpose(&b[..k * n], k, n, &mut s.right);
             pack((n, k), &s.right, &mut data);
         });
-        Self { data, n, k }
+        Self(Kind::NumKong { data, n, k })
     }
 
     /// `c = [c +] a b` or `a bᵀ`: a is m×k, c is m×n.
     pub fn multiply(&self, m: usize, a: &[f32], c: &mut [f32], add: bool) {
+        let (data, n, k) = match &self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Dot(panels) => return bf16_dot::multiply(m, Left::Rows(a), panels, c, add),
+            Kind::NumKong { data, n, k } => (data, *n, *k),
+        };
         SCRATCH.with_borrow_mut(|s| {
-            rounded(&a[..m * self.k], &mut s.left);
-            multiply(
-                (m, self.n, self.k),
-                &s.left,
-                &self.data,
-                &mut s.result,
-                c,
-                add,
-            );
+            rounded(&a[..m * k], &mut s.left);
+            multiply((m, n, k), &s.left, data, &mut s.result, c, add);
         });
     }
 }
 
 /// `c = [c +] a bᵀ`: a is m×k, b is n×k.
 pub fn nt((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
-    SCRATCH.with_borrow_mut(|s| {
-        rounded(&a[..m * k], &mut s.left);
-        rounded(&b[..n * k], &mut s.right);
-        s.run((m, n, k), c, add);
-    });
+    Packed::transposed(n, k, b).multiply(m, a, c, add);
 }
 
 /// `c = [c +] a b`: a is m×k, b is k×n.
 pub fn nn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
-    SCRATCH.with_borrow_mut(|s| {
-        rounded(&a[..m * k], &mut s.left);
-        rounded_transpose(&b[..k * n], k, n, &mut s.right);
-        s.run((m, n, k), c, add);
-    });
+    Packed::plain(k, n, b).multiply(m, a, c, add);
 }
 
 /// `c = [c +] aᵀ b`: a is k×m, b is k×n.
 pub fn tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
+    #[cfg(target_arch = "x86_64")]
+    if by_dot() {
+        return bf16_dot::multiply(m, Left::Columns(a), &Panels::plain(k, n, b), c, add);
+    }
+    numkong_tn((m, n, k), a, b, c, add);
+}
+
+fn numkong_tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
     SCRATCH.with_borrow_mut(|s| {
         rounded_transpose(&a[..k * m], k, m, &mut s.left);
         rounded_transpose(&b[..k * n], k, n, &mut s.right);
-        s.run((m, n, k), c, add);
+        pack((n, k), &s.right, &mut s.packed);
+        multiply((m, n, k), &s.left, &s.packed, &mut s.result, c, add);
     });
 }
 
@@ -262,6 +279,30 @@ mod tests {
                 b.to_bits(),
                 "{f}"
             );
+        }
+    }
+
+    #[test]
+    fn numkong_agrees_with_what_runs_here() {
+        let (m, n, k) = (13, 35, 51);
+        let numbers = |count: usize| -> Vec<f32> {
+            (0..count)
+                .map(|i| ((i * 37 + i / 7) % 101) as f32 / 50.0 - 1.0)
+                .collect()
+        };
+        let (a, b) = (numbers(m * k), numbers(k * n));
+        for add in [false, true] {
+            let mut c = vec![vec![1f32; m * n]; 6];
+            nt((m, n, k), &a, &b, &mut c[0], add);
+            Packed::numkong_transposed(n, k, &b).multiply(m, &a, &mut c[1], add);
+            nn((m, n, k), &a, &b, &mut c[2], add);
+            Packed::numkong_plain(k, n, &b).multiply(m, &a, &mut c[3], add);
+            tn((m, n, k), &a, &b, &mut c[4], add);
+            numkong_tn((m, n, k), &a, &b, &mut c[5], add);
+            for pair in c.chunks_exact(2) {
+                let mut both = pair[0].iter().zip(&pair[1]);
+                assert!(both.all(|(x, y)| (x - y).abs() < 1e-4), "{pair:?}");
+            }
         }
     }
 }

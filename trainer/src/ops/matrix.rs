@@ -1,7 +1,7 @@
 //! Products of row-major matrices on one thread.
 //!
 //! [`Arithmetic`] chooses between f32 products (crate `gemm`) and bf16 products with f32
-//! accumulation (NumKong), which only pay on processors with bf16 units.
+//! accumulation ([`bf16`]), which only pay on processors with bf16 units.
 #![allow(unsafe_code)]
 
 use crate::ops::bf16;

@@ -12,6 +12,8 @@
 )]
 
 pub mod bf16;
+#[cfg(target_arch = "x86_64")]
+mod bf16_dot;
 pub mod dense;
 pub mod dropout;
 pub mod lstm;
