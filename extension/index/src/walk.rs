@@ -14,14 +14,17 @@ use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, u32_at};
 use crate::kernels::prefetch;
 
-/// Vectors that are asked for ahead of the one whose distance is computed.
-const AHEAD: usize = 2;
+/// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
+/// vectors go.
+const AHEAD: usize = 2048;
 
 /// Where things are in a serialized graph, and what a walk needs besides.
 #[derive(Debug)]
 pub struct Walk {
     nodes: usize,
     vector_len: usize,
+    /// Vectors within [`AHEAD`].
+    ahead: usize,
     vectors: usize,
     base_edges: usize,
     edges: usize,
@@ -58,7 +61,10 @@ struct State {
     next: BinaryHeap<Reverse<Key>>,
     /// Candidates, the farthest first.
     nearest: BinaryHeap<Key>,
+    /// Neighbours of one node.
     fresh: Vec<u32>,
+    /// Their distances.
+    found: Vec<Key>,
 }
 
 impl State {
@@ -102,6 +108,7 @@ impl Walk {
         let mut walk = Self {
             nodes,
             vector_len: layout.columns,
+            ahead: (AHEAD / layout.columns.max(1)).clamp(1, 32),
             vectors: layout.vector_at(0),
             base_edges: layout.base_edges,
             edges: layout.edges,
@@ -153,6 +160,51 @@ impl Walk {
             .filter(move |&node| node < nodes)
     }
 
+    /// Appends the distances of nodes to `found`.
+    fn measure(
+        &self,
+        graph: &[u8],
+        nodes: &[u32],
+        distance: &mut impl FnMut(&[u8]) -> f32,
+        found: &mut Vec<Key>,
+    ) {
+        for &node in nodes.iter().take(self.ahead) {
+            prefetch(self.vector(graph, node));
+        }
+        for (i, &node) in nodes.iter().enumerate() {
+            if let Some(&later) = nodes.get(i + self.ahead) {
+                prefetch(self.vector(graph, later));
+            }
+            found.push(key(distance(self.vector(graph, node)), node));
+        }
+    }
+
+    /// Walks down to the lowest level, always to the nearest neighbour. Returns the node where it
+    /// ends and its distance.
+    fn descend(
+        &self,
+        graph: &[u8],
+        distance: &mut impl FnMut(&[u8]) -> f32,
+        fresh: &mut Vec<u32>,
+        found: &mut Vec<Key>,
+    ) -> Key {
+        let mut best = key(distance(self.vector(graph, self.entry)), self.entry);
+        for level in (1..=self.top).rev() {
+            loop {
+                fresh.clear();
+                found.clear();
+                let next = self.neighbours(graph, best as u32, level);
+                fresh.extend(next.filter(|&node| self.level(node) >= level));
+                self.measure(graph, fresh, distance, found);
+                match found.iter().min() {
+                    Some(&nearest) if nearest < best => best = nearest,
+                    _ => break,
+                }
+            }
+        }
+        best
+    }
+
     /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.
     /// `graph` are the bytes that this was made from; `distance` is that of a vector in it to the
     /// query.
@@ -165,60 +217,44 @@ impl Walk {
         if self.entry as usize >= self.nodes || count == 0 {
             return Vec::new();
         }
-        let mut at = self.entry;
-        let mut best = distance(self.vector(graph, at));
-        for level in (1..=self.top).rev() {
-            loop {
-                let from = at;
-                for node in self.neighbours(graph, from, level) {
-                    let d = distance(self.vector(graph, node));
-                    if d < best && self.level(node) >= level {
-                        (at, best) = (node, d);
-                    }
-                }
-                if at == from {
-                    break;
-                }
-            }
-        }
-
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
-        state.mark(at);
-        state.next.push(Reverse(key(best, at)));
-        state.nearest.push(key(best, at));
-        let mut farthest = key(best, at);
         let mut fresh = std::mem::take(&mut state.fresh);
+        let mut found = std::mem::take(&mut state.found);
+        let start = self.descend(graph, &mut distance, &mut fresh, &mut found);
+        state.mark(start as u32);
+        state.next.push(Reverse(start));
+        state.nearest.push(start);
+        let mut farthest = start;
         while let Some(Reverse(from)) = state.next.pop() {
             if from > farthest && state.nearest.len() == count {
                 break;
             }
             fresh.clear();
+            found.clear();
             fresh.extend(
                 self.neighbours(graph, from as u32, 0)
                     .filter(|&node| state.mark(node)),
             );
-            for &node in fresh.iter().take(AHEAD) {
-                prefetch(self.vector(graph, node));
-            }
-            for (i, &node) in fresh.iter().enumerate() {
-                if let Some(&later) = fresh.get(i + AHEAD) {
-                    prefetch(self.vector(graph, later));
-                }
-                let found = key(distance(self.vector(graph, node)), node);
-                if state.nearest.len() < count || found < farthest {
-                    let head = self.node_at(node);
-                    prefetch(&graph[head..head + NODE_HEAD + 4 * self.base_edges]);
-                    state.next.push(Reverse(found));
+            // All distances first: what is done with them branches in ways that the CPU cannot
+            // foresee, and would have it drop distances that it has begun.
+            self.measure(graph, &fresh, &mut distance, &mut found);
+            for &found in &found {
+                if state.nearest.len() < count {
                     state.nearest.push(found);
-                    if state.nearest.len() > count {
-                        state.nearest.pop();
-                    }
-                    farthest = *state.nearest.peek().expect("one was pushed");
+                } else if found < farthest {
+                    *state.nearest.peek_mut().expect("it is full") = found;
+                } else {
+                    continue;
                 }
+                let head = self.node_at(found as u32);
+                prefetch(&graph[head..head + NODE_HEAD + 4 * self.base_edges]);
+                state.next.push(Reverse(found));
+                farthest = *state.nearest.peek().expect("one was pushed");
             }
         }
         state.fresh = fresh;
+        state.found = found;
         state.nearest.drain().map(|key| key as u32).collect()
     }
 }
