@@ -450,7 +450,7 @@ impl SegmentBuilder {
         let mut header = SegmentHeader::new(&codec, nonce(), count, nodes, serialized);
         let file = Scratch::new(&self.options.folder)?;
         let mut bytes = file.map(header.file_len())?;
-        graph.save(header.graph.of_mut(&mut bytes))?;
+        graph.save(header.graph.of_mut(&mut bytes), pause)?;
         drop(graph);
         pause();
 
@@ -490,6 +490,9 @@ impl SegmentBuilder {
             .copy_from_slice(bytemuck::cast_slice(&starts));
         let mut dead = vec![0u8; bitmap_len(count)];
         for entry in 0..count {
+            if entry % 4096 == 0 {
+                pause();
+            }
             let next = &mut starts[node(entry)];
             let place = *next as usize;
             *next += 1;

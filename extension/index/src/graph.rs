@@ -181,13 +181,15 @@ impl Graph {
     /// usearch links a new node from its highest level downwards. A thread that comes through it
     /// meanwhile finds no way on and links what it adds to this node alone; when the node's own
     /// list is written at last, nothing leads there any more. Such nodes are linked once more.
+    /// `pause` is called now and then, and may unwind.
     ///
     /// # Errors
     /// When usearch fails.
-    pub fn save(&self, out: &mut [u8]) -> Result<()> {
+    pub fn save(&self, out: &mut [u8], pause: &dyn Fn()) -> Result<()> {
         let mut scratch = Vec::new();
         for _ in 0..RELINK_ROUNDS {
             self.index.save_to_buffer(out).map_err(graph_error)?;
+            pause();
             let layout = Layout::parse(&self.codec, out)?;
             let lost = layout.unreached()?;
             if lost.is_empty() {
@@ -195,6 +197,7 @@ impl Graph {
             }
             let keys = layout.keys()?;
             for slot in lost {
+                pause();
                 // The next vector takes the place of a removed one, and keeps its level.
                 let vector = &out[layout.vector_at(slot)..][..layout.columns];
                 self.index.remove(keys[slot].1).map_err(graph_error)?;
@@ -475,7 +478,7 @@ mod tests {
                 .unwrap();
         }
         let mut bytes = vec![0; graph.serialized_len()];
-        graph.save(&mut bytes).unwrap();
+        graph.save(&mut bytes, &|| ()).unwrap();
         assert_eq!(
             Layout::parse(&codec, &bytes).unwrap().unreached().unwrap(),
             []
@@ -502,7 +505,7 @@ mod tests {
 
         let graph = Graph::load(codec, 8, 48, &bytes).unwrap();
         graph.reserve(1000, 1).unwrap();
-        graph.save(&mut bytes).unwrap();
+        graph.save(&mut bytes, &|| ()).unwrap();
         let after = Layout::parse(&codec, &bytes).unwrap();
         assert_eq!(after.unreached().unwrap(), []);
         assert_eq!(after.verify().unwrap(), 1000);
