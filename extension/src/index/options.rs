@@ -59,7 +59,7 @@ struct Stored {
 }
 
 const M: c_int = 16;
-const EF_CONSTRUCTION: c_int = 48;
+const EF_CONSTRUCTION: c_int = 64;
 const PENDING_LIST_LIMIT: c_int = 4096;
 
 /// Storage parameters of an index.
