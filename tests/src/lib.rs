@@ -6,13 +6,16 @@
 //! unprivileged account when the tests are started by root, and nothing is left behind: a cluster
 //! is removed when it is dropped, and a watchdog process removes it if the test is killed.
 //!
-//! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files.
+//! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
+//! [`SmallDisk`] fills up.
 
 mod account;
 mod cluster;
+mod disk;
 pub mod model;
 pub mod slt;
 mod tree;
 
 pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
+pub use disk::SmallDisk;
 pub use tree::Tree;

@@ -1,0 +1,344 @@
+//! What the disk can do to an index: other formats, damage, no room. Errors say what is wrong and
+//! what to do, nothing that is committed is lost, and REINDEX mends.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::model::Model;
+use laser_tests::{Cluster, SmallDisk, wait_until};
+use postgres::Client;
+use postgres::error::SqlState;
+
+/// Bytes of a page, and of PostgreSQL's header in front of what laser writes.
+const PAGE: u64 = 8192;
+const HEADER: u64 = 24;
+/// Page types, see `extension/index/src/page.rs`.
+const DATA: u16 = 4;
+const PENDING: u16 = 6;
+
+const NEAR: &str = "SELECT id FROM t ORDER BY e <=> (SELECT vector(7)) LIMIT 1";
+
+fn create(cluster: &Cluster, rows: i32) -> Result<Client> {
+    let mut client = cluster.database("damage")?;
+    client.batch_execute(&format!(
+        "CREATE FUNCTION vector(i int) RETURNS embedding LANGUAGE sql IMMUTABLE
+         RETURN (SELECT array_agg(sin(i * (j * j + 0.37)))::real[]::embedding FROM generate_series(1, 16) j);
+         CREATE TABLE t (id integer, e embedding(16)) WITH (autovacuum_enabled = off);
+         INSERT INTO t SELECT i, vector(i) FROM generate_series(1, {rows}) i;
+         ALTER DATABASE damage SET enable_seqscan = off;
+         ALTER DATABASE damage SET enable_sort = off;
+         SET enable_seqscan = off; SET enable_sort = off"
+    ))?;
+    Ok(client)
+}
+
+/// Runs statements that do not work within a transaction, one by one.
+fn run(client: &mut Client, statements: &[&str]) -> Result<()> {
+    for sql in statements {
+        client.batch_execute(sql).with_context(|| sql.to_string())?;
+    }
+    Ok(())
+}
+
+/// Code, message and hint of a statement that fails.
+fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String, String)> {
+    let error = client.batch_execute(sql).err();
+    let error = error.with_context(|| format!("{sql} has not failed"))?;
+    let error = error
+        .as_db_error()
+        .with_context(|| format!("{sql}: {error}"))?;
+    Ok((
+        error.code().clone(),
+        error.message().to_owned(),
+        error.hint().unwrap_or_default().to_owned(),
+    ))
+}
+
+fn problems(client: &mut Client) -> Result<Vec<String>> {
+    let rows = client.query("SELECT laser_index_check('ti')", &[])?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+fn nearest(client: &mut Client) -> Result<i32> {
+    Ok(client.query_one(NEAR, &[])?.get(0))
+}
+
+/// The file of the index, once the server is stopped and has written it.
+fn stop(cluster: &mut Cluster) -> Result<PathBuf> {
+    let path = cluster.psql("damage", "SELECT pg_relation_filepath('ti')")?;
+    cluster.stop("fast")?;
+    Ok(cluster.data().join(path))
+}
+
+/// Inverts a byte at a place of the body of every page of a type, or of page 0. Returns how many.
+fn damage(file: &PathBuf, kind: Option<u16>, at: u64) -> Result<usize> {
+    let pages = file.metadata()?.len() / PAGE;
+    let file = OpenOptions::new().read(true).write(true).open(file)?;
+    let mut hit = 0;
+    for page in 0..pages {
+        let mut found = [0; 2];
+        file.read_exact_at(&mut found, page * PAGE + HEADER + 6)?;
+        let wanted = match kind {
+            Some(kind) => u16::from_le_bytes(found) == kind,
+            None => page == 0,
+        };
+        if wanted {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, page * PAGE + HEADER + at)?;
+            file.write_all_at(&[!byte[0]], page * PAGE + HEADER + at)?;
+            hit += 1;
+        }
+    }
+    Ok(hit)
+}
+
+#[test]
+fn another_format_is_refused() -> Result<()> {
+    let mut cluster = Cluster::builder().preload(false).start()?;
+    let mut client = create(&cluster, 2000)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    drop(client);
+    let file = stop(&mut cluster)?;
+    // The version, in the header that all pages have.
+    ensure!(damage(&file, None, 4)? == 1);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    client.batch_execute("DELETE FROM t WHERE id = 1")?;
+    for sql in [
+        NEAR,
+        "INSERT INTO t SELECT 0, vector(0)",
+        "SELECT * FROM laser_index_info('ti')",
+        "SELECT laser_index_check('ti')",
+        "SELECT laser_merge('ti')",
+        "VACUUM (INDEX_CLEANUP ON) t",
+    ] {
+        let (code, message, hint) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::FEATURE_NOT_SUPPORTED, "{sql}: {message}");
+        ensure!(
+            message == "the index has format version 254, this laser reads version 1",
+            "{sql}: {message}"
+        );
+        ensure!(hint.starts_with("Rebuild the index with REINDEX"), "{hint}");
+    }
+    // Plans are made all the same, and the table is as it was.
+    client.batch_execute(&format!("EXPLAIN {NEAR}"))?;
+    let count = client.query_one("SELECT count(*) FROM t WHERE id > 1", &[])?;
+    ensure!(count.get::<_, i64>(0) == 1999);
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(nearest(&mut client)? == 7);
+    ensure!(problems(&mut client)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn damaged_pages_are_named() -> Result<()> {
+    let mut cluster = Cluster::builder().preload(false).start()?;
+    let mut client = create(&cluster, 2000)?;
+    client.batch_execute(
+        "CREATE INDEX ti ON t USING laser (e);
+         INSERT INTO t SELECT i, vector(i) FROM generate_series(2001, 2010) i",
+    )?;
+    drop(client);
+
+    // A segment: searches fail, inserts do not.
+    let file = stop(&mut cluster)?;
+    ensure!(damage(&file, Some(DATA), 4000)? > 10);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    let (code, message, hint) = failure(&mut client, NEAR)?;
+    ensure!(code == SqlState::INDEX_CORRUPTED, "{message}");
+    ensure!(message.contains("is damaged: checksum of the"), "{message}");
+    ensure!(
+        hint.contains("The table is not affected") && hint.contains("REINDEX"),
+        "{hint}"
+    );
+    client.batch_execute("INSERT INTO t SELECT 2011, vector(2011)")?;
+    let found = problems(&mut client)?;
+    ensure!(
+        found.iter().any(|p| p.contains("checksum of the")),
+        "{found:?}"
+    );
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(problems(&mut client)?.is_empty());
+    ensure!(nearest(&mut client)? == 7);
+
+    // The pending list: nothing works but the table and REINDEX.
+    client.batch_execute("INSERT INTO t SELECT 2012, vector(2012)")?;
+    drop(client);
+    let file = stop(&mut cluster)?;
+    // The number of entries, behind the page's header and the link to the next page.
+    ensure!(damage(&file, Some(PENDING), 28)? == 1);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    for sql in [NEAR, "INSERT INTO t SELECT 2013, vector(2013)"] {
+        let (code, message, _) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::INDEX_CORRUPTED, "{message}");
+        ensure!(
+            message.ends_with("is damaged: pending page does not fit its count"),
+            "{message}"
+        );
+    }
+    let found = problems(&mut client)?;
+    ensure!(
+        found.iter().any(|p| p.contains("does not fit")),
+        "{found:?}"
+    );
+    client.batch_execute("REINDEX INDEX ti; INSERT INTO t SELECT 2013, vector(2013)")?;
+    ensure!(problems(&mut client)?.is_empty());
+    ensure!(nearest(&mut client)? == 7);
+    drop(client);
+
+    // With checksums the server notices first.
+    cluster.stop("fast")?;
+    let data = cluster.data().display().to_string();
+    cluster.run(
+        "pg_checksums",
+        &["--enable", "--no-sync", "--pgdata", &data],
+    )?;
+    cluster.start()?;
+    let file = stop(&mut cluster)?;
+    ensure!(damage(&file, Some(DATA), 4000)? > 10);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    for sql in [NEAR, "SELECT laser_index_check('ti')"] {
+        let (code, message, _) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::DATA_CORRUPTED, "{message}");
+        ensure!(message.starts_with("invalid page in block"), "{message}");
+    }
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(problems(&mut client)?.is_empty());
+    ensure!(nearest(&mut client)? == 7);
+    Ok(())
+}
+
+/// A text index refuses to compare embeddings of another model than its own.
+#[test]
+fn another_model_is_refused() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    let model = Model::tiny("tiny", 32);
+    model.write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("damage")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text);
+         INSERT INTO t SELECT i, 'sentence ' || md5(i::text) FROM generate_series(1, 300) i;
+         CREATE INDEX ti ON t USING laser (body);
+         SET enable_seqscan = off",
+    )?;
+    let near = "SELECT id FROM t ORDER BY body <=> ('sentence ' || md5('7')) LIMIT 1";
+    ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 7);
+
+    Model { seed: 2, ..model }.write(models.path())?;
+    cluster.reload();
+    wait_until("the model's change is noticed", || {
+        Ok(client.batch_execute(near).is_err())
+    })?;
+    for sql in [near, "INSERT INTO t VALUES (0, 'one more')"] {
+        let (code, message, hint) = failure(&mut client, sql)?;
+        ensure!(
+            code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "{message}"
+        );
+        ensure!(
+            message == "model \"tiny\" is not the one that the index was built with",
+            "{message}"
+        );
+        ensure!(hint.contains("REINDEX"), "{hint}");
+    }
+    // What needs no model works.
+    let delete = "DELETE FROM t WHERE id = 300";
+    run(&mut client, &[delete, "VACUUM (INDEX_CLEANUP ON) t"])?;
+    ensure!(problems(&mut client)?.is_empty());
+    client.batch_execute("REINDEX INDEX ti; INSERT INTO t VALUES (0, 'one more')")?;
+    ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 7);
+    ensure!(problems(&mut client)?.is_empty());
+    Ok(())
+}
+
+/// No room where the index is: what does not fit is an error, what was there stays, and room that
+/// VACUUM makes is used again.
+#[test]
+fn a_full_tablespace() -> Result<()> {
+    let cluster = Cluster::builder().preload(false).start()?;
+    let place = cluster.scratch()?.join("space");
+    cluster.run("/bin/mkdir", &[&place.display().to_string()])?;
+    let Some(disk) = SmallDisk::mount(&place, 1024)? else {
+        return Ok(());
+    };
+    let mut client = create(&cluster, 10_000)?;
+    let location = format!("CREATE TABLESPACE space LOCATION '{}'", place.display());
+    client.batch_execute(&location)?;
+    let build =
+        "CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64) TABLESPACE space";
+    let (code, message, _) = failure(&mut client, build)?;
+    ensure!(code == SqlState::DISK_FULL, "{message}");
+    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
+    ensure!(
+        folder.read_dir()?.next().is_none(),
+        "files are left behind by a build that failed"
+    );
+
+    let delete = "DELETE FROM t WHERE id > 1500";
+    run(&mut client, &[delete, "VACUUM t", "CHECKPOINT", build])?;
+    let many = "INSERT INTO t SELECT i, vector(i) FROM generate_series(20001, 40000) i";
+    for _ in 0..3 {
+        let (code, message, _) = failure(&mut client, many)?;
+        ensure!(code == SqlState::DISK_FULL, "{message}");
+        ensure!(problems(&mut client)?.is_empty());
+        ensure!(nearest(&mut client)? == 7);
+    }
+    let reached = "SELECT count(*) FROM t q
+        WHERE q.id = (SELECT id FROM t ORDER BY t.e <=> q.e LIMIT 1)";
+    let count: i64 = client.query_one(reached, &[])?.get(0);
+    ensure!(count >= 1495, "{count} of 1500 are reached");
+
+    // What the failed inserts have left makes room for others.
+    let insert = "INSERT INTO t SELECT i, vector(i) FROM generate_series(2001, 2500) i";
+    run(&mut client, &["VACUUM (INDEX_CLEANUP ON) t", insert])?;
+    ensure!(problems(&mut client)?.is_empty());
+    let drop = ["DROP TABLE t", "CHECKPOINT", "DROP TABLESPACE space"];
+    run(&mut client, &drop)?;
+    disk.unmount()
+}
+
+/// No room for files of segments: searches do without, merges wait until there is room.
+#[test]
+fn a_full_cache() -> Result<()> {
+    let cluster = Cluster::builder().preload(false).start()?;
+    let mut client = create(&cluster, 3000)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
+    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
+    let Some(disk) = SmallDisk::mount(&folder, 64)? else {
+        return Ok(());
+    };
+    let (mut client, notices) = cluster.connect_with_notices("damage")?;
+    ensure!(nearest(&mut client)? == 7);
+    client.batch_execute("INSERT INTO t SELECT i, vector(i) FROM generate_series(3001, 6000) i")?;
+    let warnings = notices.take();
+    ensure!(
+        warnings.iter().any(|warning| warning
+            .starts_with("WARNING: could not merge the pending list of a laser index")),
+        "{warnings:?}"
+    );
+    for sql in [
+        "SELECT laser_merge('ti')",
+        "REINDEX INDEX ti",
+        "CREATE INDEX ON t USING laser (e)",
+    ] {
+        let (code, message, _) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::DISK_FULL, "{sql}: {message}");
+        ensure!(folder.read_dir()?.next().is_none(), "{sql} leaves files");
+    }
+    ensure!(nearest(&mut client)? == 7);
+    ensure!(problems(&mut client)?.is_empty());
+
+    disk.unmount()?;
+    client.batch_execute("SELECT laser_merge('ti')")?;
+    ensure!(nearest(&mut client)? == 7);
+    ensure!(problems(&mut client)?.is_empty());
+    let row = client.query_one("SELECT live, pending FROM laser_index_info('ti')", &[])?;
+    ensure!((row.get::<_, i64>(0), row.get::<_, i64>(1)) == (6000, 0));
+    Ok(())
+}
