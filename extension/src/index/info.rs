@@ -266,6 +266,9 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
     let store = opened.store();
     // SAFETY: the index is open.
     let lock = unsafe { MergeLock::wait(opened.raw()) };
+    maintain::sweep(&store).or_report();
+    // SAFETY: the index is open.
+    unsafe { vacuum_free_space_map(opened.raw()) };
     let meta = Meta::read(&store).or_report();
     let options = build_options(&meta.parameters, 0);
     let how = Merge {

@@ -72,6 +72,9 @@ pub unsafe extern "C-unwind" fn cleanup(
         let index = (*info).index;
         let store = RelationStore::in_vacuum(index);
         let lock = MergeLock::wait(index);
+        // First what merges that failed have left: on a full disk there is no other room for this one.
+        maintain::sweep(&store).or_report();
+        vacuum_free_space_map(index);
         let meta = Meta::read(&store).or_report();
         let options = build_options(&meta.parameters, 0);
         let how = Merge {
