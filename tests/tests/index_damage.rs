@@ -3,7 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::Model;
@@ -73,7 +73,7 @@ fn stop(cluster: &mut Cluster) -> Result<PathBuf> {
 }
 
 /// Inverts a byte at a place of the body of every page of a type, or of page 0. Returns how many.
-fn damage(file: &PathBuf, kind: Option<u16>, at: u64) -> Result<usize> {
+fn damage(file: &Path, kind: Option<u16>, at: u64) -> Result<usize> {
     let pages = file.metadata()?.len() / PAGE;
     let file = OpenOptions::new().read(true).write(true).open(file)?;
     let mut hit = 0;
