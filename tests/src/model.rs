@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 pub enum Architecture {
     /// The mean of token vectors: blind to the order of the bytes.
     Mean,
-    /// One bidirectional LSTM layer, max-pooled: sees the order.
+    /// Bidirectional LSTM layers, max-pooled: sees the order.
     BiLstm,
     /// One transformer layer with mean pooling.
     Transformer,
@@ -33,6 +33,8 @@ pub struct Model {
     pub architecture: Architecture,
     /// Components of an embedding; even.
     pub dimensions: usize,
+    /// Layers of the LSTM; others have one.
+    pub layers: usize,
     /// Longest text in tokens, special tokens included.
     pub max_tokens: usize,
     /// Seed of the weights: another seed is another model.
@@ -46,6 +48,7 @@ impl Model {
             name: name.to_owned(),
             architecture: Architecture::Mean,
             dimensions,
+            layers: 1,
             max_tokens: 128,
             seed: 1,
         }
@@ -82,9 +85,10 @@ impl Model {
                 format!(r#""architecture": "mean", "embedding_size": {d}, "pooling": "mean""#)
             }
             Architecture::BiLstm => format!(
-                r#""architecture": "bilstm", "embedding_size": {d}, "hidden_size": {}, "layers": 1,
+                r#""architecture": "bilstm", "embedding_size": {d}, "hidden_size": {}, "layers": {},
       "pooling": "max", "append_eos": false"#,
-                d / 2
+                d / 2,
+                self.layers
             ),
             Architecture::Transformer => format!(
                 r#""architecture": "transformer", "hidden_size": {d}, "layers": 1, "heads": 2,
@@ -124,21 +128,16 @@ impl Model {
             Architecture::BiLstm => {
                 let h = d / 2;
                 add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0);
-                for direction in ["", "_reverse"] {
-                    add(
-                        &format!("lstm.weight_ih_l0{direction}"),
-                        &[4 * h, d],
-                        0.0,
-                        0.5,
-                    );
-                    add(
-                        &format!("lstm.weight_hh_l0{direction}"),
-                        &[4 * h, h],
-                        0.0,
-                        0.5,
-                    );
-                    add(&format!("lstm.bias_ih_l0{direction}"), &[4 * h], 0.0, 0.5);
-                    add(&format!("lstm.bias_hh_l0{direction}"), &[4 * h], 0.0, 0.5);
+                for suffix in
+                    (0..self.layers).flat_map(|l| [format!("l{l}"), format!("l{l}_reverse")])
+                {
+                    let mut add = |part: &str, shape: &[usize]| {
+                        add(&format!("lstm.{part}_{suffix}"), shape, 0.0, 0.5);
+                    };
+                    add("weight_ih", &[4 * h, d]);
+                    add("weight_hh", &[4 * h, h]);
+                    add("bias_ih", &[4 * h]);
+                    add("bias_hh", &[4 * h]);
                 }
             }
             Architecture::Transformer => {

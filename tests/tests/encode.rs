@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::model::Model;
+use laser_tests::model::{Architecture, Model};
 use laser_tests::{Builder, Cluster, process_exists, signal, wait_until};
 use postgres::error::SqlState;
 use postgres::{Client, NoTls};
@@ -680,6 +680,60 @@ fn a_hung_encoder_is_ended_and_started_again() -> Result<()> {
     let encoder = running_encoder(&mut client)?;
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(running_encoder(&mut client)?, encoder);
+    assert_eq!(start_time(&mut client)?, server);
+    Ok(())
+}
+
+#[test]
+fn an_encoder_that_computes_has_ten_times_as_long() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // A text of that many tokens takes this model half a minute and more on one thread.
+    let deep = Model {
+        architecture: Architecture::BiLstm,
+        layers: 64,
+        max_tokens: 65_000,
+        ..Model::tiny("deep", 256)
+    };
+    deep.write(folder.path())?;
+    let cluster = Cluster::builder()
+        .models(folder.path(), "deep")
+        .setting("laser.encoder_timeout", "1s")
+        .setting("laser.encoder_threads", "1")
+        .setting("laser.encoder_precision", "f32")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    let expected = embed(&mut client, "text")?;
+    let server = start_time(&mut client)?;
+    let encoder = running_encoder(&mut client)?;
+
+    let mut patient = cluster.connect("d")?;
+    let cancel = patient.cancel_token();
+    let begun = Instant::now();
+    let waiting = std::thread::spawn(move || embed(&mut patient, &"x".repeat(deep.max_tokens)));
+    // The limit for an encoder that hangs passes several times.
+    while begun.elapsed() < Duration::from_secs(8) {
+        assert!(process_exists(encoder), "ended after {:?}", begun.elapsed());
+        assert!(
+            !waiting.is_finished(),
+            "answered after {:?}",
+            begun.elapsed()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    cancel.cancel_query(NoTls)?;
+    let error = waiting.join().expect("no panic").err();
+    let error = error.context("it was canceled")?;
+    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED));
+    // Nobody waits for the answer any more, and the process computes on.
+    wait_until("it is ended", || Ok(!process_exists(encoder)))?;
+
+    wait_until("the next one answers", || {
+        Ok(embed(&mut client, "text").is_ok_and(|embedding| embedding == expected))
+    })?;
+    let row = client.query_one("SELECT restarts, last_error FROM laser_encoder_status", &[])?;
+    assert_eq!(row.get::<_, i64>(0), 1);
+    let error: String = row.get(1);
+    assert!(error.contains("did not answer for 10 s"), "{error}");
     assert_eq!(start_time(&mut client)?, server);
     Ok(())
 }
