@@ -103,6 +103,10 @@ impl Weights {
             let length = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
             // A mapping has at least one byte.
             let mut map = MmapMut::map_anon(length.max(1))?;
+            // With large pages a fork of this process copies a few entries instead of thousands. There
+            // may be none.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
             file.read_exact(&mut map[..length])?;
             map.make_read_only()
         };

@@ -24,8 +24,10 @@ pub mod import;
 pub mod kernels;
 mod local;
 pub mod ngrams;
+pub mod shared;
 mod text;
 mod tokenize;
+mod word_cache;
 pub mod words;
 
 pub use config::Config;

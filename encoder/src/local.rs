@@ -16,15 +16,11 @@ use crate::{Config, EncoderError};
 /// milliseconds.
 const MAX_TOKENS: usize = 2048;
 
-/// Words that each process remembers for itself: some megabytes with all that belongs to them.
-const WORDS: usize = 1 << 13;
-
 /// A mean of token embeddings that runs on its caller's thread alone.
 ///
 /// Neither loading nor encoding starts a thread, and all memory is the process's own: a process may
-/// load one and fork, its children share the pages for as long as they only encode. A child writes
-/// to its cache of words, some megabytes at most. Embeddings are those of
-/// [`Encoder`](crate::Encoder), bit by bit.
+/// load one and fork, its children share the pages for as long as they only encode, and one cache of
+/// words. Embeddings are those of [`Encoder`](crate::Encoder), bit by bit.
 pub struct LocalEncoder {
     config: Config,
     tokenizer: Tokenizer,
@@ -69,8 +65,7 @@ impl LocalEncoder {
         // Nothing here asks `tokenizers` for its threads; nothing may in the future either.
         tokenizers::utils::parallelism::set_parallelism(false);
         let weights = Weights::copy(&folder.join(folder::WEIGHTS))?;
-        let mut tokenizer = Tokenizer::open(folder, &config)?;
-        tokenizer.limit_memory(WORDS);
+        let tokenizer = Tokenizer::open(folder, &config)?;
         let mean = Mean::load(mean, &weights)?;
         crate::encoder::check_vocabulary(&tokenizer, &mean, &weights)?;
         Ok(Some(Self {
@@ -79,6 +74,17 @@ impl LocalEncoder {
             mean,
             config,
         }))
+    }
+
+    /// The same encoder, its tokenizer's vocabularies copied to new memory: a caller with an allocator
+    /// of its own decides where that is. Loading leaves holes between what it keeps; the children of
+    /// a process would fill them, and copy page after page.
+    #[must_use]
+    pub fn compacted(self) -> Self {
+        Self {
+            tokenizer: self.tokenizer.compacted(),
+            ..self
+        }
     }
 
     /// Writes the embedding of a text to `out`; returns whether the text was cut at

@@ -78,7 +78,7 @@ pub fn read_tokenizer(json: &[u8]) -> Result<(Tokenizer, Option<NgramConfig>), E
 }
 
 /// Finds the n-grams of words.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Ngrams {
     lengths: Vec<usize>,
     ids: HashMap<Box<str>, u32>,

@@ -90,15 +90,15 @@ impl Tokenizer {
         })
     }
 
-    /// Remembers about `words` words, and in `tokenizers` a quarter as many pieces of words: the
-    /// usual limits let every process grow by 20 MB.
-    pub fn limit_memory(&mut self, words: usize) {
-        if let Some(cache) = &mut self.words {
-            cache.limit(words);
-        }
+    /// The same, with its vocabularies in new memory. `tokenizers` does not remember pieces of words
+    /// any more, which would let every process grow by megabytes on top of the words that are
+    /// remembered for all.
+    pub fn compacted(mut self) -> Self {
         let mut model = self.inner.get_model().clone();
-        model.resize_cache(words / 4);
+        model.resize_cache(0);
         self.inner.with_model(model);
+        self.words = self.words.map(Words::compacted);
+        self
     }
 
     /// Number of tokens, n-grams included.

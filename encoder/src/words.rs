@@ -5,43 +5,30 @@
 //! ([`is_local`]), the tokens of a text are those of its words, and those of a word can be
 //! remembered, with the n-grams ([`crate::ngrams`]) that belong to it.
 
-use std::collections::HashMap;
-use std::sync::RwLock;
-
-use ahash::RandomState;
 use serde_json::Value;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::EncoderError;
 use crate::ngrams::{NgramConfig, Ngrams};
+use crate::word_cache::WordCache;
 
-/// Longest word that is remembered, in bytes.
-const MAX_BYTES: usize = 64;
-
-/// Parts of the cache, so that threads seldom wait for each other.
-const SHARDS: usize = 64;
-
-/// Words that are remembered unless [`Words::limit`] says otherwise: some 10 MB.
-const WORDS: usize = 1 << 17;
-
-type Shard = RwLock<HashMap<Box<str>, Box<[u32]>, RandomState>>;
+/// Words that are remembered: 8 MB.
+const WORDS: usize = 1 << 16;
 
 /// Token ids of words.
 pub struct Words {
     ngrams: Option<Ngrams>,
-    hasher: RandomState,
-    shards: Vec<Shard>,
-    /// Words of a part at most; a full part is emptied.
-    shard_words: usize,
+    cache: WordCache,
 }
 
 impl Words {
     /// An empty cache for a tokenizer, with the n-grams that follow a word's tokens; `None` if the
-    /// tokenizer does not treat words independently.
+    /// tokenizer does not treat words independently. A process that forks shares it with its
+    /// children: what one of them has met is known to all.
     ///
     /// # Errors
-    /// [`EncoderError::Tokenizer`] for malformed n-grams, or if there are some although the tokenizer
-    /// has no words.
+    /// [`EncoderError::Tokenizer`] for malformed n-grams, if there are some although the tokenizer
+    /// has no words, or if there is no memory.
     pub fn new(
         tokenizer: &Tokenizer,
         ngrams: Option<NgramConfig>,
@@ -50,12 +37,10 @@ impl Words {
             .map(|config| Ngrams::new(config, tokenizer.get_vocab_size(true) as u32))
             .transpose()?;
         if is_local(tokenizer) {
-            return Ok(Some(Self {
-                ngrams,
-                hasher: RandomState::new(),
-                shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
-                shard_words: WORDS / SHARDS,
-            }));
+            let cache = WordCache::new(WORDS).map_err(|e| {
+                EncoderError::Tokenizer(format!("no memory for a cache of words: {e}"))
+            })?;
+            return Ok(Some(Self { ngrams, cache }));
         }
         match ngrams {
             None => Ok(None),
@@ -65,9 +50,12 @@ impl Words {
         }
     }
 
-    /// Remembers about `words` words from now on.
-    pub(crate) fn limit(&mut self, words: usize) {
-        self.shard_words = words.div_ceil(SHARDS);
+    /// The same in new memory.
+    pub(crate) fn compacted(self) -> Self {
+        Self {
+            ngrams: self.ngrams.clone(),
+            ..self
+        }
     }
 
     /// Number of n-grams that the tokenizer does not know of.
@@ -104,23 +92,11 @@ impl Words {
         word: &str,
         ids: &mut Vec<u32>,
     ) -> tokenizers::Result<()> {
-        if word.len() > MAX_BYTES {
-            ids.extend(self.tokens(tokenizer, word)?);
-            return Ok(());
+        if !self.cache.get(word, ids) {
+            let tokens = self.tokens(tokenizer, word)?;
+            self.cache.put(word, &tokens);
+            ids.extend_from_slice(&tokens);
         }
-        let shard = &self.shards[self.hasher.hash_one(word) as usize % SHARDS];
-        // A thread that panicked while it held the lock has left a valid map.
-        if let Some(known) = shard.read().unwrap_or_else(|e| e.into_inner()).get(word) {
-            ids.extend_from_slice(known);
-            return Ok(());
-        }
-        let tokens = self.tokens(tokenizer, word)?;
-        ids.extend_from_slice(&tokens);
-        let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
-        if shard.len() >= self.shard_words {
-            shard.clear();
-        }
-        shard.insert(word.into(), tokens.into());
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! [`describe_model`] tells a model's dimensions and fingerprint, [`search`] lets the encoder
 //! process search for neighbours.
 
+mod arena;
 mod client;
 mod embed;
 mod files;

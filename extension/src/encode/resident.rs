@@ -8,6 +8,7 @@
 //! - The postmaster starts no thread ([`LocalEncoder`] starts none), and no session does here.
 //! - Whatever goes wrong while the model is loaded is a line in the log; the server starts, and its
 //!   sessions ask the encoder process.
+//! - What is loaded lies apart from the heap ([`arena`]), which sessions write to.
 //! - The model is never loaded again in this server's life. As soon as the encoder process would
 //!   use another one (other settings, changed files), sessions ask that process.
 #![allow(unsafe_code)]
@@ -15,17 +16,18 @@
 use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use laser_encoder::LocalEncoder;
 use laser_encoder::catalog::{self, RECHECK, Stamp};
+use laser_encoder::shared::Shared;
 use laser_protocol::{ErrorCode, Failure};
 use pgrx::{check_for_interrupts, pg_sys};
 
 use super::embed::{Embedded, Model};
-use super::{guc, installation, worker};
+use super::{arena, guc, installation, worker};
 
 static RESIDENT: OnceLock<Resident> = OnceLock::new();
 
@@ -34,7 +36,7 @@ pub struct Resident {
     name: String,
     stamp: Stamp,
     encoder: LocalEncoder,
-    sentences: &'static Counter,
+    sentences: Counter,
 }
 
 /// Loads the default model if the library is being preloaded and the model is cheap.
@@ -72,10 +74,11 @@ fn load(name: String, stamp: Stamp) -> Result<Option<Resident>, String> {
     let Some(encoder) = LocalEncoder::load(stamp.path()).map_err(|e| e.to_string())? else {
         return Ok(None);
     };
+    let encoder = arena::filled_by(|| encoder.compacted());
     if Stamp::of(stamp.path()) != stamp {
         return Err(format!("the files of model \"{name}\" are being replaced"));
     }
-    let sentences = Counter::shared().map_err(|e| format!("could not map memory: {e}"))?;
+    let sentences = Counter::new().map_err(|e| format!("could not map memory: {e}"))?;
     Ok(Some(Resident {
         name,
         stamp,
@@ -193,41 +196,24 @@ impl Resident {
 /// Parts of a counter: sessions seldom write to the same cache line.
 const PARTS: usize = 64;
 
-/// A counter of all sessions, in a page that the postmaster's children share.
-struct Counter {
-    parts: [Part; PARTS],
-}
+/// Numbers in a cache line.
+const LINE: usize = 8;
 
-#[repr(align(64))]
-struct Part(AtomicU64);
+/// A counter of all sessions.
+struct Counter(Shared);
 
 impl Counter {
-    fn shared() -> io::Result<&'static Self> {
-        // SAFETY: a new mapping that is never unmapped; zero bytes are valid counters, and a page
-        // is aligned for them.
-        unsafe {
-            let memory = libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Self>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            if memory == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(&*memory.cast::<Self>())
-        }
+    fn new() -> io::Result<Self> {
+        Ok(Self(Shared::new(PARTS * LINE)?))
     }
 
     fn add(&self, n: u64) {
         // SAFETY: reads a variable of the process.
         let part = unsafe { pg_sys::MyProcPid } as usize % PARTS;
-        self.parts[part].0.fetch_add(n, Ordering::Relaxed);
+        self.0[part * LINE].fetch_add(n, Ordering::Relaxed);
     }
 
     fn sum(&self) -> u64 {
-        self.parts.iter().map(|p| p.0.load(Ordering::Relaxed)).sum()
+        self.0.iter().map(|part| part.load(Ordering::Relaxed)).sum()
     }
 }
