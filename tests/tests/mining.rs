@@ -509,17 +509,18 @@ fn the_encoder_process_searches_as_the_session_does() -> Result<()> {
     let pid: i32 = client
         .query_one("SELECT pid FROM laser_encoder_status", &[])?
         .get(0);
-    let small = "SELECT count(*) FROM laser_mine(
-        'SELECT id, e FROM many WHERE id <= 20000', 'SELECT id, e FROM many WHERE id <= 20000',
+    // Long enough to be seen at work on a fast machine, short enough to be finished on a slow one.
+    let medium = "SELECT count(*) FROM laser_mine(
+        'SELECT a.id * 4 + i, a.e FROM many a, generate_series(0, 3) i', 'SELECT id, e FROM many',
         retrieval => 'forward', margin => 'absolute')";
-    let worker = std::thread::spawn(move || client.query_one(small, &[]).map(|row| row.get(0)));
+    let worker = std::thread::spawn(move || client.query_one(medium, &[]).map(|row| row.get(0)));
     started()?;
     std::process::Command::new("kill")
         .args(["-9", &pid.to_string()])
         .status()?;
     // The session goes on by itself.
     let rows: i64 = worker.join().expect("no panic")?;
-    ensure!(rows == 20_000, "{rows}");
+    ensure!(rows == 160_000, "{rows}");
     Ok(())
 }
 
