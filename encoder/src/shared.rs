@@ -80,10 +80,8 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         // SAFETY: waits for the child of this function.
-        assert_eq!(
-            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
-            child
-        );
+        let waited = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        assert_eq!(waited, child);
         assert_eq!(shared[999].load(Ordering::Relaxed), 7);
     }
 
