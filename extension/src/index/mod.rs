@@ -19,6 +19,7 @@
 //! Pages, segments, the pending list and searching are the crate `laser-index`; what is here brings
 //! them together with relations, snapshots and transactions.
 
+mod bufpage;
 mod build;
 mod cache;
 mod cost;

@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 
+use super::bufpage;
 use laser_index::page::{self, BODY, HEADER};
 use laser_index::store::{PageStore, SET_PAGES, WriteSet};
 use laser_index::{IndexError, Result};
@@ -212,7 +213,7 @@ impl WriteSet for RelationSet<'_> {
         // SAFETY: the buffer is pinned.
         let new = unsafe {
             pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as c_int);
-            pg_sys::PageIsNew(pg_sys::BufferGetPage(buffer))
+            bufpage::is_new(pg_sys::BufferGetPage(buffer))
         };
         // A page left by an unfinished extension has no header to compute a difference to.
         self.register(block, buffer, new);
@@ -236,8 +237,8 @@ impl WriteSet for RelationSet<'_> {
             None => unsafe {
                 let relation = self.store.relation;
                 // A relation made in this transaction (InvalidSubTransactionId is 0) is nobody else's.
-                let shared = (*relation).rd_backend == pg_sys::InvalidBackendId as c_int
-                    && (*relation).rd_createSubid == 0;
+                let shared =
+                    (*relation).rd_backend == NO_BACKEND && (*relation).rd_createSubid == 0;
                 if shared {
                     let mode = pg_sys::ExclusiveLock as c_int;
                     pg_sys::LockRelationForExtension(relation, mode);
@@ -302,6 +303,9 @@ impl Drop for RelationSet<'_> {
 pub struct MergeLock {
     relation: pg_sys::Relation,
 }
+
+/// `InvalidBackendId`, since PostgreSQL 17 `INVALID_PROC_NUMBER`: not a temporary relation's.
+const NO_BACKEND: c_int = -1;
 
 const MERGE_LOCK: c_int = pg_sys::ExclusiveLock as c_int;
 

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use laser_index::meta::Parameters;
 use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 
+use super::bufpage;
 use super::build::{pack, pause};
 use super::element::{self, Element, TextBatch};
 use crate::types::raise;
@@ -161,21 +162,21 @@ impl Table {
                 let buffer = pg_sys::ReadBuffer(heap, block as u32);
                 pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
                 let page = pg_sys::BufferGetPage(buffer);
-                let items = pg_sys::PageGetMaxOffsetNumber(page);
+                let items = bufpage::line_pointers(page);
                 for &tid in tids {
                     let offset = tid as u16;
                     if offset == 0 || offset > items {
                         report(tid, format!("the page has {items} line pointers"));
                         continue;
                     }
-                    let item = pg_sys::PageGetItemId(page, offset);
-                    let flags = (*item).lp_flags();
+                    let pointer = bufpage::line_pointer(page, offset);
+                    let flags = pointer.lp_flags();
                     if flags == pg_sys::LP_UNUSED {
                         report(tid, "the line pointer is not in use".into());
                     }
                     if flags == pg_sys::LP_NORMAL {
                         let row =
-                            pg_sys::PageGetItem(page, item).cast::<pg_sys::HeapTupleHeaderData>();
+                            bufpage::item(page, pointer).cast::<pg_sys::HeapTupleHeaderData>();
                         if u32::from((*row).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0 {
                             report(
                                 tid,
