@@ -178,47 +178,60 @@ pub(super) fn step(isa: Isa, rows: usize, columns: usize, recurrent: &impl Recur
                 } else {
                     (input, columns)
                 };
-                for i in 0..n {
-                    let at = (r + i) * width + block * UNITS;
-                    cell(
-                        isa,
-                        gates.add(i * stride),
-                        s.cell.as_mut_ptr().add(at),
-                        s.state.as_mut_ptr().add(at),
-                        if maximum.is_null() {
-                            maximum
-                        } else {
-                            maximum.add(at)
-                        },
-                    );
-                }
+                let at = r * width + block * UNITS;
+                let rows = Cells {
+                    gates,
+                    stride,
+                    c: s.cell.as_mut_ptr().add(at),
+                    h: s.state.as_mut_ptr().add(at),
+                    maximum: if maximum.is_null() {
+                        maximum
+                    } else {
+                        maximum.add(at)
+                    },
+                    width,
+                };
+                cells(isa, n, rows);
             }
             r += n;
         }
     }
 }
 
-/// Gates of one block of one row.
+/// One block of some rows.
+struct Cells {
+    /// 4 x 16 values a row, with this stride.
+    gates: *const f32,
+    stride: usize,
+    /// 16 values a row, with `width` as their stride; `maximum` may be null.
+    c: *mut f32,
+    h: *mut f32,
+    maximum: *mut f32,
+    width: usize,
+}
+
+/// The cells of one block of `rows` rows.
 ///
 /// # Safety
-/// `gates` holds 4 x 16 values, `c` and `h` (and `max` unless null) 16.
-unsafe fn cell(isa: Isa, gates: *const f32, c: *mut f32, h: *mut f32, max: *mut f32) {
+/// The pointers hold the rows.
+unsafe fn cells(isa: Isa, rows: usize, cells: Cells) {
     // SAFETY: passed on from the caller.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::avx512::cell(gates, c, h, max),
+            Isa::Avx512 => x86::avx512::cells(rows, cells),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::avx2::cell(gates, c, h, max),
+            Isa::Avx2 => x86::avx2::cells(rows, cells),
             _ => {
-                for lane in 0..UNITS {
-                    let gate = |g: usize| *gates.add(g * UNITS + lane);
-                    let new = sigmoid(gate(1)) * *c.add(lane) + sigmoid(gate(0)) * gate(2).tanh();
-                    let state = sigmoid(gate(3)) * new.tanh();
-                    *c.add(lane) = new;
-                    *h.add(lane) = state;
-                    if !max.is_null() && state > *max.add(lane) {
-                        *max.add(lane) = state;
+                for (row, lane) in (0..rows).flat_map(|r| (0..UNITS).map(move |lane| (r, lane))) {
+                    let gate = |g: usize| *cells.gates.add(row * cells.stride + g * UNITS + lane);
+                    let at = row * cells.width + lane;
+                    let c = &mut *cells.c.add(at);
+                    *c = sigmoid(gate(1)) * *c + sigmoid(gate(0)) * gate(2).tanh();
+                    let state = sigmoid(gate(3)) * c.tanh();
+                    *cells.h.add(at) = state;
+                    if !cells.maximum.is_null() && state > *cells.maximum.add(at) {
+                        *cells.maximum.add(at) = state;
                     }
                 }
             }
@@ -227,91 +240,83 @@ unsafe fn cell(isa: Isa, gates: *const f32, c: *mut f32, h: *mut f32, max: *mut 
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod x86 {
+mod x86 {
+    use std::f32::consts::LOG2_E;
+
+    /// The polynomial of degree 5, highest power first, with the smallest relative error (1e-7) of
+    /// 2^f on ±1/2; it is 1 at 0.
+    #[allow(clippy::approx_constant)] // The linear term is near ln 2.
+    const POWER_OF_TWO: [f32; 6] = [
+        1.326_472_7e-3,
+        9.671_513e-3,
+        5.550_733_6e-2,
+        2.402_224_2e-1,
+        6.931_47e-1,
+        1.0,
+    ];
+
     /// The cell on vectors of `$lanes` floats, in terms of intrinsics that the module names.
     macro_rules! cell {
         ($features:literal, $lanes:literal) => {
-            use super::super::UNITS;
+            use super::super::{Cells, UNITS};
+            use super::{LOG2_E, POWER_OF_TWO};
 
-            /// e^x, relative error below 2e-7, for |x| up to 87 (clamped beyond): Cephes' `expf`.
+            /// e^(x s) for s = `scale` / log2 e, relative error below 3e-7 near 0. It is cut off at
+            /// 2^±40, so that products of three are finite, and 1 + e^x is the same as ever.
             #[inline]
             #[target_feature(enable = $features)]
-            fn exp(x: Vector) -> Vector {
-                let x = max(min(x, set1(87.0)), set1(-87.0));
-                let whole = to_int(mul(x, set1(std::f32::consts::LOG2_E)));
-                let n = to_float(whole);
-                // ln 2 in two parts.
-                let r = fnmadd(n, set1(0.693_359_4), x);
-                let r = fnmadd(n, set1(-2.121_944_4e-4), r);
-                let mut p = set1(1.987_569_1e-4);
-                for coefficient in [
-                    1.398_199_9e-3,
-                    8.333_452e-3,
-                    4.166_579_6e-2,
-                    1.666_666_5e-1,
-                    0.5,
-                ] {
-                    p = fmadd(p, r, set1(coefficient));
+            fn exp(x: Vector, scale: f32) -> Vector {
+                let power = max(min(mul(x, set1(scale)), set1(40.0)), set1(-40.0));
+                let whole = round(power);
+                let f = sub(power, whole);
+                let mut p = set1(POWER_OF_TWO[0]);
+                for coefficient in &POWER_OF_TWO[1..] {
+                    p = fmadd(p, f, set1(*coefficient));
                 }
-                let p = fmadd(p, mul(r, r), add(r, set1(1.0)));
-                let power = shift_left::<23>(add_int(whole, set1_int(127)));
-                mul(p, as_float(power))
+                scale_by_power(p, whole)
             }
 
+            /// The new cell and state from the gates i, f, g, o. The sums over common denominators
+            /// need two divisions instead of five:
+            ///
+            /// ```text
+            /// sigmoid(x) = 1 / (1 + e^-x),  tanh(x) = (e^2x - 1) / (e^2x + 1)
+            /// ```
             #[inline]
             #[target_feature(enable = $features)]
-            pub(super) fn sigmoid(x: Vector) -> Vector {
+            fn cell(i: Vector, f: Vector, g: Vector, o: Vector, c: Vector) -> [Vector; 2] {
                 let one = set1(1.0);
-                div(one, add(one, exp(sub(zero(), x))))
-            }
-
-            /// 1 - 2 / (e^2x + 1): absolute error below 2e-7.
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(super) fn tanh(x: Vector) -> Vector {
-                let (one, two) = (set1(1.0), set1(2.0));
-                sub(one, div(two, add(exp(mul(x, two)), one)))
+                let (i, f) = (add(exp(i, -LOG2_E), one), add(exp(f, -LOG2_E), one));
+                let g = exp(g, 2.0 * LOG2_E);
+                let input = mul(i, add(g, one));
+                let sum = fmadd(c, input, mul(f, sub(g, one)));
+                let c = div(sum, mul(input, f));
+                let o = add(exp(o, -LOG2_E), one);
+                let e = exp(c, 2.0 * LOG2_E);
+                [c, div(sub(e, one), mul(o, add(e, one)))]
             }
 
             /// # Safety
             /// As the function of the same name above.
             #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn cell(
-                gates: *const f32,
-                c: *mut f32,
-                h: *mut f32,
-                maximum: *mut f32,
-            ) {
-                for at in (0..UNITS).step_by($lanes) {
-                    // SAFETY: the caller vouches for 16 values (4 x 16 of gates).
-                    unsafe {
-                        let gate = |g: usize| load(gates.add(g * UNITS + at));
-                        let input = mul(sigmoid(gate(0)), tanh(gate(2)));
-                        let new = fmadd(sigmoid(gate(1)), load(c.add(at)), input);
-                        let state = mul(sigmoid(gate(3)), tanh(new));
-                        store(c.add(at), new);
-                        store(h.add(at), state);
-                        if !maximum.is_null() {
-                            let maximum = maximum.add(at);
-                            store(maximum, max(load(maximum), state));
+            pub(in super::super) unsafe fn cells(rows: usize, cells: Cells) {
+                for row in 0..rows {
+                    for lane in (0..UNITS).step_by($lanes) {
+                        let at = row * cells.width + lane;
+                        // SAFETY: the caller vouches for 16 values of each row (4 x 16 of gates).
+                        unsafe {
+                            let gates = cells.gates.add(row * cells.stride + lane);
+                            let [i, f, g, o] =
+                                std::array::from_fn(|gate| load(gates.add(gate * UNITS)));
+                            let [c, h] = cell(i, f, g, o, load(cells.c.add(at)));
+                            store(cells.c.add(at), c);
+                            store(cells.h.add(at), h);
+                            if !cells.maximum.is_null() {
+                                let maximum = cells.maximum.add(at);
+                                store(maximum, max(load(maximum), h));
+                            }
                         }
                     }
-                }
-            }
-
-            #[cfg(test)]
-            pub(super) mod tests {
-                use super::*;
-
-                /// Sigmoid and tanh of one number.
-                #[target_feature(enable = $features)]
-                pub(in super::super) fn activations(x: f32) -> [f32; 2] {
-                    [sigmoid(set1(x)), tanh(set1(x))].map(|v| {
-                        let mut out = [0f32; $lanes];
-                        // SAFETY: `out` holds a vector.
-                        unsafe { store(out.as_mut_ptr(), v) };
-                        out[0]
-                    })
                 }
             }
         };
@@ -319,69 +324,119 @@ pub(super) mod x86 {
 
     pub(super) mod avx2 {
         use std::arch::x86_64::{
-            __m256 as Vector, _mm256_add_epi32 as add_int, _mm256_add_ps as add,
-            _mm256_castsi256_ps as as_float, _mm256_cvtepi32_ps as to_float,
-            _mm256_cvtps_epi32 as to_int, _mm256_div_ps as div, _mm256_fmadd_ps as fmadd,
-            _mm256_fnmadd_ps as fnmadd, _mm256_loadu_ps as load, _mm256_max_ps as max,
-            _mm256_min_ps as min, _mm256_mul_ps as mul, _mm256_set1_epi32 as set1_int,
-            _mm256_set1_ps as set1, _mm256_setzero_ps as zero, _mm256_slli_epi32 as shift_left,
-            _mm256_storeu_ps as store, _mm256_sub_ps as sub,
+            __m256 as Vector, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_add_epi32,
+            _mm256_add_ps as add, _mm256_castsi256_ps, _mm256_cvtps_epi32, _mm256_div_ps as div,
+            _mm256_fmadd_ps as fmadd, _mm256_loadu_ps as load, _mm256_max_ps as max,
+            _mm256_min_ps as min, _mm256_mul_ps as mul, _mm256_round_ps, _mm256_set1_epi32,
+            _mm256_set1_ps as set1, _mm256_slli_epi32, _mm256_storeu_ps as store,
+            _mm256_sub_ps as sub,
         };
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        fn round(x: Vector) -> Vector {
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x)
+        }
+
+        /// x 2^power for a whole power between -126 and 127.
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        fn scale_by_power(x: Vector, power: Vector) -> Vector {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
+            mul(x, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+        }
+
         cell!("avx2,fma", 8);
     }
 
     pub(super) mod avx512 {
         use std::arch::x86_64::{
-            __m512 as Vector, _mm512_add_epi32 as add_int, _mm512_add_ps as add,
-            _mm512_castsi512_ps as as_float, _mm512_cvtepi32_ps as to_float,
-            _mm512_cvtps_epi32 as to_int, _mm512_div_ps as div, _mm512_fmadd_ps as fmadd,
-            _mm512_fnmadd_ps as fnmadd, _mm512_loadu_ps as load, _mm512_max_ps as max,
-            _mm512_min_ps as min, _mm512_mul_ps as mul, _mm512_set1_epi32 as set1_int,
-            _mm512_set1_ps as set1, _mm512_setzero_ps as zero, _mm512_slli_epi32 as shift_left,
-            _mm512_storeu_ps as store, _mm512_sub_ps as sub,
+            __m512 as Vector, _mm512_add_ps as add, _mm512_div_ps as div, _mm512_fmadd_ps as fmadd,
+            _mm512_loadu_ps as load, _mm512_max_ps as max, _mm512_min_ps as min,
+            _mm512_mul_ps as mul, _mm512_roundscale_ps, _mm512_scalef_ps as scale_by_power,
+            _mm512_set1_ps as set1, _mm512_storeu_ps as store, _mm512_sub_ps as sub,
         };
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn round(x: Vector) -> Vector {
+            _mm512_roundscale_ps::<0>(x)
+        }
+
         cell!("avx512f", 16);
     }
+}
 
-    #[cfg(test)]
-    mod tests {
-        use super::super::Isa;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-        #[test]
-        fn activations_are_accurate() {
-            for isa in Isa::all() {
-                let activations = |x: f32| match isa {
-                    Isa::Portable => None,
-                    // SAFETY: the features were detected.
-                    Isa::Avx2 => Some(unsafe { super::avx2::tests::activations(x) }),
-                    // SAFETY: the features were detected.
-                    Isa::Avx512 => Some(unsafe { super::avx512::tests::activations(x) }),
+    /// The cell of 16 units.
+    fn cell_of(isa: Isa, gates: [f32; 4], c: f32) -> [f32; 2] {
+        let gates: Vec<f32> = gates.into_iter().flat_map(|x| [x; UNITS]).collect();
+        let (mut c, mut h) = ([c; UNITS], [f32::NAN; UNITS]);
+        let of = Cells {
+            gates: gates.as_ptr(),
+            stride: 4 * UNITS,
+            c: c.as_mut_ptr(),
+            h: h.as_mut_ptr(),
+            maximum: std::ptr::null_mut(),
+            width: UNITS,
+        };
+        // SAFETY: one row of 16 units.
+        unsafe { cells(isa, 1, of) };
+        assert!(c.iter().all(|x| *x == c[0]) && h.iter().all(|x| *x == h[0]));
+        [c[0], h[0]]
+    }
+
+    #[test]
+    fn cells_are_accurate() {
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+        for &isa in Isa::all() {
+            for n in 0..200_000u32 {
+                let gate = |g: u32| {
+                    let bits = (n * 4 + g).wrapping_mul(0x9e37_79b9) >> 8;
+                    (bits as f32 / (1 << 23) as f32 - 1.0)
+                        * [1.0, 4.0, 16.0, 60.0][(n % 4) as usize]
                 };
-                for i in -20_000..=20_000 {
-                    let x = i as f32 / 500.0;
-                    let Some([s, t]) = activations(x) else {
-                        continue;
-                    };
-                    let exact = f64::from(x);
-                    assert!(
-                        (f64::from(s) - 1.0 / (1.0 + (-exact).exp())).abs() < 2e-7,
-                        "{isa:?} sigmoid {x}"
-                    );
-                    assert!(
-                        (f64::from(t) - exact.tanh()).abs() < 3e-7,
-                        "{isa:?} tanh {x}: {t}"
-                    );
-                }
-                for x in [f32::MAX, f32::MIN, 1e9, -1e9] {
-                    let Some([s, t]) = activations(x) else {
-                        continue;
-                    };
-                    assert_eq!(
-                        (s.round(), t),
-                        (if x > 0.0 { 1.0 } else { 0.0 }, x.signum())
-                    );
-                }
+                let gates: [f32; 4] = std::array::from_fn(|g| gate(g as u32));
+                let [i, f, g, o] = gates;
+                let before = gate(7) / 8.0;
+                let [c, h] = cell_of(isa, gates, before);
+                let exact = sigmoid(f) * f64::from(before) + sigmoid(i) * f64::from(g).tanh();
+                let limit = 4e-7 * (1.0 + f64::from(before.abs()));
+                assert!(
+                    (f64::from(c) - exact).abs() < limit,
+                    "{isa:?} {gates:?} {before}: {c} {exact}"
+                );
+                let exact = sigmoid(o) * f64::from(c).tanh();
+                assert!(
+                    (f64::from(h) - exact).abs() < 4e-7,
+                    "{isa:?} {gates:?} {before}: {h} {exact}"
+                );
             }
+        }
+    }
+
+    #[test]
+    fn extreme_gates_saturate() {
+        for &isa in Isa::all() {
+            for x in [f32::MAX, 1e9, 88.0, 30.0] {
+                assert_eq!(
+                    cell_of(isa, [x, x, x, x], 3.0).map(f32::round),
+                    [4.0, 1.0],
+                    "{isa:?}"
+                );
+                let [c, h] = cell_of(isa, [-x, -x, -x, -x], 100.0);
+                assert!(c.abs() < 1e-9 && h.abs() < 1e-9, "{isa:?} {x}: {c} {h}");
+                assert_eq!(cell_of(isa, [x, x, -x, x], 5.0)[0].round(), 4.0, "{isa:?}");
+            }
+            // The longest text that only adds up.
+            assert_eq!(
+                cell_of(isa, [90.0, 90.0, 90.0, 90.0], 8191.0),
+                [8192.0, 1.0],
+                "{isa:?}"
+            );
         }
     }
 }
