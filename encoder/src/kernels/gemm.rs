@@ -192,8 +192,14 @@ pub fn matmul(
         let mut k0 = 0;
         loop {
             let k1 = (k0 + K_BLOCK).min(k);
-            for panel in 0..n.div_ceil(PANEL) {
+            let mut panel = 0;
+            while panel < n.div_ceil(PANEL) {
                 let full = (panel + 1) * PANEL <= n;
+                // Whole panels in tiles as wide as they get.
+                let panels = match (n / PANEL).saturating_sub(panel) {
+                    0 => 1,
+                    whole => whole.min(tile_panels(isa)),
+                };
                 // SAFETY: k0 <= k.
                 let b = unsafe { w.panel(panel).skip(k0) };
                 let mut r = m0;
@@ -225,10 +231,15 @@ pub fn matmul(
                     } else {
                         (tail_c.as_mut_ptr(), PANEL)
                     };
-                    // SAFETY: the bounds of a, c, bias and the panel were checked above; a tile
-                    // covers `rows` rows below m and PANEL columns that exist in c or in tail_c.
+                    // SAFETY: the bounds of a, c, bias and the panels were checked above; a tile
+                    // covers `rows` rows below m and columns that exist in c or in tail_c.
                     unsafe {
                         let a = a.as_ptr().add(r * lda + k0);
+                        let b = Panels {
+                            first: b,
+                            count: panels,
+                            stride: k * PANEL,
+                        };
                         tile(isa, rows, k1 - k0, a, lda, b, init, ldi, out, ldo);
                     }
                     if !full {
@@ -239,6 +250,7 @@ pub fn matmul(
                     }
                     r += rows;
                 }
+                panel += panels;
             }
             k0 = k1;
             if k0 >= k {
@@ -258,12 +270,29 @@ pub(super) fn tile_rows(isa: Isa) -> usize {
     }
 }
 
-/// One tile: `out[r, 0..16] = init[r, 0..16] + sum_p a[r, p] b[p, 0..16]` for r below `rows`.
-/// A null `init` stands for zeros; `ldi` = 0 repeats one row of it.
+/// Panels of the largest tile: two of AVX-512's, so that its loads do not limit it.
+pub(super) fn tile_panels(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 => 2,
+        Isa::Avx2 | Isa::Portable => 1,
+    }
+}
+
+/// Neighbouring panels.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub first: PanelPtr,
+    pub count: usize,
+    /// Elements from one panel to the next.
+    pub stride: usize,
+}
+
+/// One tile: `out[r, j] = init[r, j] + sum_p a[r, p] b[p, j]` for r below `rows` and the columns j of
+/// the panels. A null `init` stands for zeros; `ldi` = 0 repeats one row of it.
 ///
 /// # Safety
-/// `1 <= rows <= tile_rows(isa)`, the machine has `isa`, and all pointers are valid for the rows,
-/// strides and k given; `init` may equal `out`.
+/// `1 <= rows <= tile_rows(isa)`, `1 <= b.count <= tile_panels(isa)`, the machine has `isa`, and all
+/// pointers are valid for the rows, strides and k given; `init` may equal `out`.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn tile(
     isa: Isa,
@@ -271,40 +300,53 @@ pub(super) unsafe fn tile(
     k: usize,
     a: *const f32,
     lda: usize,
-    b: PanelPtr,
+    b: Panels,
     init: *const f32,
     ldi: usize,
     out: *mut f32,
     ldo: usize,
 ) {
-    macro_rules! by_rows {
+    macro_rules! one_panel {
         (@call [$($kernel:ident)::+], $r:literal, $b:expr) => {
             $($kernel)::+::<$r>(k, a, lda, $b, init, ldi, out, ldo)
         };
         ($kernel:tt, $b:expr; $($r:literal)*) => {
             match rows {
-                $($r => by_rows!(@call $kernel, $r, $b),)*
+                $($r => one_panel!(@call $kernel, $r, $b),)*
                 _ => unreachable!("tile rows"),
             }
         };
     }
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! two_panels {
+        ($kernel:ident, $b:expr; $($r:literal)*) => {
+            match (rows, b.count) {
+                $(
+                    ($r, 1) => x86::$kernel::<$r, 1>(k, a, lda, $b, 0, init, ldi, out, ldo),
+                    ($r, 2) => x86::$kernel::<$r, 2>(k, a, lda, $b, b.stride, init, ldi, out, ldo),
+                )*
+                _ => unreachable!("tile"),
+            }
+        };
+    }
+    debug_assert!((1..=tile_panels(isa)).contains(&b.count));
     // SAFETY: passed on from the caller.
     unsafe {
-        match (isa, b) {
+        match (isa, b.first) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, PanelPtr::F32(b)) => {
-                by_rows!([x86::avx512_f32], b; 1 2 3 4 5 6 7 8 9 10 11 12)
+            (Isa::Avx512, PanelPtr::F32(first)) => {
+                two_panels!(avx512_f32, first; 1 2 3 4 5 6 7 8 9 10 11 12)
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, PanelPtr::Bf16(b)) => {
-                by_rows!([x86::avx512_bf16], b; 1 2 3 4 5 6 7 8 9 10 11 12)
+            (Isa::Avx512, PanelPtr::Bf16(first)) => {
+                two_panels!(avx512_bf16, first; 1 2 3 4 5 6 7 8 9 10 11 12)
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, PanelPtr::F32(b)) => by_rows!([x86::avx2_f32], b; 1 2 3 4 5 6),
+            (Isa::Avx2, PanelPtr::F32(b)) => one_panel!([x86::avx2_f32], b; 1 2 3 4 5 6),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, PanelPtr::Bf16(b)) => by_rows!([x86::avx2_bf16], b; 1 2 3 4 5 6),
-            (_, PanelPtr::F32(b)) => by_rows!([portable_f32], b; 1 2 3 4),
-            (_, PanelPtr::Bf16(b)) => by_rows!([portable_bf16], b; 1 2 3 4),
+            (Isa::Avx2, PanelPtr::Bf16(b)) => one_panel!([x86::avx2_bf16], b; 1 2 3 4 5 6),
+            (_, PanelPtr::F32(b)) => one_panel!([portable_f32], b; 1 2 3 4),
+            (_, PanelPtr::Bf16(b)) => one_panel!([portable_bf16], b; 1 2 3 4),
         }
     }
 }
@@ -430,43 +472,58 @@ mod x86 {
     avx2!(avx2_f32, f32, load_f32!());
     avx2!(avx2_bf16, bf16, load_bf16!());
 
+    /// Lines of a panel that are asked for ahead of their use.
+    const AHEAD: usize = 16;
+
     macro_rules! avx512 {
         ($name:ident, $element:ty, $load:expr) => {
             /// # Safety
-            /// As [`super::tile`], with AVX-512 F, BW, DQ and VL.
+            /// As [`super::tile`] with P panels, `stride` elements apart, and AVX-512 F, BW, DQ and
+            /// VL.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            pub(super) unsafe fn $name<const R: usize>(
+            pub(super) unsafe fn $name<const R: usize, const P: usize>(
                 k: usize,
                 a: *const f32,
                 lda: usize,
                 b: *const $element,
+                stride: usize,
                 init: *const f32,
                 ldi: usize,
                 out: *mut f32,
                 ldo: usize,
             ) {
-                // SAFETY: the caller vouches for rows, strides and k.
+                // SAFETY: the caller vouches for panels, rows, strides and k.
                 unsafe {
-                    let mut acc = [_mm512_setzero_ps(); R];
+                    let mut acc = [[_mm512_setzero_ps(); P]; R];
                     if !init.is_null() {
-                        for r in 0..R {
-                            acc[r] = _mm512_loadu_ps(init.add(r * ldi));
+                        for (r, acc) in acc.iter_mut().enumerate() {
+                            let init = init.add(r * ldi);
+                            *acc = std::array::from_fn(|p| _mm512_loadu_ps(init.add(p * PANEL)));
                         }
                     }
                     let mut b = b;
                     let mut a = a;
                     for _ in 0..k {
-                        let line: __m512 = $load(b);
-                        for r in 0..R {
+                        // With few rows the weights come from beyond the second-level cache.
+                        for p in 0..P {
+                            let ahead = b.wrapping_add(p * stride + AHEAD * PANEL);
+                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        }
+                        let lines: [__m512; P] = std::array::from_fn(|p| $load(b.add(p * stride)));
+                        for (r, acc) in acc.iter_mut().enumerate() {
                             let x = _mm512_set1_ps(*a.add(r * lda));
-                            acc[r] = _mm512_fmadd_ps(x, line, acc[r]);
+                            for p in 0..P {
+                                acc[p] = _mm512_fmadd_ps(x, lines[p], acc[p]);
+                            }
                         }
                         a = a.add(1);
                         b = b.add(PANEL);
                     }
-                    for r in 0..R {
-                        _mm512_storeu_ps(out.add(r * ldo), acc[r]);
+                    for (r, acc) in acc.iter().enumerate() {
+                        for (p, acc) in acc.iter().enumerate() {
+                            _mm512_storeu_ps(out.add(r * ldo + p * PANEL), *acc);
+                        }
                     }
                 }
             }

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::Isa;
-use super::gemm::{PANEL, Packed, tile, tile_rows};
+use super::gemm::{PANEL, Packed, Panels, tile, tile_panels, tile_rows};
 use super::math::sigmoid;
 
 /// Units of a block.
@@ -119,14 +119,20 @@ impl Recurrent for Floats<'_> {
         // the other pointers.
         unsafe {
             let previous = self.previous.as_ptr().add(rows.start * width);
-            for gate in 0..4 {
+            let panels = tile_panels(self.isa);
+            for gate in (0..4).step_by(panels) {
+                let weights = Panels {
+                    first: self.weights.panel(block * 4 + gate),
+                    count: panels,
+                    stride: self.weights.depth() * PANEL,
+                };
                 tile(
                     self.isa,
                     rows.len(),
                     self.weights.depth(),
                     previous,
                     width,
-                    self.weights.panel(block * 4 + gate),
+                    weights,
                     input.add(gate * UNITS),
                     columns,
                     gates.add(gate * UNITS),
