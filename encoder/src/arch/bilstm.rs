@@ -18,11 +18,15 @@ use crate::folder::{Matrix, Weights};
 use crate::kernels::clock::thread_seconds;
 use crate::kernels::gemm::Start;
 use crate::kernels::lstm::{interleaved, padded};
-use crate::kernels::product::Weights as Product;
+use crate::kernels::product::{Operand, Sums, Weights as Product};
 use crate::kernels::{Isa, gather};
+
+/// What PyTorch adds to the names of the reverse direction's tensors.
+const REVERSE: &str = "_reverse";
 
 /// One direction of one layer.
 struct Direction {
+    reverse: bool,
     /// Weights of the input, interleaved; behind the first layer in two parts, for the forward
     /// and the backward states of the layer before.
     input: Vec<Product>,
@@ -111,7 +115,7 @@ impl Bilstm {
         let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
         let mut parts = Vec::new();
         for layer in 0..config.layers {
-            for suffix in ["", "_reverse"] {
+            for suffix in ["", REVERSE] {
                 parts.push((layer, suffix));
             }
         }
@@ -221,6 +225,7 @@ impl Direction {
             .map(|j| interleaved(j, hidden).map_or(0.0, |source| a[source] + b[source]))
             .collect();
         Ok(Self {
+            reverse: suffix == REVERSE,
             input,
             recurrent,
             bias,
@@ -231,8 +236,7 @@ impl Direction {
     fn input_products(
         &self,
         isa: Isa,
-        input: &[&[f32]],
-        tokens: usize,
+        input: &[&Operand],
         range: Range<usize>,
         products: &mut [f32],
     ) {
@@ -242,64 +246,77 @@ impl Direction {
             } else {
                 Start::Accumulate
             };
-            let stride = input.len() / tokens;
-            let rows = &input[range.start * stride..range.end * stride];
             let columns = weights.columns();
-            weights.matmul(isa, range.len(), rows, stride, start, products, columns);
+            weights.matmul(isa, input, range.clone(), start, products, columns);
         }
     }
 
-    /// States of one direction of one layer, [tokens, padded(H)].
+    /// Makes `states`, one row a token, those of one direction of one layer.
     fn run(
         &self,
         isa: Isa,
-        reverse: bool,
-        input: &[&[f32]],
+        input: &[&Operand],
         packing: &Packing,
-        mut maximum: Option<&mut [f32]>,
-    ) -> Vec<f32> {
-        let width = self.recurrent.columns() / 4;
-        let tokens = packing.tokens();
-        let mut products = Vec::new();
-        let mut states = vec![0f32; tokens * width];
-        let mut cell = vec![0f32; packing.active[0] * width];
+        work: &mut Work,
+        states: &mut Operand,
+        mut keep: Keep<'_>,
+    ) {
+        let (width, reverse) = (self.recurrent.columns() / 4, self.reverse);
+        work.cell.clear();
+        work.cell.resize(packing.active[0] * width, 0.0);
+        states.resize(packing.tokens());
         // The tokens whose input products are there.
         let mut ready = 0..0;
         for i in 0..packing.steps() {
             let t = if reverse { packing.steps() - 1 - i } else { i };
-            if !ready.contains(&packing.offset[t]) {
+            let at = packing.offset[t]..packing.offset[t + 1];
+            if !ready.contains(&at.start) {
                 ready = packing.chunk(t, reverse);
-                products.resize(ready.len() * 4 * width, 0.0);
-                self.input_products(isa, input, tokens, ready.clone(), &mut products);
+                work.products.resize(ready.len() * 4 * width, 0.0);
+                self.input_products(isa, input, ready.clone(), &mut work.products);
             }
-            let rows = packing.active[t];
-            let here = packing.offset[t] * width..packing.offset[t + 1] * width;
-            // The states of the step before, of the sentences that have both steps.
-            let (previous, state) = if i == 0 {
-                (&[][..], &mut states[here])
+            // The step before of the sentences that have both steps.
+            let previous = if i == 0 {
+                0..0
             } else if reverse {
-                let (low, high) = states.split_at_mut(here.end);
-                (&high[..packing.active[t + 1] * width], &mut low[here])
+                at.end..at.end + packing.active[t + 1]
             } else {
-                let (low, high) = states.split_at_mut(here.start);
-                let before = packing.offset[t - 1] * width;
-                (
-                    &low[before..before + rows * width],
-                    &mut high[..rows * width],
-                )
+                let before = packing.offset[t - 1];
+                before..before + at.len()
             };
-            self.recurrent.step(
-                isa,
-                rows,
-                &mut products[(packing.offset[t] - ready.start) * 4 * width..],
-                previous,
-                &mut cell,
-                state,
-                maximum.as_deref_mut(),
-            );
+            let sums = Sums {
+                input: &mut work.products[(at.start - ready.start) * 4 * width..],
+                cell: &mut work.cell,
+                maximum: match &mut keep {
+                    Keep::Maximum(maximum) => Some(maximum),
+                    Keep::Nothing | Keep::All(_) => None,
+                },
+            };
+            let new =
+                self.recurrent
+                    .step(isa, states, previous, at.clone(), sums, &mut work.states);
+            if let Keep::All(all) = &mut keep {
+                all[at.start * width..at.end * width].copy_from_slice(new);
+            }
         }
-        states
     }
+}
+
+/// What one direction of a layer leaves besides the operand of the next layer.
+enum Keep<'a> {
+    Nothing,
+    /// The running maximum of the states of each sentence, rows of `padded(H)`.
+    Maximum(&'a mut [f32]),
+    /// The states of all tokens, rows of `padded(H)`.
+    All(&'a mut [f32]),
+}
+
+/// Buffers of one direction, kept from layer to layer.
+#[derive(Default)]
+struct Work {
+    products: Vec<f32>,
+    cell: Vec<f32>,
+    states: Vec<f32>,
 }
 
 /// Sentences and tokens of the batch on which precisions are compared.
@@ -321,15 +338,24 @@ pub(crate) fn faster_than_f32(
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
     let seconds = |precision| -> Result<f64, EncoderError> {
         let direction = Direction::load(config, weights, config.layers - 1, "", precision)?;
-        let inputs: Vec<Vec<f32>> = direction
+        let tokens = packing.tokens();
+        let inputs: Vec<Operand> = direction
             .input
             .iter()
-            .map(|w| values(packing.tokens() * w.depth()))
+            .map(|w| {
+                let mut operand = w.operand(tokens);
+                operand.set(0..tokens, &values(tokens * w.depth()), w.depth());
+                operand
+            })
             .collect();
-        let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-        let run = || {
+        let inputs: Vec<&Operand> = inputs.iter().collect();
+        let mut states = direction.recurrent.operand(tokens);
+        let mut work = Work::default();
+        let mut run = || {
             let start = thread_seconds();
-            std::hint::black_box(direction.run(isa, false, &inputs, &packing, None));
+            let keep = Keep::Nothing;
+            direction.run(isa, &inputs, &packing, &mut work, &mut states, keep);
+            std::hint::black_box(&states);
             thread_seconds() - start
         };
         run();
@@ -371,47 +397,59 @@ impl Model for Bilstm {
             return Ok(());
         }
         let packing = Packing::new(sequences);
-        let size = self.table.columns();
-        let mut embedded = vec![0f32; packing.tokens() * size];
+        let tokens = packing.tokens();
+        let mut row = vec![0f32; self.table.columns()];
+        let mut embedded = self.layers[0][0].input[0].operand(tokens);
         for t in 0..packing.steps() {
-            for (row, ids) in sequences[..packing.active[t]].iter().enumerate() {
-                let at = (packing.offset[t] + row) * size;
-                let to = &mut embedded[at..at + size];
-                gather::copy_row(self.isa, &self.table, ids[t] as usize, to);
+            for (sentence, ids) in sequences[..packing.active[t]].iter().enumerate() {
+                let at = packing.offset[t] + sentence;
+                gather::copy_row(self.isa, &self.table, ids[t] as usize, &mut row);
+                embedded.set(at..at + 1, &row, row.len());
             }
         }
-        let mut states: [Vec<f32>; 2] = [embedded, Vec::new()];
-        let mut maxima = [Vec::new(), Vec::new()];
-        for (index, layer) in self.layers.iter().enumerate() {
-            let input: Vec<&[f32]> = states
-                .iter()
-                .filter(|s| !s.is_empty())
-                .map(Vec::as_slice)
-                .collect();
-            let pooled = self.pooling == BilstmPooling::Max && index + 1 == self.layers.len();
-            if pooled {
-                maxima = [(); 2].map(|()| vec![f32::NEG_INFINITY; present * width]);
-            }
-            let [forward_max, backward_max] = &mut maxima;
-            let mut forward = || {
-                let maximum = pooled.then_some(&mut forward_max[..]);
-                layer[0].run(self.isa, false, &input, &packing, maximum)
-            };
-            let mut backward = || {
-                let maximum = pooled.then_some(&mut backward_max[..]);
-                layer[1].run(self.isa, true, &input, &packing, maximum)
-            };
-            let (forward, backward) = if parallel {
-                rayon::join(forward, backward)
+        // The forward and backward states that a layer reads, and those that it makes.
+        let room = || [0, 1].map(|d| self.layers[0][d].recurrent.operand(tokens));
+        let (mut last, mut states) = (room(), room());
+        let mut work: [Work; 2] = Default::default();
+        // What pooling needs of the last layer, for each direction.
+        let maximum = self.pooling == BilstmPooling::Max;
+        let mut kept = [(); 2].map(|()| {
+            if maximum {
+                vec![f32::NEG_INFINITY; present * width]
             } else {
-                (forward(), backward())
+                vec![0.0; tokens * width]
+            }
+        });
+        for (index, layer) in self.layers.iter().enumerate() {
+            let input = match index {
+                0 => vec![&embedded],
+                _ => last.iter().collect(),
             };
-            states = [forward, backward];
+            let run = |d: usize, work: &mut Work, states: &mut Operand, kept: &mut [f32]| {
+                let keep = match (index + 1 == self.layers.len(), maximum) {
+                    (false, _) => Keep::Nothing,
+                    (true, true) => Keep::Maximum(kept),
+                    (true, false) => Keep::All(kept),
+                };
+                layer[d].run(self.isa, &input, &packing, work, states, keep);
+            };
+            let [work_0, work_1] = &mut work;
+            let [states_0, states_1] = &mut states;
+            let [kept_0, kept_1] = &mut kept;
+            let mut forward = || run(0, work_0, states_0, kept_0);
+            let mut backward = || run(1, work_1, states_1, kept_1);
+            if parallel {
+                rayon::join(forward, backward);
+            } else {
+                forward();
+                backward();
+            }
+            std::mem::swap(&mut last, &mut states);
         }
-        for direction in 0..2 {
+        for (direction, kept) in kept.iter().enumerate() {
             let column = direction * hidden;
-            if self.pooling == BilstmPooling::Max {
-                for (max, out) in maxima[direction]
+            if maximum {
+                for (max, out) in kept
                     .chunks_exact(width)
                     .zip(out.chunks_exact_mut(2 * hidden))
                 {
@@ -419,14 +457,7 @@ impl Model for Bilstm {
                 }
             } else {
                 let reverse = direction == 1;
-                self.pool(
-                    &states[direction],
-                    reverse,
-                    sequences,
-                    &packing,
-                    column,
-                    out,
-                );
+                self.pool(kept, reverse, sequences, &packing, column, out);
             }
         }
         Ok(())

@@ -7,12 +7,11 @@
 //! are stored with 128 added, and sums start at -128 times the sum of their column.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use half::bf16;
 
-use super::gemm::Start;
+use super::gemm::{Start, check_output, check_rows};
 use super::lstm::Recurrent;
 use crate::encoder::Precision;
 
@@ -70,9 +69,10 @@ pub fn available(precision: Precision) -> bool {
     }
 }
 
-/// Rows of A as the kernels read them; working memory of a thread.
-#[derive(Default)]
-struct Rows {
+/// Rows of A, rounded or quantised as the kernels read them.
+pub struct Rows {
+    k: usize,
+    is_i8: bool,
     /// Groups of four bytes a row.
     groups: usize,
     data: Vec<u32>,
@@ -80,8 +80,39 @@ struct Rows {
     factor: Vec<f32>,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Rows> = RefCell::default();
+impl Rows {
+    /// Drops rows, or adds some that have to be [`set`](Self::set).
+    pub fn resize(&mut self, rows: usize) {
+        self.data.resize(rows * self.groups, 0);
+        self.factor.resize(rows, 0.0);
+    }
+
+    /// Converts rows of stride `lda` into `range`.
+    ///
+    /// # Panics
+    /// If the range does not exist or `a` is too short.
+    pub fn set(&mut self, range: Range<usize>, a: &[f32], lda: usize) {
+        check_rows(range.len(), self.k, a, lda);
+        let data = &mut self.data[range.start * self.groups..range.end * self.groups];
+        let rows = a.chunks(lda.max(1)).map(|row| &row[..self.k]);
+        for ((row, out), factor) in rows
+            .zip(data.chunks_exact_mut(self.groups.max(1)))
+            .zip(&mut self.factor[range])
+        {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: rows are made for `Dots` only, which has checked the processor; `out` has
+            // room for the row, padded to whole groups.
+            unsafe {
+                if self.is_i8 {
+                    *factor = x86::quantize(row, out);
+                } else {
+                    x86::round(row, out);
+                }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            unreachable!("{row:?} {out:?} {factor} {}", self.is_i8);
+        }
+    }
 }
 
 impl Dots {
@@ -151,123 +182,104 @@ impl Dots {
         self.lines.len() * size_of::<Line>() + scales
     }
 
-    /// As [`super::gemm::matmul`].
+    /// Room for rows of A.
+    pub fn rows(&self, count: usize) -> Rows {
+        let mut rows = Rows {
+            k: self.k,
+            is_i8: self.scales.is_some(),
+            groups: self.groups,
+            data: Vec::new(),
+            factor: Vec::new(),
+        };
+        rows.resize(count);
+        rows
+    }
+
+    /// As [`super::gemm::matmul`], of some rows.
     ///
     /// # Panics
-    /// If a slice is too short for the sizes given.
+    /// If the rows do not exist, are of another kind, or a slice is too short.
     pub fn matmul(
         &self,
-        m: usize,
-        a: &[f32],
-        lda: usize,
+        rows: &Rows,
+        range: Range<usize>,
         start: Start<'_>,
         c: &mut [f32],
         ldc: usize,
     ) {
-        let n = self.n;
+        let (m, n) = (range.len(), self.n);
         if m == 0 || n == 0 {
             return;
         }
-        assert!(lda >= self.k && ldc >= n, "strides");
-        assert!(a.len() >= (m - 1) * lda + self.k, "A");
-        assert!(c.len() >= (m - 1) * ldc + n, "C");
-        if let Start::Bias(bias) = start {
-            assert!(bias.len() >= n, "bias");
-        }
-        self.with_rows(m, a, lda, |rows| {
-            // The last, partly filled block goes through this.
-            let mut tail = [0f32; ROWS * BLOCK];
-            for first in (0..m).step_by(M_BLOCK) {
-                let last = (first + M_BLOCK).min(m);
-                for block in 0..n.div_ceil(BLOCK) {
-                    let columns = block * BLOCK..n.min((block + 1) * BLOCK);
-                    let width = columns.len();
-                    for r in (first..last).step_by(ROWS) {
-                        let tile = r..(r + ROWS).min(last);
-                        let at = r * ldc + columns.start;
-                        if width < BLOCK {
-                            for i in 0..tile.len() {
-                                let to = &mut tail[i * BLOCK..i * BLOCK + width];
-                                match start {
-                                    Start::Zero => to.fill(0.0),
-                                    Start::Bias(bias) => to.copy_from_slice(&bias[columns.clone()]),
-                                    Start::Accumulate => {
-                                        to.copy_from_slice(&c[at + i * ldc..][..width]);
-                                    }
+        check_output(m, n, start, c, ldc);
+        self.check(rows, &range);
+        // The last, partly filled block goes through this.
+        let mut tail = [0f32; ROWS * BLOCK];
+        let of = |tile: &Range<usize>| range.start + tile.start..range.start + tile.end;
+        for first in (0..m).step_by(M_BLOCK) {
+            let last = (first + M_BLOCK).min(m);
+            for block in 0..n.div_ceil(BLOCK) {
+                let columns = block * BLOCK..n.min((block + 1) * BLOCK);
+                let width = columns.len();
+                for r in (first..last).step_by(ROWS) {
+                    let tile = r..(r + ROWS).min(last);
+                    let at = r * ldc + columns.start;
+                    if width < BLOCK {
+                        for i in 0..tile.len() {
+                            let to = &mut tail[i * BLOCK..i * BLOCK + width];
+                            match start {
+                                Start::Zero => to.fill(0.0),
+                                Start::Bias(bias) => to.copy_from_slice(&bias[columns.clone()]),
+                                Start::Accumulate => {
+                                    to.copy_from_slice(&c[at + i * ldc..][..width]);
                                 }
                             }
-                            let sums = tail.as_mut_ptr();
-                            // SAFETY: `tail` holds whole blocks of the tile's rows.
-                            unsafe {
-                                self.tile(rows, block, tile.clone(), (sums, BLOCK), sums, BLOCK)
-                            };
-                            for i in 0..tile.len() {
-                                c[at + i * ldc..][..width]
-                                    .copy_from_slice(&tail[i * BLOCK..i * BLOCK + width]);
-                            }
-                            continue;
                         }
-                        let out = c[at..].as_mut_ptr();
-                        let init = match start {
-                            Start::Zero => (std::ptr::null(), 0),
-                            Start::Bias(bias) => (bias[columns.start..].as_ptr(), 0),
-                            Start::Accumulate => (out.cast_const(), ldc),
-                        };
-                        // SAFETY: the block's columns of these rows are in `c` and in the bias
-                        // (checked above).
-                        unsafe { self.tile(rows, block, tile, init, out, ldc) };
+                        let sums = tail.as_mut_ptr();
+                        // SAFETY: `tail` holds whole blocks of the tile's rows.
+                        unsafe { self.tile(rows, block, of(&tile), (sums, BLOCK), sums, BLOCK) };
+                        for i in 0..tile.len() {
+                            c[at + i * ldc..][..width]
+                                .copy_from_slice(&tail[i * BLOCK..i * BLOCK + width]);
+                        }
+                        continue;
                     }
+                    let out = c[at..].as_mut_ptr();
+                    let init = match start {
+                        Start::Zero => (std::ptr::null(), 0),
+                        Start::Bias(bias) => (bias[columns.start..].as_ptr(), 0),
+                        Start::Accumulate => (out.cast_const(), ldc),
+                    };
+                    // SAFETY: the block's columns of these rows are in `c` and in the bias
+                    // (checked above).
+                    unsafe { self.tile(rows, block, of(&tile), init, out, ldc) };
                 }
             }
-        });
+        }
     }
 
-    /// Hands rows to `work` as the recurrent products of a step; `a` has `m` rows of stride `lda`.
-    pub(super) fn recurrent<T>(
-        &self,
-        m: usize,
-        a: &[f32],
-        lda: usize,
-        work: impl FnOnce(&RecurrentRows<'_>) -> T,
-    ) -> T {
+    /// `range` as the recurrent products of a step.
+    pub(super) fn recurrent<'a>(
+        &'a self,
+        rows: &'a Rows,
+        range: Range<usize>,
+    ) -> RecurrentRows<'a> {
         assert!(self.n.is_multiple_of(BLOCK), "whole blocks");
-        self.with_rows(m, a, lda, |rows| {
-            work(&RecurrentRows {
-                weights: self,
-                rows,
-                count: m,
-            })
-        })
+        self.check(rows, &range);
+        RecurrentRows {
+            weights: self,
+            rows,
+            range,
+        }
     }
 
-    /// Converts rows of A.
-    fn with_rows<T>(&self, m: usize, a: &[f32], lda: usize, work: impl FnOnce(&Rows) -> T) -> T {
+    /// Whether the kernels can read the rows.
+    fn check(&self, rows: &Rows, range: &Range<usize>) {
+        assert!(range.end <= rows.factor.len(), "rows");
         assert!(
-            m == 0 || (lda >= self.k && a.len() >= (m - 1) * lda + self.k),
-            "A"
+            rows.k == self.k && rows.is_i8 == self.scales.is_some(),
+            "rows of another kind"
         );
-        SCRATCH.with_borrow_mut(|rows| {
-            rows.groups = self.groups;
-            rows.data.resize(m * self.groups, 0);
-            rows.factor.resize(m, 0.0);
-            for r in 0..m {
-                let row = &a[r * lda..r * lda + self.k];
-                let out = &mut rows.data[r * self.groups..(r + 1) * self.groups];
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: `new` has checked the processor; `out` has room for the row, padded to
-                // whole groups.
-                unsafe {
-                    if self.scales.is_some() {
-                        rows.factor[r] = x86::quantize(row, out);
-                    } else {
-                        x86::round(row, out);
-                    }
-                }
-                #[cfg(not(target_arch = "x86_64"))]
-                unreachable!("{row:?} {out:?}");
-            }
-            work(rows)
-        })
     }
 
     /// `out[i] = init[i] + A[rows][i] Wᵀ` for one block; `init` has a stride (0 repeats one row; a
@@ -321,12 +333,12 @@ impl Dots {
 pub(super) struct RecurrentRows<'a> {
     weights: &'a Dots,
     rows: &'a Rows,
-    count: usize,
+    range: Range<usize>,
 }
 
 impl Recurrent for RecurrentRows<'_> {
     fn continuing(&self) -> usize {
-        self.count
+        self.range.len()
     }
 
     fn height(&self) -> usize {
@@ -334,7 +346,9 @@ impl Recurrent for RecurrentRows<'_> {
     }
 
     unsafe fn tile(&self, block: usize, rows: Range<usize>, input: *const f32, gates: *mut f32) {
-        // SAFETY: a block of gates is a block of columns; the caller vouches for the pointers.
+        let rows = self.range.start + rows.start..self.range.start + rows.end;
+        // SAFETY: a block of gates is a block of columns; the caller vouches for the pointers and
+        // for rows below `continuing`, which are in the range that was checked.
         unsafe {
             let init = (input, self.weights.n);
             self.weights
@@ -361,22 +375,29 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> f32 {
         debug_assert!(out.len() * 4 >= row.len());
-        // SAFETY: masks keep loads inside the row and stores inside `out`.
+        // Whole vectors without masks, then the rest.
+        let whole = row.len() / 16 * 16;
+        let to: *mut i8 = out.as_mut_ptr().cast();
+        // SAFETY: whole vectors and masks keep loads inside the row and stores inside `out`.
         unsafe {
-            let load = |p: usize| _mm512_maskz_loadu_ps(lanes(row.len() - p), row.as_ptr().add(p));
-            let mut most = _mm512_setzero_ps();
-            for p in (0..row.len()).step_by(16) {
-                most = _mm512_max_ps(most, _mm512_abs_ps(load(p)));
+            let load = |p: usize| _mm512_loadu_ps(row.as_ptr().add(p));
+            let rest = _mm512_maskz_loadu_ps(lanes(row.len() - whole), row.as_ptr().add(whole));
+            // Several maxima at once hide the time each takes.
+            let mut most = [_mm512_abs_ps(rest); 4];
+            for (i, p) in (0..whole).step_by(16).enumerate() {
+                most[i % 4] = _mm512_max_ps(most[i % 4], _mm512_abs_ps(load(p)));
             }
-            let largest = _mm512_reduce_max_ps(most);
+            let most = most.into_iter().reduce(|a, b| _mm512_max_ps(a, b));
+            let largest = most.map_or(0.0, |m| _mm512_reduce_max_ps(m));
             let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-            let to: *mut i8 = out.as_mut_ptr().cast();
-            for p in (0..row.len()).step_by(16) {
-                let whole = _mm512_cvtps_epi32(_mm512_mul_ps(load(p), inverse));
-                let bytes = _mm512_add_epi32(whole, _mm512_set1_epi32(128));
-                let room = lanes(out.len() * 4 - p);
-                _mm_mask_storeu_epi8(to.add(p), room, _mm512_cvtepi32_epi8(bytes));
+            let bytes = |x| {
+                let scaled = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+                _mm512_cvtepi32_epi8(_mm512_add_epi32(scaled, _mm512_set1_epi32(128)))
+            };
+            for p in (0..whole).step_by(16) {
+                _mm_storeu_si128(to.add(p).cast(), bytes(load(p)));
             }
+            _mm_mask_storeu_epi8(to.add(whole), lanes(out.len() * 4 - whole), bytes(rest));
             largest / 127.0
         }
     }
@@ -517,11 +538,15 @@ mod tests {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
                 });
+                // Rows in two parts, behind one that is not used.
+                let mut rows = packed.rows(1 + m);
+                rows.set(1..1 + m / 2, &a, lda);
+                rows.set(1 + m / 2..1 + m, &a[m / 2 * lda..], lda);
                 let mut c = vec![9f32; m * n];
-                packed.matmul(m, &a, lda, Start::Bias(&bias), &mut c, n);
-                packed.matmul(m, &a, lda, Start::Accumulate, &mut c, n);
+                packed.matmul(&rows, 1..1 + m, Start::Bias(&bias), &mut c, n);
+                packed.matmul(&rows, 1..1 + m, Start::Accumulate, &mut c, n);
                 let mut alone = vec![9f32; m * n];
-                packed.matmul(m, &a, lda, Start::Zero, &mut alone, n);
+                packed.matmul(&rows, 1..1 + m, Start::Zero, &mut alone, n);
                 for i in 0..m {
                     for j in 0..n {
                         let dot: f64 = (0..k)

@@ -153,6 +153,23 @@ pub enum Start<'a> {
     Accumulate,
 }
 
+/// # Panics
+/// Unless `a` holds m rows of length k with stride `lda`.
+pub(super) fn check_rows(m: usize, k: usize, a: &[f32], lda: usize) {
+    assert!(lda >= k, "stride of A");
+    assert!(m == 0 || a.len() >= (m - 1) * lda + k, "A");
+}
+
+/// # Panics
+/// Unless `c` holds m rows of n columns with stride `ldc`, and a bias has n values.
+pub(super) fn check_output(m: usize, n: usize, start: Start<'_>, c: &[f32], ldc: usize) {
+    assert!(ldc >= n, "stride of C");
+    assert!(m == 0 || c.len() >= (m - 1) * ldc + n, "C");
+    if let Start::Bias(bias) = start {
+        assert!(bias.len() >= n, "bias");
+    }
+}
+
 /// `C[m, n] = A[m, k] Wᵀ`, plus what `start` says. `a` has rows of stride `lda`, `c` of `ldc`.
 ///
 /// # Panics
@@ -172,12 +189,8 @@ pub fn matmul(
     if m == 0 || n == 0 {
         return;
     }
-    assert!(lda >= k && ldc >= n, "strides");
-    assert!(a.len() >= (m - 1) * lda + k, "A");
-    assert!(c.len() >= (m - 1) * ldc + n, "C");
-    if let Start::Bias(bias) = start {
-        assert!(bias.len() >= n, "bias");
-    }
+    check_rows(m, k, a, lda);
+    check_output(m, n, start, c, ldc);
     let rows_per_tile = tile_rows(isa);
     // The bias of the last, partly filled panel, and its results, go through these.
     let mut tail_bias = [0f32; PANEL];

@@ -1,9 +1,11 @@
 //! Products in any precision.
 
+use std::ops::Range;
+
 use super::Isa;
 use super::dots::{self, Dots};
-use super::gemm::{self, Packed, Start, Storage};
-use super::lstm::{self, Complete, Floats, Step};
+use super::gemm::{self, Packed, Start, Storage, check_rows};
+use super::lstm::{self, Complete, Floats, Step, padded};
 use super::quantized::{self, Quantized};
 use crate::encoder::Precision;
 
@@ -15,6 +17,56 @@ pub enum Weights {
     Dots(Dots),
     /// bf16 or int8 arithmetic through NumKong.
     Quantized(Quantized),
+}
+
+/// Rows of A, converted once for all products with weights of one precision and depth.
+pub enum Operand {
+    /// f32 with a stride of whole blocks of units, so that recurrent steps can write their states.
+    Float {
+        /// Length of a row.
+        depth: usize,
+        /// `padded(depth)` values a row.
+        values: Vec<f32>,
+    },
+    /// For [`Weights::Dots`].
+    Dots(dots::Rows),
+    /// For [`Weights::Quantized`].
+    Quantized(quantized::Rows),
+}
+
+impl Operand {
+    /// Drops rows, or adds some that have to be [`set`](Self::set).
+    pub fn resize(&mut self, rows: usize) {
+        match self {
+            Self::Float { depth, values } => values.resize(rows * padded(*depth), 0.0),
+            Self::Dots(to) => to.resize(rows),
+            Self::Quantized(to) => to.resize(rows),
+        }
+    }
+
+    /// Converts rows of stride `lda` into `range`.
+    ///
+    /// # Panics
+    /// If the range does not exist or `a` is too short.
+    pub fn set(&mut self, range: Range<usize>, a: &[f32], lda: usize) {
+        match self {
+            Self::Float { depth, values } => {
+                check_rows(range.len(), *depth, a, lda);
+                let width = padded(*depth).max(1);
+                let to = &mut values[range.start * width..range.end * width];
+                for (row, to) in a.chunks(lda.max(1)).zip(to.chunks_exact_mut(width)) {
+                    to[..*depth].copy_from_slice(&row[..*depth]);
+                }
+            }
+            Self::Dots(rows) => rows.set(range, a, lda),
+            Self::Quantized(rows) => rows.set(range, a, lda),
+        }
+    }
+}
+
+/// The weights' and the operand's kinds differ.
+fn mismatch() -> ! {
+    panic!("rows converted for weights of another precision")
 }
 
 impl Weights {
@@ -66,60 +118,121 @@ impl Weights {
         }
     }
 
-    /// As [`gemm::matmul`].
-    #[allow(clippy::too_many_arguments)]
+    /// Room for rows of A.
+    pub fn operand(&self, rows: usize) -> Operand {
+        match self {
+            Self::Float(w) => Operand::Float {
+                depth: w.depth(),
+                values: vec![0.0; rows * padded(w.depth())],
+            },
+            Self::Dots(w) => Operand::Dots(w.rows(rows)),
+            Self::Quantized(w) => Operand::Quantized(w.rows(rows)),
+        }
+    }
+
+    /// As [`gemm::matmul`], of some rows of an operand.
+    ///
+    /// # Panics
+    /// If the operand was made for weights of another precision or depth, or a slice is too short.
     pub fn matmul(
         &self,
         isa: Isa,
-        m: usize,
-        a: &[f32],
-        lda: usize,
+        a: &Operand,
+        range: Range<usize>,
         start: Start<'_>,
         c: &mut [f32],
         ldc: usize,
     ) {
-        match self {
-            Self::Float(w) => gemm::matmul(isa, m, a, lda, w, start, c, ldc),
-            Self::Dots(w) => w.matmul(m, a, lda, start, c, ldc),
-            Self::Quantized(w) => w.matmul(m, a, lda, start, c, ldc),
+        match (self, a) {
+            (Self::Float(w), Operand::Float { depth, values }) => {
+                assert_eq!(*depth, w.depth(), "depth");
+                let stride = padded(*depth);
+                let rows = &values[range.start * stride..range.end * stride];
+                gemm::matmul(isa, range.len(), rows, stride, w, start, c, ldc);
+            }
+            (Self::Dots(w), Operand::Dots(rows)) => w.matmul(rows, range, start, c, ldc),
+            (Self::Quantized(w), Operand::Quantized(rows)) => {
+                w.matmul(rows, range, start, c, ldc);
+            }
+            _ => mismatch(),
         }
     }
 
-    /// One recurrent step with these weights (depth H, `4 * padded(H)` interleaved columns) over
-    /// `rows` sentences. `previous` has rows of `padded(H)`; sentences that it has no row for start
-    /// from zero. `input` holds the input products with biases, which are used up.
-    #[allow(clippy::too_many_arguments)]
-    pub fn step(
+    /// One recurrent step with these weights (depth H, `4 * padded(H)` interleaved columns): from
+    /// the rows `previous` of `states` to the rows `at`, of which those that have no row in
+    /// `previous` start from zero. Returns the new states, rows of `padded(H)`, which are in
+    /// `scratch` where they were converted.
+    ///
+    /// # Panics
+    /// If the two ranges meet, or as [`Self::matmul`].
+    pub fn step<'a>(
         &self,
         isa: Isa,
-        rows: usize,
-        input: &mut [f32],
-        previous: &[f32],
-        cell: &mut [f32],
-        state: &mut [f32],
-        maximum: Option<&mut [f32]>,
-    ) {
-        let columns = self.columns();
+        states: &'a mut Operand,
+        previous: Range<usize>,
+        at: Range<usize>,
+        sums: Sums<'_>,
+        scratch: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let (rows, columns) = (at.len(), self.columns());
         let width = columns / 4;
-        let continuing = (previous.len() / width).min(rows);
-        if let Self::Quantized(w) = self {
-            let start = Start::Accumulate;
-            w.matmul(continuing, previous, width, start, input, columns);
-        }
-        let step = Step {
+        assert!(
+            previous.is_empty() || previous.end <= at.start || at.end <= previous.start,
+            "states of different steps"
+        );
+        let Sums {
+            input,
+            cell,
+            maximum,
+        } = sums;
+        let step = |input, state| Step {
             input,
             cell,
             state,
             maximum,
         };
-        match self {
-            Self::Float(w) => {
-                lstm::step(isa, rows, columns, &Floats::new(isa, w, previous), step);
+        match (self, states) {
+            (Self::Float(w), Operand::Float { values, .. }) => {
+                let here = at.start * width..at.end * width;
+                let before = previous.start * width..previous.end * width;
+                let (previous, state) = if before.is_empty() {
+                    (&[][..], &mut values[here])
+                } else if before.end <= here.start {
+                    let (low, high) = values.split_at_mut(here.start);
+                    (&low[before], &mut high[..rows * width])
+                } else {
+                    let (low, high) = values.split_at_mut(before.start);
+                    (&high[..before.len()], &mut low[here])
+                };
+                let recurrent = Floats::new(isa, w, previous);
+                lstm::step(isa, rows, columns, &recurrent, step(input, &mut *state));
+                state
             }
-            Self::Dots(w) => w.recurrent(continuing, previous, width, |products| {
-                lstm::step(isa, rows, columns, products, step);
-            }),
-            Self::Quantized(_) => lstm::step(isa, rows, columns, &Complete, step),
+            (Self::Dots(w), Operand::Dots(states)) => {
+                scratch.resize(rows * width, 0.0);
+                let recurrent = w.recurrent(states, previous);
+                lstm::step(isa, rows, columns, &recurrent, step(input, scratch));
+                states.set(at, scratch, width);
+                scratch
+            }
+            (Self::Quantized(w), Operand::Quantized(states)) => {
+                scratch.resize(rows * width, 0.0);
+                w.matmul(states, previous, Start::Accumulate, input, columns);
+                lstm::step(isa, rows, columns, &Complete, step(input, scratch));
+                states.set(at, scratch, width);
+                scratch
+            }
+            _ => mismatch(),
         }
     }
+}
+
+/// What a recurrent step adds to.
+pub struct Sums<'a> {
+    /// Input products with biases, rows of `4 * padded(H)`, which are used up.
+    pub input: &'a mut [f32],
+    /// Cell states, rows of `padded(H)`, updated; zero for rows that start.
+    pub cell: &'a mut [f32],
+    /// Running maximum of the states, rows of `padded(H)`, if wanted.
+    pub maximum: Option<&'a mut [f32]>,
 }

@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use numkong::{Dots, bf16, cap};
 
-use super::gemm::Start;
+use super::gemm::{Start, check_output, check_rows};
 use crate::encoder::Precision;
 
 /// Whether the processor multiplies tiles of matrices (AMX), which nothing else on it equals.
@@ -40,9 +41,6 @@ pub struct Quantized {
 /// Working memory of a thread.
 #[derive(Default)]
 struct Scratch {
-    bytes: Vec<i8>,
-    halves: Vec<bf16>,
-    scale: Vec<f32>,
     sums: Vec<i32>,
     products: Vec<f32>,
 }
@@ -63,6 +61,52 @@ fn quantize(row: &[f32], out: &mut [i8]) -> f32 {
         *y = (shifted.to_bits() & 0xff) as u8 as i8;
     }
     largest / 127.0
+}
+
+/// Rows of A, rounded or quantised.
+pub struct Rows {
+    k: usize,
+    /// bf16; else empty.
+    halves: Vec<bf16>,
+    /// int8; else empty.
+    bytes: Vec<i8>,
+    /// int8: the factor of each row.
+    scale: Vec<f32>,
+    is_i8: bool,
+    len: usize,
+}
+
+impl Rows {
+    /// Drops rows, or adds some that have to be [`set`](Self::set).
+    pub fn resize(&mut self, rows: usize) {
+        self.len = rows;
+        if self.is_i8 {
+            self.bytes.resize(rows * self.k, 0);
+            self.scale.resize(rows, 0.0);
+        } else {
+            self.halves.resize(rows * self.k, bf16(0));
+        }
+    }
+
+    /// Converts rows of stride `lda` into `range`.
+    ///
+    /// # Panics
+    /// If the range does not exist or `a` is too short.
+    pub fn set(&mut self, range: Range<usize>, a: &[f32], lda: usize) {
+        let k = self.k;
+        check_rows(range.len(), k, a, lda);
+        assert!(range.end <= self.len, "rows");
+        for (r, row) in range.zip(a.chunks(lda.max(1))) {
+            let (row, at) = (&row[..k], r * k..(r + 1) * k);
+            if self.is_i8 {
+                self.scale[r] = quantize(row, &mut self.bytes[at]);
+            } else {
+                for (y, x) in self.halves[at].iter_mut().zip(row) {
+                    *y = bf16(half::bf16::from_f32(*x).to_bits());
+                }
+            }
+        }
+    }
 }
 
 impl Quantized {
@@ -128,45 +172,55 @@ impl Quantized {
         self.packed.len() * 64 + self.scale.len() * 4
     }
 
-    /// As [`super::gemm::matmul`].
+    /// Room for rows of A.
+    pub fn rows(&self, count: usize) -> Rows {
+        let mut rows = Rows {
+            k: self.k,
+            halves: Vec::new(),
+            bytes: Vec::new(),
+            scale: Vec::new(),
+            is_i8: !self.scale.is_empty(),
+            len: 0,
+        };
+        rows.resize(count);
+        rows
+    }
+
+    /// As [`super::gemm::matmul`], of some rows.
     ///
     /// # Panics
-    /// If a slice is too short for the sizes given.
+    /// If the rows do not exist, are of another kind, or a slice is too short.
     pub fn matmul(
         &self,
-        m: usize,
-        a: &[f32],
-        lda: usize,
+        rows: &Rows,
+        range: Range<usize>,
         start: Start<'_>,
         c: &mut [f32],
         ldc: usize,
     ) {
-        let (n, k) = (self.n, self.k);
+        let (m, n, k) = (range.len(), self.n, self.k);
         if m == 0 || n == 0 {
             return;
         }
-        assert!(lda >= k && ldc >= n, "strides");
-        assert!(a.len() >= (m - 1) * lda + k, "A");
-        assert!(c.len() >= (m - 1) * ldc + n, "C");
+        check_output(m, n, start, c, ldc);
+        assert!(range.end <= rows.len, "rows");
+        assert!(
+            rows.k == k && rows.is_i8 != self.scale.is_empty(),
+            "rows of another kind"
+        );
         if !CONFIGURED.get() {
             // Asks the operating system for AMX's tiles, once a thread.
             numkong::configure_thread();
             CONFIGURED.set(true);
         }
+        let values = range.start * k..range.end * k;
         SCRATCH.with_borrow_mut(|scratch| {
-            let rows = a.chunks(lda).take(m).map(|row| &row[..k]);
-            scratch.scale.clear();
             if self.scale.is_empty() {
-                scratch.halves.clear();
                 scratch.products.resize(m * n, 0.0);
-                for row in rows {
-                    let halves = row.iter().map(|x| bf16(half::bf16::from_f32(*x).to_bits()));
-                    scratch.halves.extend(halves);
-                }
                 // SAFETY: A is m x k, C m x n, the packed matrix n x k; strides are in bytes.
                 unsafe {
                     bf16::dots_packed(
-                        scratch.halves.as_ptr(),
+                        rows.halves[values].as_ptr(),
                         self.packed.as_ptr().cast(),
                         scratch.products.as_mut_ptr(),
                         m,
@@ -177,15 +231,11 @@ impl Quantized {
                     );
                 }
             } else {
-                scratch.bytes.resize(m * k, 0);
                 scratch.sums.resize(m * n, 0);
-                for (row, out) in rows.zip(scratch.bytes.chunks_exact_mut(k.max(1))) {
-                    scratch.scale.push(quantize(row, out));
-                }
                 // SAFETY: as above.
                 unsafe {
                     i8::dots_packed(
-                        scratch.bytes.as_ptr(),
+                        rows.bytes[values].as_ptr(),
                         self.packed.as_ptr().cast(),
                         scratch.sums.as_mut_ptr(),
                         m,
@@ -208,7 +258,7 @@ impl Quantized {
                         *c += x;
                     }
                 } else {
-                    let row = scratch.scale[i];
+                    let row = rows.scale[range.start + i];
                     let sums = &scratch.sums[i * n..(i + 1) * n];
                     for ((c, &x), &s) in c.iter_mut().zip(sums).zip(&self.scale) {
                         *c += x as f32 * (s * row);
@@ -235,9 +285,12 @@ mod tests {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
                 });
+                // Behind one row that is not used.
+                let mut rows = packed.rows(1 + m);
+                rows.set(1..1 + m, &a, k + 3);
                 let mut c = vec![9f32; m * n];
-                packed.matmul(m, &a, k + 3, Start::Bias(&bias), &mut c, n);
-                packed.matmul(m, &a, k + 3, Start::Accumulate, &mut c, n);
+                packed.matmul(&rows, 1..1 + m, Start::Bias(&bias), &mut c, n);
+                packed.matmul(&rows, 1..1 + m, Start::Accumulate, &mut c, n);
                 for i in 0..m {
                     for j in 0..n {
                         let dot: f64 = (0..k)
