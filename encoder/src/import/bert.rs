@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
+use super::layers::{self, Names};
 use super::torch::Checkpoint;
 use super::{Model, Options, read, read_text};
 use crate::EncoderError;
@@ -13,6 +14,19 @@ use crate::config::{
     TransformerPooling,
 };
 use crate::folder::{Tensor, Tensors};
+
+/// As transformers' `BertModel` calls them.
+const NAMES: Names = Names {
+    layer: "encoder.layer.",
+    attention: [
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "attention.output.dense",
+    ],
+    feed_forward: ["intermediate.dense", "output.dense"],
+    norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+};
 
 /// Tensors by their original names, whichever file they are in.
 enum State {
@@ -301,7 +315,7 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
         .ok_or_else(|| {
             state.error("tensor \"embeddings.word_embeddings.weight\" is missing".into())
         })?;
-    let (d, f) = (encoder.hidden_size, encoder.intermediate_size);
+    let d = encoder.hidden_size;
     let mut tensors = Tensors::new();
     let mut take = |from: String, to: String, shape: &[usize]| {
         let mut from = format!("{prefix}{from}");
@@ -330,41 +344,8 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
             )?;
         }
     }
-    let mut norms = vec![("embeddings.LayerNorm".to_owned(), "embed_norm".to_owned())];
-    for l in 0..encoder.layers {
-        for (from, to, rows, columns) in [
-            ("attention.self.query", "attention.query", d, d),
-            ("attention.self.key", "attention.key", d, d),
-            ("attention.self.value", "attention.value", d, d),
-            ("attention.output.dense", "attention.output", d, d),
-            ("intermediate.dense", "feed_forward.up", f, d),
-            ("output.dense", "feed_forward.down", d, f),
-        ] {
-            let (from, to) = (
-                format!("encoder.layer.{l}.{from}"),
-                format!("layers.{l}.{to}"),
-            );
-            take(
-                format!("{from}.weight"),
-                format!("{to}.weight"),
-                &[rows, columns],
-            )?;
-            take(format!("{from}.bias"), format!("{to}.bias"), &[rows])?;
-        }
-        for (from, to) in [
-            ("attention.output.LayerNorm", "attention_norm"),
-            ("output.LayerNorm", "feed_forward_norm"),
-        ] {
-            norms.push((
-                format!("encoder.layer.{l}.{from}"),
-                format!("layers.{l}.{to}"),
-            ));
-        }
-    }
-    for (from, to) in norms {
-        take(format!("{from}.weight"), format!("{to}.weight"), &[d])?;
-        take(format!("{from}.bias"), format!("{to}.bias"), &[d])?;
-    }
+    layers::norm("embeddings.LayerNorm", "embed_norm", d, &mut take)?;
+    layers::each_tensor(&NAMES, &encoder, &mut take)?;
     let limit = encoder.max_positions.saturating_sub(position_offset);
     let max_tokens = match options.max_tokens {
         Some(n) => n,

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::laser::{MAX_TOKENS, SPECIAL, UNKNOWN, extend_table};
+use super::layers::{self, Names};
 use super::pickle::{Id, Node, Pickle};
 use super::spm::SentencePiece;
 use super::torch::Checkpoint;
@@ -16,6 +17,19 @@ use crate::config::{
     TransformerConfig, TransformerPooling,
 };
 use crate::folder::{Tensor, Tensors};
+
+/// As fairseq's `TransformerEncoder` calls them.
+const NAMES: Names = Names {
+    layer: "layers.",
+    attention: [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.out_proj",
+    ],
+    feed_forward: ["fc1", "fc2"],
+    norms: ["self_attn_layer_norm", "final_layer_norm"],
+};
 
 /// fairseq's padding id; positions are counted from behind it.
 const PADDING: usize = 1;
@@ -136,7 +150,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, EncoderE
     if encoder.layers > 256 || encoder.hidden_size > 65_536 {
         return Err(checkpoint.error("cfg.model is out of range"));
     }
-    let (d, f) = (encoder.hidden_size, encoder.intermediate_size);
+    let d = encoder.hidden_size;
     let prepend = flag("prepend_bos") || encoder.pooling == TransformerPooling::Cls;
     let mut max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
     let mut tensors = Tensors::new();
@@ -159,45 +173,17 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, EncoderE
     encoder.max_positions = positions.shape()[0];
     tensors.insert("embed_positions.weight".into(), positions);
 
-    let mut norms = Vec::new();
+    let mut take = |from: String, to: String, shape: &[usize]| {
+        tensors.insert(to, tensor(&from, Some(shape))?);
+        Ok(())
+    };
     if encoder.embedding_norm {
-        norms.push(("layernorm_embedding".to_owned(), "embed_norm".to_owned()));
+        layers::norm("layernorm_embedding", "embed_norm", d, &mut take)?;
     }
     if encoder.norm == NormPosition::Pre {
-        norms.push(("layer_norm".to_owned(), "final_norm".to_owned()));
+        layers::norm("layer_norm", "final_norm", d, &mut take)?;
     }
-    for l in 0..encoder.layers {
-        for (from, to, rows, columns) in [
-            ("self_attn.q_proj", "attention.query", d, d),
-            ("self_attn.k_proj", "attention.key", d, d),
-            ("self_attn.v_proj", "attention.value", d, d),
-            ("self_attn.out_proj", "attention.output", d, d),
-            ("fc1", "feed_forward.up", f, d),
-            ("fc2", "feed_forward.down", d, f),
-        ] {
-            let (from, to) = (format!("layers.{l}.{from}"), format!("layers.{l}.{to}"));
-            let weight = tensor(&format!("{from}.weight"), Some(&[rows, columns]))?;
-            tensors.insert(format!("{to}.weight"), weight);
-            tensors.insert(
-                format!("{to}.bias"),
-                tensor(&format!("{from}.bias"), Some(&[rows]))?,
-            );
-        }
-        norms.push((
-            format!("layers.{l}.self_attn_layer_norm"),
-            format!("layers.{l}.attention_norm"),
-        ));
-        norms.push((
-            format!("layers.{l}.final_layer_norm"),
-            format!("layers.{l}.feed_forward_norm"),
-        ));
-    }
-    for (from, to) in norms {
-        for part in ["weight", "bias"] {
-            let norm = tensor(&format!("{from}.{part}"), Some(&[d]))?;
-            tensors.insert(format!("{to}.{part}"), norm);
-        }
-    }
+    layers::each_tensor(&NAMES, &encoder, &mut take)?;
 
     // fairseq's dictionary: four special symbols, then a piece a line.
     let path = find(source, "cvocab")?;

@@ -10,6 +10,7 @@
 mod bert;
 mod laser;
 mod laser3;
+mod layers;
 pub mod pickle;
 pub mod spm;
 pub mod torch;
