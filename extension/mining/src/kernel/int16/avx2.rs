@@ -1,7 +1,11 @@
 //! The register block for AVX2, and the rounding of rows.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m256i as Vector, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_loadu_si256 as load,
+    _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi32 as spread, _mm256_set1_ps,
+    _mm256_setzero_si256 as zero, _mm256_storeu_ps, _mm256_storeu_si256 as store,
+};
 
 use super::{Block, SCALE, TARGET_STRIPE, Units};
 
@@ -31,54 +35,23 @@ fn round_avx2(row: &[f32], scale: f64, rounded: &mut [i16]) {
 pub(super) fn block(block: Block<'_>) {
     debug_assert!(Units::Avx2.exist());
     // SAFETY: panels for these units are made only where AVX2 was detected.
-    unsafe { block_avx2(block) }
+    unsafe { block_units(block) }
 }
 
+#[inline]
 #[target_feature(enable = "avx2")]
-fn block_avx2(block: Block<'_>) {
-    let Block {
-        a,
-        b,
-        c,
-        first,
-        last,
-    } = block;
-    let (a, b) = (a.as_chunks::<MR>().0, b.as_chunks::<NR>().0);
-    assert!(c.len() >= (MR - 1) * TARGET_STRIPE + NR);
-    let c = c.as_mut_ptr();
-    let mut sums = [[_mm256_setzero_si256(); 2]; MR];
-    if !first {
-        for (row, sums) in sums.iter_mut().enumerate() {
-            for (half, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: within the block, whose length was asserted.
-                *sum = unsafe { _mm256_loadu_si256(c.add(row * TARGET_STRIPE + half * 8).cast()) };
-            }
-        }
-    }
-    for (a, b) in a.iter().zip(b) {
-        // SAFETY: NR pairs of four bytes are two vectors.
-        let (low, high) = unsafe {
-            let b = b.as_ptr().cast::<__m256i>();
-            (_mm256_loadu_si256(b), _mm256_loadu_si256(b.add(1)))
-        };
-        for (pair, sums) in a.iter().zip(&mut sums) {
-            let pair = _mm256_set1_epi32(bytemuck::cast(*pair));
-            sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pair, low));
-            sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(pair, high));
-        }
-    }
-    let scale = _mm256_set1_ps((1.0 / (SCALE * SCALE)) as f32);
-    for (row, sums) in sums.iter().enumerate() {
-        for (half, &sum) in sums.iter().enumerate() {
-            // SAFETY: within the block, whose length was asserted.
-            unsafe {
-                let to = c.add(row * TARGET_STRIPE + half * 8);
-                if last {
-                    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale));
-                } else {
-                    _mm256_storeu_si256(to.cast(), sum);
-                }
-            }
-        }
-    }
+fn multiply_add(sum: Vector, a: Vector, b: Vector) -> Vector {
+    _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 }
+
+/// # Safety
+/// `to` holds eight values.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_scaled(to: *mut f32, sum: Vector, scale: f32) {
+    let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(scale));
+    // SAFETY: the caller vouches for `to`.
+    unsafe { _mm256_storeu_ps(to, scaled) }
+}
+
+register_block!("avx2", 8);

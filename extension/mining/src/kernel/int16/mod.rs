@@ -6,6 +6,9 @@
 //! Cauchy-Schwarz inequality every partial sum of a dot product is at most `(SCALE * (1 + r))²`,
 //! below 2³¹ while `r < 0.4`.
 
+#[macro_use]
+mod register;
+
 mod avx2;
 mod avx512;
 
