@@ -427,19 +427,19 @@ impl Server {
             Err(failure) => return self.send_failure(id, request, failure),
         };
         match self.models.lookup(&name) {
-            Lookup::Ready => {
-                let models = self.models.info(&name).into_iter().collect();
-                self.send(
-                    id,
-                    &Reply::Models {
-                        id: request,
-                        models,
-                    },
-                );
-            }
+            Lookup::Ready => self.send_model(id, request, &name),
             Lookup::Loading => self.describing.push((id, request, name)),
             Lookup::Failed(failure) => self.send_failure(id, request, failure),
         }
+    }
+
+    fn send_model(&mut self, id: SessionId, request: u64, name: &str) {
+        let models = self.models.info(name).into_iter().collect();
+        let reply = Reply::Models {
+            id: request,
+            models,
+        };
+        self.send(id, &reply);
     }
 
     fn embed(&mut self, id: SessionId, request: u64, model: &str, texts: Vec<String>) {
@@ -500,16 +500,7 @@ impl Server {
                     for (id, request, _) in asked {
                         match &failure {
                             Some(failure) => self.send_failure(id, request, failure.clone()),
-                            None => {
-                                let models = self.models.info(&name).into_iter().collect();
-                                self.send(
-                                    id,
-                                    &Reply::Models {
-                                        id: request,
-                                        models,
-                                    },
-                                );
-                            }
+                            None => self.send_model(id, request, &name),
                         }
                     }
                     if let Some(failure) = failure {

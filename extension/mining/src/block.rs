@@ -17,6 +17,18 @@ pub(crate) struct Input<'a> {
     pub labels: Option<&'a [u32]>,
 }
 
+impl<'a> Input<'a> {
+    /// Rows that are known by their own positions.
+    pub fn whole(rows: Rows<'a>) -> Self {
+        Self { rows, labels: None }
+    }
+
+    pub fn labelled(rows: Rows<'a>, labels: &'a [u32]) -> Self {
+        let labels = Some(labels);
+        Self { rows, labels }
+    }
+}
+
 /// Rows that are looked at between two looks at the control.
 const READ: usize = 512;
 

@@ -37,7 +37,7 @@ pub struct Candidate {
 }
 
 /// Result of comparing mined pairs with gold pairs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Bucc {
     /// Share of the extracted pairs that are gold; 0 when nothing was extracted.
     pub precision: f64,

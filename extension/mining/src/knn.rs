@@ -104,14 +104,8 @@ pub fn both_rows(
     let mut forward = None;
     let mut backward = None;
     search(
-        Input {
-            rows: source,
-            labels: None,
-        },
-        Input {
-            rows: target,
-            labels: None,
-        },
+        Input::whole(source),
+        Input::whole(target),
         dimensions,
         k,
         [&mut forward, &mut backward],
@@ -137,14 +131,8 @@ pub fn forward(
 ) -> Result<Neighbours, Error> {
     let mut forward = None;
     search(
-        Input {
-            rows: source,
-            labels: None,
-        },
-        Input {
-            rows: target,
-            labels: None,
-        },
+        Input::whole(source),
+        Input::whole(target),
         dimensions,
         k,
         [&mut forward, &mut None],

@@ -60,22 +60,10 @@ pub fn extend(
     let mut forward_added = Some(Neighbours::empty(source.added_positions.len(), forward_k));
     let mut backward_added = Some(Neighbours::empty(target.added_positions.len(), backward_k));
 
-    let source_kept = Input {
-        rows: source.kept,
-        labels: Some(source.kept_positions),
-    };
-    let source_added = Input {
-        rows: source.added,
-        labels: Some(source.added_positions),
-    };
-    let target_kept = Input {
-        rows: target.kept,
-        labels: Some(target.kept_positions),
-    };
-    let target_added = Input {
-        rows: target.added,
-        labels: Some(target.added_positions),
-    };
+    let source_kept = Input::labelled(source.kept, source.kept_positions);
+    let source_added = Input::labelled(source.added, source.added_positions);
+    let target_kept = Input::labelled(target.kept, target.kept_positions);
+    let target_added = Input::labelled(target.added, target.added_positions);
     let both = [true, true];
     if !target.added_positions.is_empty() {
         let lists = [&mut forward_kept, &mut backward_added];

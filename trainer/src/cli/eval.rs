@@ -304,11 +304,12 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
         &gold,
         &options,
     )?;
+    let score = &result.score;
     if let Some(path) = &args.pairs {
         let lines: String = result
             .pairs
             .iter()
-            .filter(|p| p.0 >= result.threshold)
+            .filter(|p| p.0 >= score.threshold)
             .map(|(score, a, b)| format!("{score:.6}\t{a}\t{b}\n"))
             .collect();
         write_out(Some(path), &lines)?;
@@ -318,13 +319,13 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
         Form::Tsv => format!(
             "precision\trecall\tf1\tthreshold\textracted\tcorrect\tgold\n\
              {:.6}\t{:.6}\t{:.6}\t{:.6}\t{}\t{}\t{}\n",
-            result.precision,
-            result.recall,
-            result.f1,
-            result.threshold,
-            result.extracted,
-            result.correct,
-            result.gold
+            score.precision,
+            score.recall,
+            score.f1,
+            score.threshold,
+            score.extracted,
+            score.correct,
+            score.gold
         ),
         Form::Text | Form::Markdown => {
             let mut table = Table::new();
@@ -340,13 +341,13 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
                 table.column(name, Align::Right);
             }
             table.row(vec![
-                format!("{:.2}", 100.0 * result.precision),
-                format!("{:.2}", 100.0 * result.recall),
-                format!("{:.2}", 100.0 * result.f1),
-                format!("{:.4}", result.threshold),
-                result.extracted.to_string(),
-                result.correct.to_string(),
-                result.gold.to_string(),
+                format!("{:.2}", 100.0 * score.precision),
+                format!("{:.2}", 100.0 * score.recall),
+                format!("{:.2}", 100.0 * score.f1),
+                format!("{:.4}", score.threshold),
+                score.extracted.to_string(),
+                score.correct.to_string(),
+                score.gold.to_string(),
             ]);
             if args.format == Form::Text {
                 table.text()

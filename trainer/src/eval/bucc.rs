@@ -96,20 +96,9 @@ pub struct BuccOptions {
 /// Scores and the pairs behind them.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuccResult {
-    /// Share of the extracted pairs that are gold.
-    pub precision: f64,
-    /// Share of the gold pairs that were extracted.
-    pub recall: f64,
-    /// Their harmonic mean.
-    pub f1: f64,
-    /// Pairs with at least this score were extracted.
-    pub threshold: f64,
-    /// Number of extracted pairs.
-    pub extracted: usize,
-    /// Those that are gold.
-    pub correct: usize,
-    /// Number of gold pairs.
-    pub gold: usize,
+    /// Precision, recall and F1.
+    #[serde(flatten)]
+    pub score: Bucc,
     /// Mined pairs as score, source id and target id, best first.
     #[serde(skip)]
     pub pairs: Vec<(f64, String, String)>,
@@ -168,7 +157,7 @@ pub fn evaluate(
             score: p.score,
         })
         .collect();
-    let score: Bucc = match options.threshold {
+    let score = match options.threshold {
         Some(threshold) => bucc_at(&candidates, &gold, threshold),
         None => bucc(&candidates, &gold),
     };
@@ -179,16 +168,7 @@ pub fn evaluate(
             (p.score, source.ids[a].clone(), target.ids[b].clone())
         })
         .collect();
-    Ok(BuccResult {
-        precision: score.precision,
-        recall: score.recall,
-        f1: score.f1,
-        threshold: score.threshold,
-        extracted: score.extracted,
-        correct: score.correct,
-        gold: score.gold,
-        pairs,
-    })
+    Ok(BuccResult { score, pairs })
 }
 
 #[cfg(test)]
@@ -224,14 +204,21 @@ mod tests {
             threads: 1,
         };
         let result = evaluate(&source, &target, (&x, &y), 2, &gold, &options).expect("result");
-        assert_eq!((result.correct, result.extracted, result.f1), (2, 2, 1.0));
-        assert!(result.threshold > 0.7 && result.threshold < 1.0);
+        assert_eq!(
+            (
+                result.score.correct,
+                result.score.extracted,
+                result.score.f1
+            ),
+            (2, 2, 1.0)
+        );
+        assert!(result.score.threshold > 0.7 && result.score.threshold < 1.0);
         let strict = BuccOptions {
             threshold: Some(0.0),
             ..options
         };
         let result = evaluate(&source, &target, (&x, &y), 2, &gold, &strict).expect("result");
-        assert_eq!((result.correct, result.extracted), (2, 3));
+        assert_eq!((result.score.correct, result.score.extracted), (2, 3));
         assert_eq!(result.pairs.len(), 3);
     }
 }
