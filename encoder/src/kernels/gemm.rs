@@ -319,47 +319,44 @@ pub(super) unsafe fn tile(
     out: *mut f32,
     ldo: usize,
 ) {
-    macro_rules! one_panel {
-        (@call [$($kernel:ident)::+], $r:literal, $b:expr) => {
-            $($kernel)::+::<$r>(k, a, lda, $b, init, ldi, out, ldo)
+    macro_rules! by_rows {
+        (@call [$($kernel:ident)::+ $(, $v:literal, $stride:expr)?], $r:literal, $b:expr) => {
+            $($kernel)::+::<$r $(, $v)?>(k, a, lda, $b $(, $stride)?, init, ldi, out, ldo)
         };
         ($kernel:tt, $b:expr; $($r:literal)*) => {
             match rows {
-                $($r => one_panel!(@call $kernel, $r, $b),)*
+                $($r => by_rows!(@call $kernel, $r, $b),)*
                 _ => unreachable!("tile rows"),
             }
         };
     }
     #[cfg(target_arch = "x86_64")]
-    macro_rules! two_panels {
-        ($kernel:ident, $b:expr; $($r:literal)*) => {
-            match (rows, b.count) {
-                $(
-                    ($r, 1) => x86::$kernel::<$r, 1>(k, a, lda, $b, 0, init, ldi, out, ldo),
-                    ($r, 2) => x86::$kernel::<$r, 2>(k, a, lda, $b, b.stride, init, ldi, out, ldo),
-                )*
-                _ => unreachable!("tile"),
+    macro_rules! by_panels {
+        ($kernel:ident, $first:expr) => {
+            match b.count {
+                1 => {
+                    by_rows!([x86::avx512::$kernel, 1, 0], $first; 1 2 3 4 5 6 7 8 9 10 11 12)
+                }
+                _ => by_rows!(
+                    [x86::avx512::$kernel, 2, b.stride], $first; 1 2 3 4 5 6 7 8 9 10 11 12
+                ),
             }
         };
     }
     debug_assert!((1..=tile_panels(isa)).contains(&b.count));
-    // SAFETY: passed on from the caller.
+    // SAFETY: passed on from the caller. A panel is one vector of AVX-512 and two of AVX2.
     unsafe {
         match (isa, b.first) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, PanelPtr::F32(first)) => {
-                two_panels!(avx512_f32, first; 1 2 3 4 5 6 7 8 9 10 11 12)
-            }
+            (Isa::Avx512, PanelPtr::F32(first)) => by_panels!(f32s, first),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, PanelPtr::Bf16(first)) => {
-                two_panels!(avx512_bf16, first; 1 2 3 4 5 6 7 8 9 10 11 12)
-            }
+            (Isa::Avx512, PanelPtr::Bf16(first)) => by_panels!(bf16s, first),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, PanelPtr::F32(b)) => one_panel!([x86::avx2_f32], b; 1 2 3 4 5 6),
+            (Isa::Avx2, PanelPtr::F32(b)) => by_rows!([x86::avx2::f32s, 2, 8], b; 1 2 3 4 5 6),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, PanelPtr::Bf16(b)) => one_panel!([x86::avx2_bf16], b; 1 2 3 4 5 6),
-            (_, PanelPtr::F32(b)) => one_panel!([portable_f32], b; 1 2 3 4),
-            (_, PanelPtr::Bf16(b)) => one_panel!([portable_bf16], b; 1 2 3 4),
+            (Isa::Avx2, PanelPtr::Bf16(b)) => by_rows!([x86::avx2::bf16s, 2, 8], b; 1 2 3 4 5 6),
+            (_, PanelPtr::F32(b)) => by_rows!([portable_f32], b; 1 2 3 4),
+            (_, PanelPtr::Bf16(b)) => by_rows!([portable_bf16], b; 1 2 3 4),
         }
     }
 }
@@ -413,89 +410,22 @@ portable!(portable_bf16, bf16, |x: bf16| x.to_f32());
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::*;
-
     use half::bf16;
 
     use super::PANEL;
 
-    macro_rules! avx2 {
-        ($name:ident, $element:ty, $load:expr) => {
-            /// # Safety
-            /// As [`super::tile`], with AVX2 and FMA.
-            #[target_feature(enable = "avx2,fma")]
-            #[allow(clippy::too_many_arguments)]
-            pub(super) unsafe fn $name<const R: usize>(
-                k: usize,
-                a: *const f32,
-                lda: usize,
-                b: *const $element,
-                init: *const f32,
-                ldi: usize,
-                out: *mut f32,
-                ldo: usize,
-            ) {
-                // SAFETY: the caller vouches for rows, strides and k.
-                unsafe {
-                    let mut lo = [_mm256_setzero_ps(); R];
-                    let mut hi = [_mm256_setzero_ps(); R];
-                    if !init.is_null() {
-                        for r in 0..R {
-                            lo[r] = _mm256_loadu_ps(init.add(r * ldi));
-                            hi[r] = _mm256_loadu_ps(init.add(r * ldi + 8));
-                        }
-                    }
-                    let mut b = b;
-                    let mut a = a;
-                    for _ in 0..k {
-                        let (b0, b1): (__m256, __m256) = $load(b);
-                        for r in 0..R {
-                            let x = _mm256_broadcast_ss(&*a.add(r * lda));
-                            lo[r] = _mm256_fmadd_ps(x, b0, lo[r]);
-                            hi[r] = _mm256_fmadd_ps(x, b1, hi[r]);
-                        }
-                        a = a.add(1);
-                        b = b.add(PANEL);
-                    }
-                    for r in 0..R {
-                        _mm256_storeu_ps(out.add(r * ldo), lo[r]);
-                        _mm256_storeu_ps(out.add(r * ldo + 8), hi[r]);
-                    }
-                }
-            }
-        };
-    }
-
-    macro_rules! load_f32 {
-        () => {
-            |b: *const f32| (_mm256_load_ps(b), _mm256_load_ps(b.add(8)))
-        };
-    }
-    macro_rules! load_bf16 {
-        () => {
-            |b: *const bf16| {
-                let wide = |x| _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-                (
-                    wide(_mm_load_si128(b.cast())),
-                    wide(_mm_load_si128(b.add(8).cast())),
-                )
-            }
-        };
-    }
-    avx2!(avx2_f32, f32, load_f32!());
-    avx2!(avx2_bf16, bf16, load_bf16!());
-
     /// Lines of a panel that are asked for ahead of their use.
     const AHEAD: usize = 16;
 
-    macro_rules! avx512 {
-        ($name:ident, $element:ty, $load:expr) => {
+    /// Tiles of V vectors of `$lanes` floats, in terms of intrinsics that the module names.
+    macro_rules! tile {
+        ($name:ident, $features:literal, $lanes:literal, $element:ty, $load_line:expr) => {
             /// # Safety
-            /// As [`super::tile`] with P panels, `stride` elements apart, and AVX-512 F, BW, DQ and
-            /// VL.
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            /// As [`super::super::tile`] with V vectors, which lie `stride` elements apart in the
+            /// panels, and with the module's instructions.
+            #[target_feature(enable = $features)]
             #[allow(clippy::too_many_arguments)]
-            pub(super) unsafe fn $name<const R: usize, const P: usize>(
+            pub(in super::super) unsafe fn $name<const R: usize, const V: usize>(
                 k: usize,
                 a: *const f32,
                 lda: usize,
@@ -508,55 +438,74 @@ mod x86 {
             ) {
                 // SAFETY: the caller vouches for panels, rows, strides and k.
                 unsafe {
-                    let mut acc = [[_mm512_setzero_ps(); P]; R];
+                    let mut acc = [[zero(); V]; R];
                     if !init.is_null() {
                         for (r, acc) in acc.iter_mut().enumerate() {
-                            let init = init.add(r * ldi);
-                            *acc = std::array::from_fn(|p| _mm512_loadu_ps(init.add(p * PANEL)));
+                            *acc = std::array::from_fn(|v| load(init.add(r * ldi + v * $lanes)));
                         }
                     }
                     let mut b = b;
                     let mut a = a;
                     for _ in 0..k {
                         // With few rows the weights come from beyond the second-level cache.
-                        for p in 0..P {
-                            let ahead = b.wrapping_add(p * stride + AHEAD * PANEL);
+                        for v in (0..V).filter(|v| v * $lanes % PANEL == 0) {
+                            let ahead = b.wrapping_add(v * stride + AHEAD * PANEL);
                             _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                         }
-                        let lines: [__m512; P] = std::array::from_fn(|p| $load(b.add(p * stride)));
+                        let line: [Vector; V] =
+                            std::array::from_fn(|v| $load_line(b.add(v * stride)));
                         for (r, acc) in acc.iter_mut().enumerate() {
-                            let x = _mm512_set1_ps(*a.add(r * lda));
-                            for p in 0..P {
-                                acc[p] = _mm512_fmadd_ps(x, lines[p], acc[p]);
+                            let x = spread(*a.add(r * lda));
+                            for v in 0..V {
+                                acc[v] = fmadd(x, line[v], acc[v]);
                             }
                         }
                         a = a.add(1);
                         b = b.add(PANEL);
                     }
                     for (r, acc) in acc.iter().enumerate() {
-                        for (p, acc) in acc.iter().enumerate() {
-                            _mm512_storeu_ps(out.add(r * ldo + p * PANEL), *acc);
+                        for (v, acc) in acc.iter().enumerate() {
+                            store(out.add(r * ldo + v * $lanes), *acc);
                         }
                     }
                 }
             }
         };
     }
-    macro_rules! load512_f32 {
-        () => {
-            |b: *const f32| _mm512_load_ps(b)
+
+    pub(super) mod avx2 {
+        use std::arch::x86_64::{
+            __m256 as Vector, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi256_ps,
+            _mm256_cvtepu16_epi32, _mm256_fmadd_ps as fmadd, _mm256_loadu_ps as load,
+            _mm256_set1_ps as spread, _mm256_setzero_ps as zero, _mm256_slli_epi32,
+            _mm256_storeu_ps as store,
         };
+
+        use super::{AHEAD, PANEL, bf16};
+
+        tile!(f32s, "avx2,fma", 8, f32, |b: *const f32| load(b));
+        tile!(bf16s, "avx2,fma", 8, bf16, |b: *const bf16| {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(b.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        });
     }
-    macro_rules! load512_bf16 {
-        () => {
-            |b: *const bf16| {
-                let wide = _mm512_cvtepu16_epi32(_mm256_load_si256(b.cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
-            }
+
+    pub(super) mod avx512 {
+        use std::arch::x86_64::{
+            __m512 as Vector, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
+            _mm512_cvtepu16_epi32, _mm512_fmadd_ps as fmadd, _mm512_loadu_ps as load,
+            _mm512_set1_ps as spread, _mm512_setzero_ps as zero, _mm512_slli_epi32,
+            _mm512_storeu_ps as store,
         };
+
+        use super::{AHEAD, PANEL, bf16};
+
+        tile!(f32s, "avx512f", 16, f32, |b: *const f32| load(b));
+        tile!(bf16s, "avx512f", 16, bf16, |b: *const bf16| {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(b.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        });
     }
-    avx512!(avx512_f32, f32, load512_f32!());
-    avx512!(avx512_bf16, bf16, load512_bf16!());
 }
 
 #[cfg(test)]
