@@ -14,7 +14,7 @@ use crate::arch::mean_candle::MeanCandle;
 use crate::arch::transformer::Transformer;
 use crate::config::Architecture;
 use crate::folder::{self, Weights};
-use crate::kernels::math;
+use crate::kernels::{Isa, math};
 use crate::tokenize::{Tokenized, Tokenizer};
 use crate::{Config, EncoderError, batch};
 
@@ -419,9 +419,13 @@ fn load_model(
     Ok(match &config.encoder {
         Architecture::Mean(c) if device.is_cpu() => Box::new(Mean::load(c, weights)?),
         Architecture::Mean(c) => Box::new(MeanCandle::load(c, weights, device, DType::F32)?),
-        Architecture::Bilstm(c) if device.is_cpu() => {
-            Box::new(Bilstm::load(c, weights, precision, parallel)?)
-        }
+        Architecture::Bilstm(c) if device.is_cpu() => Box::new(Bilstm::load(
+            Isa::detect(),
+            c,
+            weights,
+            precision,
+            parallel,
+        )?),
         Architecture::Bilstm(c) => {
             let dtype = match precision {
                 Precision::Bf16 => DType::BF16,

@@ -106,6 +106,7 @@ impl Packing {
 impl Bilstm {
     /// Packs the weights, on all threads of the pool it runs in if `parallel`.
     pub fn load(
+        isa: Isa,
         config: &BilstmConfig,
         weights: &Weights,
         precision: Precision,
@@ -120,7 +121,7 @@ impl Bilstm {
             }
         }
         let load = |(layer, suffix): &(usize, &str)| {
-            Direction::load(config, weights, *layer, suffix, precision)
+            Direction::load(isa, config, weights, *layer, suffix, precision)
         };
         let directions: Vec<Direction> = if parallel {
             parts.par_iter().map(load).collect::<Result<_, _>>()?
@@ -133,7 +134,7 @@ impl Bilstm {
             layers.push([forward, backward]);
         }
         Ok(Self {
-            isa: Isa::detect(),
+            isa,
             table,
             layers,
             hidden: config.hidden_size,
@@ -179,6 +180,7 @@ impl Bilstm {
 
 impl Direction {
     fn load(
+        isa: Isa,
         config: &BilstmConfig,
         weights: &Weights,
         layer: usize,
@@ -199,7 +201,7 @@ impl Direction {
         let mut input = Vec::new();
         let mut column = 0;
         for &depth in &inputs {
-            input.push(Product::new(columns, depth, precision, |j, row| {
+            input.push(Product::new(isa, columns, depth, precision, |j, row| {
                 let Some(source) = interleaved(j, hidden) else {
                     return false;
                 };
@@ -210,7 +212,7 @@ impl Direction {
             column += depth;
         }
         let matrix = weights.matrix(&name("weight_hh"), 4 * hidden, hidden)?;
-        let recurrent = Product::new(columns, hidden, precision, |j, row| {
+        let recurrent = Product::new(isa, columns, hidden, precision, |j, row| {
             let Some(source) = interleaved(j, hidden) else {
                 return false;
             };
@@ -337,7 +339,7 @@ pub(crate) fn faster_than_f32(
     let packing = Packing::new(&[&sequence[..]; PROBE.0]);
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
     let seconds = |precision| -> Result<f64, EncoderError> {
-        let direction = Direction::load(config, weights, config.layers - 1, "", precision)?;
+        let direction = Direction::load(isa, config, weights, config.layers - 1, "", precision)?;
         let tokens = packing.tokens();
         let inputs: Vec<Operand> = direction
             .input

@@ -59,10 +59,11 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::config::{Architecture, BilstmPooling};
+    use crate::config::{Architecture, BilstmConfig, BilstmPooling};
     use crate::encoder::Precision;
     use crate::folder::{self, Weights};
     use crate::import;
+    use crate::kernels::Isa;
 
     /// Pooled states of sentences of several lengths, the last one empty.
     fn states(model: &dyn Model) -> Vec<f32> {
@@ -82,18 +83,48 @@ mod tests {
         }
     }
 
-    #[test]
-    fn bilstm_in_candle_is_that_of_the_kernels() {
+    /// A small LASER2, imported into `folder`.
+    fn laser2(folder: &Path) -> (BilstmConfig, Weights) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/laser2");
-        let dir = tempfile::TempDir::new().unwrap();
-        let config = import::import(&source, None, dir.path(), &import::Options::default());
-        let Architecture::Bilstm(mut config) = config.unwrap().config.encoder else {
+        let config = import::import(&source, None, folder, &import::Options::default());
+        let Architecture::Bilstm(config) = config.unwrap().config.encoder else {
             panic!("LASER2 is a BiLSTM")
         };
-        let weights = Weights::open(&dir.path().join(folder::WEIGHTS)).unwrap();
+        let weights = Weights::open(&folder.join(folder::WEIGHTS)).unwrap();
+        (config, weights)
+    }
+
+    #[test]
+    fn bilstm_is_the_same_with_all_instructions_and_precisions() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (mut config, weights) = laser2(dir.path());
         for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
             config.pooling = pooling;
-            let kernels = bilstm::Bilstm::load(&config, &weights, Precision::F32, false).unwrap();
+            let states = |isa, precision| {
+                states(&bilstm::Bilstm::load(isa, &config, &weights, precision, false).unwrap())
+            };
+            let exact = states(Isa::Portable, Precision::F32);
+            for &isa in Isa::all() {
+                for (precision, tolerance) in [
+                    (Precision::F32, 1e-6),
+                    (Precision::Bf16, 0.01),
+                    (Precision::I8, 0.01),
+                ] {
+                    assert_close(&exact, &states(isa, precision), tolerance);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bilstm_in_candle_is_that_of_the_kernels() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (mut config, weights) = laser2(dir.path());
+        for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
+            config.pooling = pooling;
+            let kernels =
+                bilstm::Bilstm::load(Isa::detect(), &config, &weights, Precision::F32, false)
+                    .unwrap();
             let exact = states(&kernels);
             for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 0.05)] {
                 let device = Device::Cpu;

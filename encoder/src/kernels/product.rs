@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Isa;
-use super::dots::{self, Dots};
+use super::dots::{self, Dots, Unit};
 use super::gemm::{self, Packed, Start, Storage, check_rows};
 use super::lstm::{self, Complete, Floats, Step, padded};
 use super::quantized::{self, Quantized};
@@ -13,7 +13,7 @@ use crate::encoder::Precision;
 pub enum Weights {
     /// f32 arithmetic, weights f32 or bf16.
     Float(Packed),
-    /// bf16 or int8 arithmetic on AVX-512's dot-product units.
+    /// bf16 or int8 arithmetic on units for dot products.
     Dots(Dots),
     /// bf16 or int8 arithmetic through NumKong.
     Quantized(Quantized),
@@ -70,25 +70,27 @@ fn mismatch() -> ! {
 }
 
 impl Weights {
-    /// Packs `n` rows of length `k`, as [`Packed::new`].
+    /// Packs `n` rows of length `k`, as [`Packed::new`], for what `isa` has.
     pub fn new(
+        isa: Isa,
         n: usize,
         k: usize,
         precision: Precision,
         row: impl FnMut(usize, &mut [f32]) -> bool,
     ) -> Self {
-        match precision {
-            Precision::F32 | Precision::Auto => Self::Float(Packed::new(n, k, Storage::F32, row)),
-            _ if dots::available(precision) && !quantized::has_matrix_unit() => {
-                Self::Dots(Dots::new(n, k, precision, row))
-            }
-            Precision::Bf16 if !quantized::has_bf16_unit() => {
-                Self::Float(Packed::new(n, k, Storage::Bf16, row))
-            }
-            Precision::Bf16 | Precision::I8 => {
-                Self::Quantized(Quantized::new(n, k, precision, row))
-            }
+        let exact = matches!(precision, Precision::F32 | Precision::Auto);
+        if exact {
+            return Self::Float(Packed::new(n, k, Storage::F32, row));
         }
+        // Nothing else on a processor equals its unit for matrices.
+        let unit = Unit::of(isa, precision).filter(|_| !quantized::has_matrix_unit());
+        if let Some(unit) = unit {
+            return Self::Dots(Dots::new(n, k, unit, row));
+        }
+        if precision == Precision::Bf16 && !quantized::has_bf16_unit() {
+            return Self::Float(Packed::new(n, k, Storage::Bf16, row));
+        }
+        Self::Quantized(Quantized::new(n, k, precision, row))
     }
 
     /// Output columns.
