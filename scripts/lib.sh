@@ -62,8 +62,12 @@ use_pg() {
   pg_major=$("$PG_CONFIG" --version | sed 's/^PostgreSQL \([0-9]*\).*/\1/')
   # pgrx reads the headers of this installation; cargo-pgrx and its home folder are not needed.
   export PGRX_PG_CONFIG_PATH=$PG_CONFIG
-  export PGRX_HOME=${PGRX_HOME:-$target/pgrx}
-  mkdir -p "$PGRX_HOME"
+  if [ -z "${PGRX_HOME:-}" ]; then
+    # pgrx has cargo watch a file there; were it missing, every build would compile pgrx again.
+    export PGRX_HOME=$target/pgrx
+    mkdir -p "$PGRX_HOME"
+    [ -e "$PGRX_HOME/config.toml" ] || : >"$PGRX_HOME/config.toml"
+  fi
   features=(--no-default-features --features "laser/pg$pg_major,laser-encoder/jieba,laser-encoder/mecab")
   for folder in "${HOME:-/root}/.cargo/bin" /usr/local/cargo/bin; do
     command -v cargo >/dev/null || PATH=$folder:$PATH
