@@ -69,6 +69,7 @@ running() { as_server "$bin/pg_ctl" status -D "$data" >/dev/null 2>&1; }
 
 if [ -e "$data/PG_VERSION" ] && [ "$(cat "$data/PG_VERSION")" != "$pg_major" ]; then
   say "the demo's data is of PostgreSQL $(cat "$data/PG_VERSION"): making it anew"
+  as_server "$bin/pg_ctl" stop -D "$data" -m immediate -w >/dev/null 2>&1 || true
   rm -rf "$data"
 fi
 if [ -e "$data" ] && [ "$(stat -c %U "$data")" != "$(server_user)" ]; then

@@ -49,9 +49,21 @@ impl Tree {
         Account::command(self.account, self.bin.join(program))
     }
 
+    /// The major version of PostgreSQL, which data folders belong to.
+    fn major(&self) -> Result<u32> {
+        let output = self.command("initdb").arg("--version").output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.split_once("(PostgreSQL) ").map(|(_, version)| version);
+        version
+            .and_then(|version| version.split(|c: char| !c.is_ascii_digit()).next())
+            .and_then(|major| major.parse().ok())
+            .with_context(|| format!("initdb calls itself {text:?}"))
+    }
+
     /// A data folder made by `initdb` in this encoding, to be copied; made once.
     pub(crate) fn template(&self, encoding: &str) -> Result<PathBuf> {
-        let folder = self.home.join(format!("data-{encoding}"));
+        let major = self.major()?;
+        let folder = self.home.join(format!("data-{major}-{encoding}"));
         let _lock = lock(&self.home.join("lock"))?;
         if folder.join("done").exists() {
             return Ok(folder.join("data"));
@@ -64,6 +76,9 @@ impl Tree {
         let data = folder.join("data");
         let output = self
             .command("initdb")
+            // Tests ask what laser notices of damage by itself; those that want checksums switch
+            // them on.
+            .args((major >= 18).then_some("--no-data-checksums"))
             .args([
                 "--no-sync",
                 "--auth=trust",
