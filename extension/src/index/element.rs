@@ -5,7 +5,7 @@
 use half::slice::HalfFloatSliceExt;
 use laser_index::codec::{Codec, Metric};
 use laser_index::meta::Parameters;
-use pgrx::{PgSqlErrorCode as Code, pg_sys, varlena};
+use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
@@ -66,23 +66,17 @@ pub fn parse_kind(value: u8) -> Option<(Element, Metric)> {
 /// # Safety
 /// `relation` is an open index of this access method.
 pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
-    // SAFETY: by contract; the tuple descriptor of an index has at least one column.
-    let (options, (element, metric), typmod, columns) = unsafe {
-        let descriptor = (*relation).rd_att;
-        let column = (*descriptor).attrs.as_slice(1)[0].atttypmod;
-        (
-            options::of(relation),
-            kind(relation),
-            column,
-            (*descriptor).natts,
-        )
-    };
-    if columns != 1 {
+    // SAFETY: by contract.
+    let columns = unsafe { PgTupleDesc::from_pg_unchecked((*relation).rd_att) };
+    if columns.len() != 1 {
         raise(
             Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             "a laser index has exactly one column",
         );
     }
+    let typmod = columns.get(0).expect("it has one").atttypmod;
+    // SAFETY: by contract.
+    let (options, (element, metric)) = unsafe { (options::of(relation), kind(relation)) };
     let (dims, fingerprint, model) = match element {
         Element::Text => {
             let model = encode::describe_model(options.model.as_deref());

@@ -127,6 +127,8 @@ pub unsafe extern "C-unwind" fn parse(
         optname: optname.as_ptr(),
         opttype,
         offset: offset as c_int,
+        #[cfg(feature = "pg18")]
+        isset_offset: 0,
     };
     let table = [
         element(c"m", int, std::mem::offset_of!(Stored, m)),
