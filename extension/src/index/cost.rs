@@ -117,6 +117,21 @@ impl Shape {
     }
 }
 
+/// Makes a path worse than any other, also than those that a setting such as `enable_seqscan`
+/// disables. From PostgreSQL 18 on the number of disabled nodes counts before any cost.
+fn rule_out(
+    #[cfg_attr(not(feature = "pg18"), allow(unused_variables))] path: &mut pg_sys::IndexPath,
+    startup: &mut f64,
+    total: &mut f64,
+) {
+    *startup = f64::MAX;
+    *total = f64::MAX;
+    #[cfg(feature = "pg18")]
+    {
+        path.path.disabled_nodes = 1 << 16;
+    }
+}
+
 /// `amcostestimate`
 #[pgrx::pg_guard]
 #[allow(clippy::too_many_arguments)] // the signature is the server's
@@ -144,8 +159,7 @@ pub unsafe extern "C-unwind" fn estimate(
 
         // The access method can only order.
         if (*path).indexorderbys.is_null() {
-            *startup = f64::MAX;
-            *total = f64::MAX;
+            rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
         let shape = Shape::read(index);
@@ -162,8 +176,7 @@ pub unsafe extern "C-unwind" fn estimate(
             _ => 0.0,
         };
         if wanted > deliverable {
-            *startup = f64::MAX;
-            *total = f64::MAX;
+            rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
 
