@@ -75,6 +75,9 @@ impl Table {
             let restricted = context | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int;
             pg_sys::SetUserIdAndSecContext((*(*heap).rd_rel).relowner, restricted);
             let level = pg_sys::NewGUCNestLevel();
+            // As CREATE INDEX evaluates them from this version on.
+            #[cfg(any(feature = "pg17", feature = "pg18"))]
+            pg_sys::RestrictSearchPath();
 
             let info = pg_sys::BuildIndexInfo(self.index);
             (*info).ii_Concurrent = true;
