@@ -120,6 +120,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<(Vec<u8>, Vec<f32
                 "a laser index needs an MVCC snapshot",
             );
         }
+        count(scan);
         let index = (*scan).indexRelation;
         let store = RelationStore::new(index);
         let parameters = Meta::read(&store).or_report().parameters;
@@ -134,6 +135,34 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<(Vec<u8>, Vec<f32
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
                 Err(error) => super::errors::report(error),
             }
+        }
+    }
+}
+
+/// Counts a search: for `pg_stat_all_indexes.idx_scan` as `pgstat_count_index_scan` in `pgstat.h`
+/// does, and for `EXPLAIN (ANALYZE)` where the server shows it.
+///
+/// # Safety
+/// `scan` is a scan of `begin`.
+unsafe fn count(scan: pg_sys::IndexScanDesc) {
+    // SAFETY: by contract. The statistics belong to the open index; there are none where they are
+    // switched off.
+    unsafe {
+        let index = (*scan).indexRelation;
+        #[cfg(not(feature = "pg14"))]
+        if (*index).pgstat_info.is_null() && (*index).pgstat_enabled {
+            pg_sys::pgstat_assoc_relation(index);
+        }
+        if let Some(statistics) = (*index).pgstat_info.as_mut() {
+            #[cfg(any(feature = "pg14", feature = "pg15"))]
+            let searches = &mut statistics.t_counts.t_numscans;
+            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+            let searches = &mut statistics.counts.numscans;
+            *searches += 1;
+        }
+        #[cfg(feature = "pg18")]
+        if let Some(instrument) = (*scan).instrument.as_mut() {
+            instrument.nsearches += 1;
         }
     }
 }
