@@ -11,6 +11,8 @@ const TABLE: &str = "CREATE TABLE t (i int, e embedding(3), h halfembedding(2), 
         ARRAY['[1]', '[2,3]']::embedding[] FROM generate_series(1, 500) i;
     INSERT INTO t VALUES (0, NULL, NULL, NULL);
     CREATE INDEX t_e ON t (e); CREATE INDEX t_h ON t USING hash (h);
+    CREATE INDEX t_near ON t USING laser (e embedding_l2_ops) WITH (m = 8, quantization = f16) WHERE i > 9;
+    CREATE INDEX t_text ON t USING laser ((i::text));
     CREATE VIEW near AS SELECT i FROM t ORDER BY e <=> '[1,2,3]' LIMIT 3;";
 const SUM: &str = "SELECT md5(string_agg(t::text, '|' ORDER BY i)) FROM t";
 
@@ -95,6 +97,14 @@ fn binary_copy_and_dump_keep_everything() -> Result<()> {
         assert_eq!(cluster.psql(&copy, SUM)?, sum);
         let near = "SELECT string_agg(i::text, ',') FROM near";
         assert_eq!(cluster.psql(&copy, near)?, cluster.psql("a", near)?);
+        let indexes = "SELECT pg_get_indexdef(indexrelid) FROM pg_index
+            WHERE indrelid = 't'::regclass ORDER BY indexrelid::regclass::text";
+        assert_eq!(cluster.psql(&copy, indexes)?, cluster.psql("a", indexes)?);
+        let problems =
+            "SELECT laser_index_check('t_near') UNION ALL SELECT laser_index_check('t_text')";
+        assert_eq!(cluster.psql(&copy, problems)?, "");
+        let live = "SELECT live FROM laser_index_info('t_near')";
+        assert_eq!(cluster.psql(&copy, live)?, "491");
     }
     Ok(())
 }
