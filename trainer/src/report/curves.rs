@@ -256,15 +256,7 @@ fn draw_panel(
         }
     }
     if panel.series.len() > 1 {
-        // Losses fall to the lower right and accuracies rise to the upper right, so that the
-        // opposite corner is free.
-        let falls = panel.series[0].points.first().map(|p| p.1)
-            > panel.series[0].points.last().map(|p| p.1);
-        let corner = if falls {
-            SeriesLabelPosition::UpperRight
-        } else {
-            SeriesLabelPosition::LowerRight
-        };
+        let corner = freest_corner(points(), right, (low, high));
         chart
             .configure_series_labels()
             .position(corner)
@@ -274,6 +266,40 @@ fn draw_panel(
             .draw()?;
     }
     Ok(())
+}
+
+/// Where the fewest points lie under a legend.
+fn freest_corner<'a>(
+    points: impl Iterator<Item = &'a (f64, f64)>,
+    right: f64,
+    (low, high): (f64, f64),
+) -> SeriesLabelPosition {
+    use SeriesLabelPosition::{LowerLeft, LowerRight, UpperLeft, UpperRight};
+    let mut corners = [
+        (UpperRight, 0),
+        (LowerRight, 0),
+        (UpperLeft, 0),
+        (LowerLeft, 0),
+    ];
+    for (x, y) in points {
+        // The shares of the panel that a legend of a few series covers.
+        let sides = (*x < 0.3 * right, *x > 0.7 * right);
+        let ends = (*y < low + 0.4 * (high - low), *y > low + 0.6 * (high - low));
+        for (corner, count) in &mut corners {
+            *count += usize::from(match corner {
+                UpperRight => sides.1 && ends.1,
+                LowerRight => sides.1 && ends.0,
+                UpperLeft => sides.0 && ends.1,
+                _ => sides.0 && ends.0,
+            });
+        }
+    }
+    let [first, rest @ ..] = corners;
+    let best = rest.into_iter().fold(
+        first,
+        |best, next| if next.1 < best.1 { next } else { best },
+    );
+    best.0
 }
 
 /// `12 000` for 12000; fractions of small axes are kept.
@@ -299,6 +325,24 @@ fn grouped(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn legends_keep_away_from_points() {
+        let corner = |y: fn(f64) -> f64| {
+            let points: Vec<(f64, f64)> = (0..=100)
+                .map(|i| (f64::from(i), y(f64::from(i) / 100.0)))
+                .collect();
+            freest_corner(points.iter(), 100.0, (0.0, 1.0))
+        };
+        use SeriesLabelPosition::{LowerRight, UpperLeft, UpperRight};
+        assert!(matches!(corner(|x| (1.0 - x).powi(4)), UpperRight));
+        assert!(matches!(corner(|x| 1.0 - (1.0 - x).powi(4)), LowerRight));
+        // Low on the left, up and down on the right.
+        assert!(matches!(
+            corner(|x| if x > 0.5 { (x * 100.0) % 2.0 } else { 0.2 }),
+            UpperLeft
+        ));
+    }
 
     #[test]
     fn a_run_becomes_two_panels() {
