@@ -7,15 +7,17 @@
 //! is removed when it is dropped, and a watchdog process removes it if the test is killed.
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
-//! [`SmallDisk`] fills up.
+//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with.
 
 mod account;
 mod cluster;
 mod disk;
+mod failure;
 pub mod model;
 pub mod slt;
 mod tree;
 
 pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
 pub use disk::SmallDisk;
+pub use failure::failure;
 pub use tree::Tree;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::{Architecture, Model};
-use laser_tests::{Builder, Cluster, process_exists, signal, wait_until};
+use laser_tests::{Builder, Cluster, failure, process_exists, signal, wait_until};
 use postgres::error::SqlState;
 use postgres::{Client, NoTls};
 use tempfile::TempDir;
@@ -36,22 +36,6 @@ fn embed(client: &mut Client, text: &str) -> Result<Vec<f32>, postgres::Error> {
     Ok(client
         .query_one("SELECT laser_embed($1)::real[]", &[&text])?
         .get(0))
-}
-
-/// Code, message and hint of a statement that must fail.
-fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String, String)> {
-    let error = client
-        .batch_execute(sql)
-        .err()
-        .with_context(|| format!("{sql} has not failed"))?;
-    let error = error
-        .as_db_error()
-        .with_context(|| format!("{sql}: {error}"))?;
-    Ok((
-        error.code().clone(),
-        error.message().to_owned(),
-        error.hint().unwrap_or_default().to_owned(),
-    ))
 }
 
 fn encoder_pid(client: &mut Client) -> Result<Option<u32>> {
@@ -1034,7 +1018,13 @@ fn embed_table_can_be_stopped_and_called_again() -> Result<()> {
     assert!(done > 0 && done < 4500 && done % 500 == 0, "{done}");
     assert_eq!(wrong, 0);
 
-    client.batch_execute("ALTER TABLE t DROP CONSTRAINT stop")?;
+    client.batch_execute("ALTER TABLE t DROP CONSTRAINT stop; BEGIN")?;
+    let (code, message, hint) = failure(&mut client, call)?;
+    assert_eq!(code, SqlState::ACTIVE_SQL_TRANSACTION);
+    assert!(message.contains("inside a transaction block"), "{message}");
+    assert!(hint.contains("BEGIN"), "{hint}");
+    client.batch_execute("ROLLBACK")?;
+
     notices.take();
     client.batch_execute(call)?;
     assert_eq!(counts(&mut client)?, (4500, 0));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::Model;
-use laser_tests::{Cluster, SmallDisk, wait_until};
+use laser_tests::{Cluster, SmallDisk, failure, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -40,20 +40,6 @@ fn run(client: &mut Client, statements: &[&str]) -> Result<()> {
         client.batch_execute(sql).with_context(|| sql.to_string())?;
     }
     Ok(())
-}
-
-/// Code, message and hint of a statement that fails.
-fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String, String)> {
-    let error = client.batch_execute(sql).err();
-    let error = error.with_context(|| format!("{sql} has not failed"))?;
-    let error = error
-        .as_db_error()
-        .with_context(|| format!("{sql}: {error}"))?;
-    Ok((
-        error.code().clone(),
-        error.message().to_owned(),
-        error.hint().unwrap_or_default().to_owned(),
-    ))
 }
 
 fn problems(client: &mut Client) -> Result<Vec<String>> {

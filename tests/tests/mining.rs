@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::Model;
-use laser_tests::{Cluster, wait_until};
+use laser_tests::{Cluster, failure, wait_until};
 use postgres::error::SqlState;
 use postgres::{Client, NoTls};
 use rand::{Rng, SeedableRng};
@@ -202,17 +202,6 @@ fn random_tables(client: &mut Client, rows: usize, dimensions: usize) -> Result<
         transaction.commit()?;
     }
     Ok(())
-}
-
-fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String)> {
-    let error = client
-        .batch_execute(sql)
-        .err()
-        .with_context(|| format!("{sql} has not failed"))?;
-    let error = error
-        .as_db_error()
-        .with_context(|| format!("{sql}: {error}"))?;
-    Ok((error.code().clone(), error.message().to_owned()))
 }
 
 #[test]
@@ -419,7 +408,7 @@ fn a_search_shows_progress_and_is_cancelled_within_a_second() -> Result<()> {
         );
 
         // The session is as good as new; a timeout ends a search as well.
-        let (code, _) = failure(
+        let (code, ..) = failure(
             &mut client,
             &format!("SET statement_timeout = '2s'; {LONG}"),
         )?;
@@ -468,7 +457,7 @@ fn the_encoder_process_searches_as_the_session_does() -> Result<()> {
     ensure!(folder.read_dir()?.next().is_none());
 
     // What is wrong with a row is said by the session, which knows its id.
-    let (_, message) = failure(
+    let (_, message, _) = failure(
         &mut client,
         "SELECT * FROM laser_mine('SELECT id, e FROM x',
            'SELECT id, CASE WHEN id = 7919 THEN array_fill(0, ARRAY[40])::real[]::embedding ELSE e END FROM y')",
@@ -597,7 +586,7 @@ fn errors_name_the_query_and_lists_are_bounded() -> Result<()> {
     // 2 * 300 * 300 * 12 bytes.
     let mine =
         "SELECT * FROM laser_mine('SELECT id, e FROM t', 'SELECT id, e FROM t', k => 2147483647)";
-    let (code, message) = failure(
+    let (code, message, _) = failure(
         &mut client,
         &format!("SET laser.mining_memory = '2MB'; {mine}"),
     )?;
@@ -624,12 +613,12 @@ fn queries_run_with_the_rights_and_the_snapshot_of_the_caller() -> Result<()> {
          CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
          SET ROLE reader",
     )?;
-    let (code, message) = failure(
+    let (code, message, _) = failure(
         &mut client,
         "SELECT * FROM laser_mine('SELECT id, e FROM secret', 'SELECT id, e FROM open')",
     )?;
     ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{message}");
-    let (code, message) = failure(
+    let (code, message, _) = failure(
         &mut client,
         "SELECT * FROM laser_mine_update('state', 'SELECT id, e FROM open', 'SELECT id, e FROM open')",
     )?;
@@ -700,7 +689,7 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
     ensure!(folder.read_dir()?.next().is_none());
 
     client.batch_execute("SET temp_file_limit = '2MB'")?;
-    let (code, message) = failure(&mut client, mine)?;
+    let (code, message, _) = failure(&mut client, mine)?;
     ensure!(code == SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
     client.batch_execute("RESET temp_file_limit; SET laser.mining_memory = '100MB'")?;
     ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
@@ -718,7 +707,7 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
             .status()
     };
     ensure!(limit("3000000")?.success());
-    let (code, message) = failure(&mut client, mine)?;
+    let (code, message, _) = failure(&mut client, mine)?;
     ensure!(code == SqlState::IO_ERROR, "{message}");
     ensure!(
         message.starts_with("could not use a temporary file for mining: File too large"),
@@ -744,7 +733,7 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
     cluster.stop("fast")?;
     let unmounted = std::process::Command::new("umount").arg(&folder).status()?;
     ensure!(unmounted.success() && works);
-    let (code, message) = result?;
+    let (code, message, _) = result?;
     ensure!(code == SqlState::DISK_FULL, "{message}");
     Ok(())
 }
@@ -765,7 +754,7 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
              'SELECT id, e FROM y WHERE id > 10', method => '{method}', retrieval => '{retrieval}')"
         )
     };
-    let (code, message) = failure(&mut client, &mine("index", "max"))?;
+    let (code, message, _) = failure(&mut client, &mine("index", "max"))?;
     ensure!(
         code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
         "{message}"
@@ -775,7 +764,7 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
         "{message}"
     );
     client.batch_execute("CREATE INDEX ON y USING laser (e)")?;
-    let (_, message) = failure(&mut client, &mine("index", "max"))?;
+    let (_, message, _) = failure(&mut client, &mine("index", "max"))?;
     ensure!(
         message == "no laser index can search the source query",
         "{message}"
@@ -797,7 +786,7 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
             exact.len()
         );
     }
-    let (code, _) = failure(
+    let (code, ..) = failure(
         &mut client,
         "SELECT * FROM laser_mine('SELECT id, e::halfembedding FROM x', 'SELECT id, e FROM y', method => 'index')",
     )?;

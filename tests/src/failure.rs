@@ -1,0 +1,24 @@
+//! What a statement fails with.
+
+use anyhow::{Context, Result};
+use postgres::Client;
+use postgres::error::SqlState;
+
+/// Code, message and hint of the error that `sql` ends with.
+///
+/// # Errors
+/// If the statement succeeds, or the connection fails and not the statement.
+pub fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String, String)> {
+    let error = client
+        .batch_execute(sql)
+        .err()
+        .with_context(|| format!("{sql} has not failed"))?;
+    let error = error
+        .as_db_error()
+        .with_context(|| format!("{sql}: {error}"))?;
+    Ok((
+        error.code().clone(),
+        error.message().to_owned(),
+        error.hint().unwrap_or_default().to_owned(),
+    ))
+}
