@@ -76,6 +76,13 @@ IS 'texts embedded by the sessions themselves since the start of the server';
 
 GRANT SELECT ON laser_models, laser_encoder_status TO PUBLIC;
 
+CREATE FUNCTION laser_in_transaction_block() RETURNS boolean
+AS 'MODULE_PATHNAME', 'laser_in_transaction_block_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION laser_in_transaction_block()
+IS 'whether a procedure called now could not commit: BEGIN was sent, or several statements at once';
+
 -- Fills an embedding column, in transactions of batch_size rows. It walks the table by physical
 -- position (ctid), needs no key, takes only rows whose embedding is still null, and can therefore
 -- be stopped and called again at any time. Rows that others change meanwhile are met in a later
@@ -87,6 +94,7 @@ DECLARE
     laser name := (SELECT n.nspname FROM pg_catalog.pg_extension e
                    JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
                    WHERE e.extname = 'laser');
+    in_block boolean;
     kind "char";
     text_type oid;
     embedding_type oid;
@@ -110,6 +118,12 @@ BEGIN
     IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL OR batch_size IS NULL THEN
         RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
             message = 'arguments of laser_embed_table must not be null';
+    END IF;
+    EXECUTE pg_catalog.format('SELECT %I.laser_in_transaction_block()', laser) INTO in_block;
+    IF in_block THEN
+        RAISE EXCEPTION USING errcode = 'active_sql_transaction',
+            message = 'laser_embed_table cannot run inside a transaction block',
+            hint = 'It commits each batch. Call it without BEGIN, with autocommit, and as the only statement.';
     END IF;
     IF batch_size NOT BETWEEN 1 AND 100000 THEN
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
@@ -151,7 +165,7 @@ BEGIN
             hint = 'Name a column of type embedding or halfembedding.';
     END IF;
 
-    -- Inside a transaction block this raises the error at once, and not after the first batch.
+    -- Called by a function, this raises the error at once, and not after the first batch.
     COMMIT;
     IF kind = 'p' THEN
         SELECT pg_catalog.array_agg(p.relid) INTO parts

@@ -1018,7 +1018,8 @@ fn embed_table_can_be_stopped_and_called_again() -> Result<()> {
     assert!(done > 0 && done < 4500 && done % 500 == 0, "{done}");
     assert_eq!(wrong, 0);
 
-    client.batch_execute("ALTER TABLE t DROP CONSTRAINT stop; BEGIN")?;
+    client.batch_execute("ALTER TABLE t DROP CONSTRAINT stop")?;
+    client.batch_execute("BEGIN")?;
     let (code, message, hint) = failure(&mut client, call)?;
     assert_eq!(code, SqlState::ACTIVE_SQL_TRANSACTION);
     assert!(message.contains("inside a transaction block"), "{message}");

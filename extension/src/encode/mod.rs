@@ -17,6 +17,7 @@ mod resident;
 mod search;
 mod status;
 mod text;
+mod transaction;
 mod worker;
 
 pub use embed::{describe_model, embed_texts};

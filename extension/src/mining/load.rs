@@ -195,9 +195,10 @@ pub fn each_row(
         let mut rows = Vec::with_capacity(batch.rows());
         for row in 0..batch.rows() {
             let Some(id) = batch.integer(row, 0) else {
-                raise(
+                raise_hint(
                     PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
                     format!("the {side} query returned a null id"),
+                    "Leave such rows out of the query (WHERE id IS NOT NULL).",
                 )
             };
             if last.replace(id) == Some(id) {
