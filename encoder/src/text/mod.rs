@@ -126,6 +126,28 @@ mod tests {
     }
 
     #[test]
+    fn laser1_texts_are_prepared_as_by_moses_scripts() {
+        let (prefixes, numeric_prefixes) = (vec!["Mr", "Mrs", "Dr"], vec!["No"]);
+        let strings = |list: Vec<&str>| list.into_iter().map(String::from).collect();
+        let mut moses = config::Moses {
+            language: String::new(),
+            prefixes: strings(prefixes),
+            numeric_prefixes: strings(numeric_prefixes),
+        };
+        for [language, text, expected] in fixture::<Vec<[String; 3]>>("laser1/moses.json") {
+            moses.language.clone_from(&language);
+            let config = TextConfig {
+                non_printing: NonPrinting::Space,
+                punctuation: Some(language.clone()),
+                moses: Some(moses.clone()),
+                ..TextConfig::default()
+            };
+            let preparation = Preparation::new(&config, Path::new("")).unwrap();
+            assert_eq!(preparation.apply(&text), expected, "{language}: {text:?}");
+        }
+    }
+
+    #[test]
     fn greek_is_romanised_as_in_python() {
         for [text, expected] in fixture::<Vec<[String; 2]>>("laser1/greek.json") {
             assert_eq!(greek::romanize(&text), expected);

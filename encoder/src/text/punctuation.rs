@@ -1,5 +1,6 @@
-//! Moses' punctuation normalisation (`normalize-punctuation.perl`), in the form in which LASER's
-//! Python pipeline applies it: substitutions one after another over the whole text.
+//! Moses' punctuation normalisation (`normalize-punctuation.perl`): substitutions one after another
+//! over the whole text. For English, which LASER2 and LASER3 use for all languages, in the form of
+//! their Python code.
 
 use std::sync::LazyLock;
 
@@ -65,7 +66,8 @@ static COMMON: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 static ENGLISH_QUOTES: LazyLock<Vec<Rule>> = LazyLock::new(|| rules(&[("\"([,.]+)", "${1}\"")]));
 
 static OTHER_QUOTES: LazyLock<Vec<Rule>> =
-    LazyLock::new(|| rules(&[(",\"", "\","), (r#"(\.+)"(\s*[^<])"#, "\"${1}${2}")]));
+    // The script sees the end of the line as one more character.
+    LazyLock::new(|| rules(&[(",\"", "\","), (r#"(\.+)"(\s*[^<]|$)"#, "\"${1}${2}")]));
 
 static DECIMAL_COMMA: LazyLock<Vec<Rule>> =
     LazyLock::new(|| rules(&[("(\\d)\u{a0}(\\d)", "${1},${2}")]));
@@ -86,8 +88,8 @@ pub(super) fn normalize(text: &str, language: &str) -> String {
     apply(&COMMON);
     match language {
         "en" => apply(&ENGLISH_QUOTES),
-        "de" | "es" | "fr" => apply(&OTHER_QUOTES),
-        _ => {}
+        "cs" | "cz" => {}
+        _ => apply(&OTHER_QUOTES),
     }
     match language {
         "de" | "es" | "cz" | "cs" | "fr" => apply(&DECIMAL_COMMA),
