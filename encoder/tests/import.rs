@@ -1,5 +1,6 @@
 //! Import of small checkpoints in the layouts of published ones, against what PyTorch computed from
-//! them (see `fixtures/make.py`), and of broken ones.
+//! them (see `fixtures/make.py`), and of broken ones; of published weights where LASER1_DIR,
+//! LASER2_DIR, LASER3_DIR or LABSE_DIR say where they are.
 
 use std::path::{Path, PathBuf};
 
@@ -206,23 +207,32 @@ fn tables_can_be_made_smaller() {
     }
 }
 
-/// Copies a fixture and changes one of its files.
-fn broken(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
-    let dir = TempDir::new().unwrap();
-    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_file() {
-            std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        let copy = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_tree(&path, &copy);
+        } else {
+            std::fs::copy(&path, copy).unwrap();
         }
     }
-    let path = dir.path().join(file);
-    let changed = change(std::fs::read(&path).unwrap());
+}
+
+/// Copies a fixture and changes one of its files, or adds one.
+fn broken(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
+    let dir = TempDir::new().unwrap();
+    let source = dir.path().join("source");
+    copy_tree(&fixture(name), &source);
+    let path = source.join(file);
+    let changed = change(std::fs::read(&path).unwrap_or_default());
     std::fs::write(&path, changed).unwrap();
     let out = dir.path().join("out");
-    let error = import(dir.path(), None, &out, &Options::default())
+    let error = import(&source, None, &out, &Options::default())
         .unwrap_err()
         .to_string();
-    assert!(!out.join("config.json").exists(), "nothing is left behind");
+    assert!(!out.exists(), "nothing is left behind");
     error
 }
 
@@ -241,7 +251,10 @@ fn replace(bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
 fn errors_name_the_key_or_tensor() {
     for (name, file) in [("laser2", "laser2.pt"), ("laser1", "laser1.pt")] {
         let error = broken(name, file, |b| b[..b.len() / 2].to_vec());
-        assert!(error.contains(file), "{error}");
+        assert!(
+            error.contains(file) && error.contains("truncated") && error.contains("download"),
+            "{error}"
+        );
         let error = broken(name, file, |b| replace(b, b"weight_hh_l1", b"weight_xx_l1"));
         assert!(
             error.contains("lstm.weight_hh_l1") && error.contains("missing"),
@@ -254,14 +267,157 @@ fn errors_name_the_key_or_tensor() {
         let error = broken(name, file, |b| replace(b, b"dictionary", b"dictionarx"));
         assert!(error.contains("dictionary"), "{error}");
     }
+    let error = broken("laser1", "laser1.pt", |b| b[..b.len() - 1].to_vec());
+    assert!(error.contains("tensor \""), "{error}");
     let error = broken("laser2", "laser2.spm", |b| b[..b.len() - 3].to_vec());
     assert!(error.contains("laser2.spm"), "{error}");
     let error = broken("laser3", "laser3.pt", |b| {
         replace(b, b"layers.1.fc2.bias", b"layers.1.fc3.bias")
     });
     assert!(error.contains("layers.1.fc2.bias"), "{error}");
+    let labse = |file, from: &str, to: &str| {
+        broken("labse", file, |b| {
+            let text = String::from_utf8(b).unwrap();
+            assert!(text.contains(from), "{file}: {from}");
+            text.replace(from, to).into_bytes()
+        })
+    };
+    for (file, from, to, expected) in [
+        (
+            "config.json",
+            "hidden_size\": 16",
+            "hidden_size\": 4294967295",
+            "word_embeddings",
+        ),
+        (
+            "config.json",
+            "hidden_size\": 16",
+            "hidden_size\": 18446744073709551615",
+            "hidden_size",
+        ),
+        (
+            "config.json",
+            "hidden_size\": 16",
+            "hidden_size\": 0",
+            "word_embeddings",
+        ),
+        (
+            "config.json",
+            "num_attention_heads\": 2",
+            "num_attention_heads\": 3",
+            "heads",
+        ),
+        ("config.json", "{", "", "config.json"),
+        (
+            "sentence_bert_config.json",
+            "{",
+            "",
+            "sentence_bert_config.json",
+        ),
+        (
+            "sentence_bert_config.json",
+            "36",
+            "\"36\"",
+            "max_seq_length",
+        ),
+        (
+            "2_Dense/config.json",
+            "in_features",
+            "in_feature",
+            "in_features",
+        ),
+        (
+            "1_Pooling/config.json",
+            "cls_token\": true",
+            "lasttoken\": true",
+            "lasttoken",
+        ),
+        ("vocab.txt", "[CLS]", "[CLS]\n[NEW]", "embed_tokens.weight"),
+        ("vocab.txt", "[SEP]", "[SEQ]", "[SEP]"),
+    ] {
+        let error = labse(file, from, to);
+        assert!(error.contains(expected), "{file}: {from}: {error}");
+    }
+    let error = broken("labse", "model.safetensors", |b| b[..b.len() - 1].to_vec());
+    assert!(error.contains("model.safetensors"), "{error}");
+    let error = broken("labse", "2_Dense/pytorch_model.bin", |b| {
+        b[..b.len() / 2].to_vec()
+    });
+    assert!(error.contains("pytorch_model.bin"), "{error}");
+    let error = broken("labse", "tokenizer.json", |_| b"{\"model\": 3}".to_vec());
+    assert!(error.contains("tokenizer"), "{error}");
     let error = import(&fixture(""), None, Path::new("never"), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("no known checkpoint"), "{error}");
+}
+
+/// LASER's scripts download everything into one folder.
+#[test]
+fn one_of_several_checkpoints_is_named() {
+    let dir = TempDir::new().unwrap();
+    for (fixed, copy) in [
+        ("laser1/laser1.pt", "bilstm.93langs.2018-12-26.pt"),
+        ("laser1/codes.fcodes", "93langs.fcodes"),
+        ("laser1/vocab.fvocab", "93langs.fvocab"),
+        ("laser1/laser1.pt", "bilstm.eparl21.2018-11-19.pt"),
+        ("laser1/codes.fcodes", "eparl21.fcodes"),
+        ("laser1/vocab.fvocab", "eparl21.fvocab"),
+        ("laser2/laser2.pt", "laser2.pt"),
+        ("laser2/laser2.spm", "laser2.spm"),
+        ("laser3/laser3.pt", "laser3-wol_Latn.v1.pt"),
+        ("laser3/laser3.spm", "laser3-wol_Latn.v1.spm"),
+        ("laser3/laser3.cvocab", "laser3-wol_Latn.v1.cvocab"),
+    ] {
+        std::fs::copy(fixture(fixed), dir.path().join(copy)).unwrap();
+    }
+    for (file, kind, name) in [
+        ("bilstm.93langs.2018-12-26.pt", Kind::Laser1, "laser1"),
+        ("laser2.pt", Kind::Laser2, "laser2"),
+        ("laser3-wol_Latn.v1.pt", Kind::Laser3, "laser3"),
+    ] {
+        let out = dir.path().join(name);
+        let report = import(&dir.path().join(file), None, &out, &Options::default()).unwrap();
+        assert_eq!(report.kind, kind, "{file}");
+    }
+    let error = import(
+        dir.path(),
+        None,
+        &dir.path().join("all"),
+        &Options::default(),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("one \".pt\" file") && error.contains("laser2.pt"),
+        "{error}"
+    );
+    let error = import(
+        dir.path(),
+        Some(Kind::Laser2),
+        &dir.path().join("all"),
+        &Options::default(),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("name the checkpoint's \".pt\" file"),
+        "{error}"
+    );
+}
+
+#[test]
+fn sentence_transformers_may_lower_texts() {
+    let dir = TempDir::new().unwrap();
+    let source = dir.path().join("source");
+    copy_tree(&fixture("labse"), &source);
+    std::fs::write(
+        source.join("sentence_bert_config.json"),
+        r#"{"max_seq_length": null, "do_lower_case": true}"#,
+    )
+    .unwrap();
+    let out = dir.path().join("model");
+    import(&source, None, &out, &Options::default()).unwrap();
+    let encoder = load(&out);
+    assert_eq!(encoder.config().max_tokens, 40);
+    let tokens = encoder.tokenize(&["The Dog", "the dog"]).unwrap();
+    assert_eq!(tokens[0], tokens[1]);
 }
 
 proptest! {
@@ -364,4 +520,56 @@ fn labse_finds_translations() {
     assert_eq!(e.dimensions, 768);
     assert!(cosine(e.row(0), e.row(1)) > 0.8);
     assert!(cosine(e.row(0), e.row(2)) < 0.5);
+}
+
+/// A model with the weights of the folder that the variable names, if it is set.
+fn published(variable: &str, kind: Kind, options: &Options) -> Option<(TempDir, Encoder)> {
+    let Some(source) = std::env::var_os(variable) else {
+        eprintln!("skipped: {variable} is not set");
+        return None;
+    };
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("model");
+    import(Path::new(&source), Some(kind), &out, options).unwrap();
+    let encoder = load(&out);
+    Some((dir, encoder))
+}
+
+/// LASER1 puts translations close. Runs when LASER1_DIR names the folder, or the `.pt` file in it,
+/// with the codes and the vocabulary beside it.
+#[test]
+fn laser1_finds_translations() {
+    let Some((_dir, encoder)) = published("LASER1_DIR", Kind::Laser1, &Options::default()) else {
+        return;
+    };
+    let e = encoder
+        .encode(&[
+            "The weather is nice today.",
+            "Das Wetter ist heute schön.",
+            "I want to go biking.",
+        ])
+        .unwrap();
+    assert_eq!(e.dimensions, 1024);
+    let (near, far) = (cosine(e.row(0), e.row(1)), cosine(e.row(0), e.row(2)));
+    assert!(near > 0.7 && near > far + 0.1, "{near} {far}");
+}
+
+/// LASER3's students live in LASER2's space. Runs when LASER3_DIR names the folder, or the `.pt` file
+/// in it, of the model for Swahili (`laser3-swh_Latn`), and LASER2_DIR that of its teacher.
+#[test]
+fn laser3_finds_translations() {
+    let teacher = published("LASER2_DIR", Kind::Laser2, &Options::default());
+    let student = published("LASER3_DIR", Kind::Laser3, &Options::default());
+    let (Some((_dir, teacher)), Some((_other, student))) = (teacher, student) else {
+        return;
+    };
+    let english = ["The weather is nice today.", "I want to go biking."];
+    let english = teacher.encode(&english).unwrap();
+    let swahili = student.encode(&["Hali ya hewa ni nzuri leo."]).unwrap();
+    assert_eq!(swahili.dimensions, 1024);
+    let (near, far) = (
+        cosine(swahili.row(0), english.row(0)),
+        cosine(swahili.row(0), english.row(1)),
+    );
+    assert!(near > far + 0.1, "{near} {far}");
 }

@@ -139,8 +139,10 @@ impl Json {
         self.value
             .get(key)
             .and_then(Value::as_u64)
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| self.error(format!("\"{key}\" is missing or no number")))
+            .and_then(|n| u32::try_from(n).ok())
+            // No product of two can overflow.
+            .map(|n| n as usize)
+            .ok_or_else(|| self.error(format!("\"{key}\" is missing or no number in range")))
     }
 
     fn flag(&self, key: &str, default: bool) -> bool {
@@ -347,25 +349,29 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
     layers::norm("embeddings.LayerNorm", "embed_norm", d, &mut take)?;
     layers::each_tensor(&NAMES, &encoder, &mut take)?;
     let limit = encoder.max_positions.saturating_sub(position_offset);
-    let max_tokens = match options.max_tokens {
-        Some(n) => n,
-        None => [
-            folder.join("sentence_bert_config.json"),
-            source.join("sentence_bert_config.json"),
-        ]
-        .into_iter()
-        .find(|path| path.exists())
-        .and_then(|path| Json::open(path).ok()?.number("max_seq_length").ok())
-        .unwrap_or(limit)
-        .min(limit),
+    let settings = settings(folder, source)?;
+    let longest = match &settings {
+        Some(json)
+            if json
+                .value
+                .get("max_seq_length")
+                .is_some_and(|v| !v.is_null()) =>
+        {
+            json.number("max_seq_length")?.min(limit)
+        }
+        _ => limit,
     };
+    let lowercase = settings.is_some_and(|json| json.flag("do_lower_case", false));
     let config = Config {
         format: FORMAT,
         name: String::new(),
         dimensions: d,
-        max_tokens,
+        max_tokens: options.max_tokens.unwrap_or(longest),
         normalize: false,
-        text: TextConfig::default(),
+        text: TextConfig {
+            lowercase,
+            ..TextConfig::default()
+        },
         encoder: Architecture::Transformer(encoder),
         dense: vec![],
         checks: vec![],
@@ -377,6 +383,18 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
         dictionary: None,
         notes: vec![],
     })
+}
+
+/// What sentence-transformers does before it tokenises: lengths and lower-casing, under one of the
+/// names it gave to the file over time.
+fn settings(folder: &Path, source: &Path) -> Result<Option<Json>, EncoderError> {
+    ["bert", "roberta", "xlm-roberta"]
+        .into_iter()
+        .map(|kind| format!("sentence_{kind}_config.json"))
+        .flat_map(|name| [folder.join(&name), source.join(&name)])
+        .find(|path| path.exists())
+        .map(Json::open)
+        .transpose()
 }
 
 /// `tokenizer.json`, or WordPiece from `vocab.txt`.

@@ -42,8 +42,10 @@ fn open(path: &Path) -> Result<Laser, EncoderError> {
         let id = checkpoint.find(params, key)?;
         pickle
             .int(id)
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| checkpoint.error(format!("params[\"{key}\"] is no number")))
+            .and_then(|n| u32::try_from(n).ok())
+            // No product of two can overflow.
+            .map(|n| n as usize)
+            .ok_or_else(|| checkpoint.error(format!("params[\"{key}\"] is no number in range")))
     };
     let size = number("num_embeddings")?;
     let encoder = BilstmConfig {
@@ -202,6 +204,8 @@ pub(super) fn laser2(source: &Path, options: &Options) -> Result<Model, EncoderE
 pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderError> {
     let laser = open(&find(source, "pt")?)?;
     let codes = find(source, "fcodes")?;
+    // The vocabulary that belongs to the codes has their name, like any two files of a pair.
+    let vocabulary = find(&codes, "fvocab")?;
     let mut merges = Vec::new();
     for (i, line) in read_text(&codes)?.lines().enumerate() {
         // left, right, count
@@ -218,7 +222,7 @@ pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderE
             }
         }
     }
-    let vocabulary = read_text(&find(source, "fvocab")?)?
+    let vocabulary = read_text(&vocabulary)?
         .lines()
         .filter_map(|line| line.split(' ').next())
         .filter(|piece| !piece.is_empty())

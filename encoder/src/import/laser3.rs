@@ -82,8 +82,12 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, EncoderE
     let number = |key: &str| {
         get(key)
             .and_then(|id| pickle.int(id))
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| checkpoint.error(format!("cfg.model.{key} is missing or no number")))
+            .and_then(|n| u32::try_from(n).ok())
+            // No product of two can overflow.
+            .map(|n| n as usize)
+            .ok_or_else(|| {
+                checkpoint.error(format!("cfg.model.{key} is missing or no number in range"))
+            })
     };
     let flag = |key: &str| get(key).and_then(|id| pickle.truth(id)).unwrap_or(false);
     let text = |key: &str| get(key).and_then(|id| pickle.str(id));

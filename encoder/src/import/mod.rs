@@ -2,10 +2,12 @@
 //!
 //! | kind | source |
 //! |---|---|
-//! | [`Kind::Laser2`] | folder with one `*.pt` and one `*.spm`, or the `.pt` with the `.spm` beside it |
+//! | [`Kind::Laser2`] | folder with one `*.pt` and one `*.spm` |
 //! | [`Kind::Laser1`] | folder with one `*.pt`, one `*.fcodes` and one `*.fvocab` |
 //! | [`Kind::Laser3`] | folder with one `*.pt`, one `*.spm` and one `*.cvocab` |
 //! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT or (XLM-)RoBERTa model |
+//!
+//! Where a folder holds several checkpoints, the `.pt` file is named instead.
 
 mod bert;
 mod laser;
@@ -19,6 +21,7 @@ pub mod zip;
 use std::path::{Path, PathBuf};
 
 use crate::folder::Tensors;
+use crate::ngrams::read_tokenizer;
 use crate::{Config, EncoderError, folder};
 
 /// Kinds of checkpoints.
@@ -45,7 +48,8 @@ impl std::str::FromStr for Kind {
             "sentence-transformer" | "labse" | "bert" => Self::SentenceTransformer,
             _ => {
                 return Err(EncoderError::Config(format!(
-                    "unknown kind of checkpoint \"{name}\""
+                    "unknown kind of checkpoint \"{name}\": laser1, laser2, laser3 and \
+                     sentence-transformer are known"
                 )));
             }
         })
@@ -97,6 +101,9 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
+/// The table of token embeddings.
+const EMBEDDINGS: &str = "embed_tokens.weight";
+
 /// A model ready to be written.
 struct Model {
     config: Config,
@@ -138,7 +145,7 @@ pub fn import(
     if let Some(normalize) = options.normalize {
         model.config.normalize = normalize;
     }
-    const EMBEDDINGS: &str = "embed_tokens.weight";
+    check(&model).map_err(|message| EncoderError::import(source, message))?;
     match options.table {
         Table::F32 => {}
         Table::F16 => {
@@ -173,55 +180,126 @@ pub fn import(
     })
 }
 
+/// What the files of a checkpoint must agree in, so that nothing is written of one that cannot be
+/// used.
+fn check(model: &Model) -> Result<(), String> {
+    model.config.validate().map_err(|e| e.to_string())?;
+    let (tokenizer, _) = read_tokenizer(model.tokenizer.to_string().as_bytes())
+        .map_err(|e| format!("its tokenizer cannot be used: {e}"))?;
+    let tokens = tokenizer.get_vocab_size(true);
+    let rows = model.tensors[EMBEDDINGS].shape()[0];
+    if tokens > rows {
+        return Err(format!(
+            "the tokenizer has {tokens} tokens, but tensor \"{EMBEDDINGS}\" only {rows} rows"
+        ));
+    }
+    Ok(())
+}
+
 fn detect(source: &Path) -> Result<Kind, EncoderError> {
     std::fs::metadata(source).map_err(|e| EncoderError::io(source, e))?;
     if source.join("modules.json").exists() {
         return Ok(Kind::SentenceTransformer);
     }
     let has = |extension| find(source, extension).is_ok();
-    if has("fcodes") {
-        Ok(Kind::Laser1)
-    } else if has("pt") && has("spm") {
-        let checkpoint = torch::Checkpoint::open(&find(source, "pt")?)?;
-        let root = checkpoint.pickle.root();
-        Ok(if checkpoint.pickle.get(root, "params").is_some() {
-            Kind::Laser2
-        } else {
-            Kind::Laser3
-        })
-    } else {
-        Err(EncoderError::import(
+    // A folder of downloads may hold files of several models: what has the name of the checkpoint
+    // belongs to it.
+    let named = |extension| source.is_file() && source.with_extension(extension).exists();
+    let codes = has("fcodes") && !named("spm");
+    if !has("pt") || !(codes || has("spm")) {
+        return Err(EncoderError::import(
             source,
-            "it is no known checkpoint: expected a folder with \"modules.json\", or one with a \
-             \".pt\" file and its \".spm\" or \".fcodes\"",
-        ))
+            format!(
+                "it is no known checkpoint: expected a folder with \"modules.json\", or one with \
+                 one \".pt\" file and its \".spm\" or \".fcodes\" (found {})",
+                listing(source)
+            ),
+        ));
+    }
+    let checkpoint = torch::Checkpoint::open(&find(source, "pt")?)?;
+    let pickle = &checkpoint.pickle;
+    let is_bilstm = pickle.get(pickle.root(), "params").is_some();
+    Ok(match (is_bilstm, codes) {
+        (_, true) if is_bilstm || !has("spm") => Kind::Laser1,
+        (true, _) => Kind::Laser2,
+        (false, _) => Kind::Laser3,
+    })
+}
+
+/// Names of the model files at `source`, for messages.
+fn listing(source: &Path) -> String {
+    const EXTENSIONS: [&str; 6] = ["pt", "spm", "cvocab", "fcodes", "fvocab", "json"];
+    let mut names: Vec<String> = folder_of(source)
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(PathBuf::from(entry.ok()?.file_name())))
+        .filter(|name| {
+            EXTENSIONS
+                .iter()
+                .any(|e| name.extension().is_some_and(|n| n == *e))
+        })
+        .map(|name| format!("\"{}\"", name.display()))
+        .collect();
+    names.sort();
+    if names.is_empty() {
+        return "none of these".into();
+    }
+    names.truncate(8);
+    names.join(", ")
+}
+
+/// The folder `source`, or the one it lies in.
+fn folder_of(source: &Path) -> &Path {
+    if !source.is_file() {
+        return source;
+    }
+    match source.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
     }
 }
 
-/// The file with this extension in a folder, or beside a file.
+/// The file with this extension that belongs to `source`: the only one in a folder; for a file, the
+/// one of its name, else one whose name is a part of it, else the only one beside it (LASER1's codes,
+/// and LASER2's SentencePiece model, which some of LASER3's models share, have names of their own).
 fn find(source: &Path, extension: &str) -> Result<PathBuf, EncoderError> {
     if source.is_file() {
         let path = source.with_extension(extension);
         if path.exists() {
             return Ok(path);
         }
-        return Err(EncoderError::import(&path, "the file is missing"));
     }
-    let entries = std::fs::read_dir(source).map_err(|e| EncoderError::io(source, e))?;
+    let folder = folder_of(source);
+    let entries = std::fs::read_dir(folder).map_err(|e| EncoderError::io(folder, e))?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|e| e == extension))
         .collect();
-    found.sort();
+    if found.len() > 1 && source.is_file() {
+        // `bilstm.93langs.2018-12-26.pt` belongs to `93langs.fcodes`.
+        let name = source.file_name().unwrap_or_default().to_string_lossy();
+        let part_of_name = |path: &PathBuf| {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            name.split('.').any(|part| part == stem)
+        };
+        let named: Vec<PathBuf> = found.iter().filter(|p| part_of_name(p)).cloned().collect();
+        if named.len() == 1 {
+            found = named;
+        }
+    }
     match found.len() {
         1 => Ok(found.remove(0)),
         0 => Err(EncoderError::import(
-            source,
+            folder,
             format!("there is no \".{extension}\" file"),
         )),
         n => Err(EncoderError::import(
-            source,
-            format!("there are {n} \".{extension}\" files, expected one"),
+            folder,
+            format!(
+                "there are {n} \".{extension}\" files, expected one: name the checkpoint's \".pt\" \
+                 file, or put its files into a folder of their own"
+            ),
         )),
     }
 }

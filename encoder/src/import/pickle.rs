@@ -75,6 +75,7 @@ impl Pickle {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
+            copied: 0,
         };
         loop {
             let at = machine.at;
@@ -177,7 +178,13 @@ struct Machine<'b> {
     /// Stack heights at the marks.
     marks: Vec<usize>,
     memo: HashMap<u64, Id>,
+    /// Bytes that opcodes have copied from values that were there before.
+    copied: usize,
 }
+
+/// Bytes that may be copied for each byte that was read: many times what PyTorch's files need. Without
+/// a limit, a small file could name a large list again and again.
+const COPIES: usize = 16;
 
 type Step<T> = Result<T, String>;
 
@@ -189,6 +196,15 @@ impl Machine<'_> {
         }
         self.at += n;
         Ok(&rest[..n])
+    }
+
+    /// Counts a copy of `n` bytes.
+    fn copy(&mut self, n: usize) -> Step<()> {
+        self.copied = self.copied.saturating_add(n);
+        if self.copied > self.at.saturating_add(256).saturating_mul(COPIES) {
+            return Err("it copies the same values too often".into());
+        }
+        Ok(())
     }
 
     fn byte(&mut self) -> Step<u8> {
@@ -337,6 +353,11 @@ impl Machine<'_> {
             Node::List(items) => items.first().copied(),
             _ => return Err("the arguments of a call are no tuple".into()),
         };
+        let items = match first.map(|id| &self.nodes[id]) {
+            Some(Node::List(items)) => size_of_val(&items[..]),
+            _ => 0,
+        };
+        self.copy(class.len() + items)?;
         let node = match (class.as_str(), first.map(|id| &self.nodes[id])) {
             ("collections.OrderedDict", None) => Node::Dict(Vec::new()),
             ("collections.OrderedDict", Some(Node::List(pairs))) => {
@@ -499,6 +520,7 @@ impl Machine<'_> {
                 match (&self.nodes[module], &self.nodes[name]) {
                     (Node::Str(module), Node::Str(name)) => {
                         let (module, name) = (module.clone(), name.clone());
+                        self.copy(module.len() + name.len())?;
                         self.global(&module, &name);
                     }
                     _ => return Err("a name is no string".into()),
@@ -565,6 +587,20 @@ mod tests {
             pickle.node(pickle.root()),
             Node::Object { class, .. } if class == "os.system"
         ));
+    }
+
+    #[test]
+    fn small_files_do_not_become_large() {
+        // A list of 20,000 items, remembered, and torch.Size of it 20,000 times.
+        let mut bytes = b"\x80\x02]q\x00(".to_vec();
+        bytes.extend([b'N'; 20_000]);
+        bytes.extend(b"e0ctorch\nSize\nq\x01");
+        for _ in 0..20_000 {
+            bytes.extend(b"h\x01h\x00\x85R0");
+        }
+        bytes.push(b'.');
+        let error = Pickle::read(&bytes).unwrap_err();
+        assert!(error.message.contains("too often"), "{error}");
     }
 
     proptest! {

@@ -175,7 +175,7 @@ impl Checkpoint {
                 .ok_or_else(|| format!("storage \"{key}\" is of unknown type"))?;
             let header = bytes
                 .get(at..at + 8)
-                .ok_or("it ends before its storages do")?;
+                .ok_or_else(|| truncated(&object, &key))?;
             let elements = u64::from_le_bytes(header.try_into().expect("eight bytes"));
             at += 8;
             let end = usize::try_from(elements)
@@ -183,7 +183,7 @@ impl Checkpoint {
                 .and_then(|n| n.checked_mul(size))
                 .and_then(|n| n.checked_add(at))
                 .filter(|&end| end <= bytes.len())
-                .ok_or_else(|| format!("storage \"{key}\" is truncated"))?;
+                .ok_or_else(|| truncated(&object, &key))?;
             storages.insert(key, at..end);
             at = end;
         }
@@ -317,6 +317,33 @@ impl Checkpoint {
         }
         Ok(Tensor::f32(&shape, data))
     }
+}
+
+/// What is wrong with a file that ends before or in storage `key`.
+fn truncated(object: &Pickle, key: &str) -> String {
+    let uses = |id: Id| -> Option<bool> {
+        let Node::Object { arguments, .. } = object.node(id) else {
+            return None;
+        };
+        let Node::Persistent(storage) = object.node(*object.list(*arguments)?.first()?) else {
+            return None;
+        };
+        Some(Storage::new(object, *storage).ok()?.key == key)
+    };
+    let tensor = (0..)
+        .map_while(|id| object.try_node(id))
+        .filter_map(|node| match node {
+            Node::Dict(items) => Some(items),
+            _ => None,
+        })
+        .flatten()
+        .find(|(_, value)| uses(*value) == Some(true))
+        .and_then(|(name, _)| object.str(*name));
+    let what = match tensor {
+        Some(name) => format!("tensor \"{name}\""),
+        None => format!("storage \"{key}\""),
+    };
+    format!("the file ends before the data of {what}: it is truncated, download it again")
 }
 
 /// The persistent id of a storage: ("storage", class, key, location, elements[, view]).

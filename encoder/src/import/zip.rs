@@ -14,7 +14,8 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 
 /// Reads the directory of an archive.
 pub fn entries(bytes: &[u8]) -> Result<Entries, String> {
-    read(bytes).unwrap_or_else(|| Err("the zip archive is truncated or damaged".into()))
+    read(bytes)
+        .unwrap_or_else(|| Err("the zip archive is truncated or damaged: download it again".into()))
 }
 
 /// None: something points outside of the file.

@@ -20,7 +20,8 @@ enum TableFormat {
 /// Arguments of `laser import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The checkpoint: a folder with its files as published, or the .pt file of LASER2.
+    /// The checkpoint: a folder with its files as published, or its .pt file where the folder holds
+    /// several checkpoints.
     #[arg(value_name = "PATH")]
     from: PathBuf,
     /// The model folder to write.
@@ -38,10 +39,10 @@ pub struct ImportArgs {
     /// Whether embeddings are scaled to unit length; as the original does if not given.
     #[arg(long, value_name = "BOOL")]
     normalize: Option<bool>,
-    /// Language of LASER's text preparation.
+    /// Language of LASER1's text preparation, such as "de"; English if not given.
     #[arg(long, value_name = "LANG")]
     language: Option<String>,
-    /// Moses' nonbreaking_prefix file of that language.
+    /// Moses' nonbreaking_prefix file of that language, for LASER1.
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
     /// Dictionary of Chinese or Japanese words for LASER1: jieba's dict.txt, or a folder with the
