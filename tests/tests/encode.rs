@@ -562,20 +562,28 @@ fn models_beyond_the_memory_limit_are_dropped() -> Result<()> {
     for name in ["a", "b", "c"] {
         Model::tiny(name, 1024).write(folder.path())?;
     }
-    let cluster = builder.setting("laser.encoder_memory", "2MB").start()?;
+    // Two and what they need besides.
+    let cluster = builder.setting("laser.encoder_memory", "3MB").start()?;
     let mut client = cluster.database("d")?;
-    for name in ["a", "b", "a", "c"] {
-        client.batch_execute(&format!("SELECT laser_embed('text', '{name}')"))?;
-    }
-    let loaded: Vec<String> = client
-        .query_one("SELECT loaded_models FROM laser_encoder_status", &[])?
-        .get(0);
-    assert!(
-        loaded.contains(&"c".to_owned()) && !loaded.contains(&"b".to_owned()),
-        "{loaded:?}"
-    );
+    let mut resident = |names: &[&str]| -> Result<(Vec<String>, i64)> {
+        for name in names {
+            client.batch_execute(&format!("SELECT laser_embed('text', '{name}')"))?;
+        }
+        let row = client.query_one(
+            "SELECT loaded_models, memory_bytes FROM laser_encoder_status",
+            &[],
+        )?;
+        let mut loaded: Vec<String> = row.get(0);
+        // The default model, which the process loads when it starts.
+        loaded.retain(|name| name != "tiny");
+        Ok((loaded, row.get(1)))
+    };
+    assert_eq!(resident(&["a", "b"])?.0, ["a", "b"]);
+    let (loaded, memory) = resident(&["a", "c"])?;
+    assert_eq!(loaded, ["a", "c"], "the least recently used one is dropped");
+    assert!((2 << 20..=3 << 20).contains(&memory), "{memory}");
     // A dropped one comes back.
-    client.batch_execute("SELECT laser_embed('text', 'b')")?;
+    assert_eq!(resident(&["b"])?.0, ["b", "c"]);
     Ok(())
 }
 
