@@ -4,10 +4,11 @@
 //! cargo run --release --example bench -- [--model FOLDER] [--threads N] [--seconds S] [--shape]
 //! ```
 //!
-//! Measures the 5-layer LASER shape with random weights (`--shape`, or without `--model`) and a
-//! model folder, in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
-//! wall time and of CPU time, and the smallest cosine to f32. With LASER_BENCH_PYTHON set to a
-//! Python that has torch, PyTorch's `nn.LSTM` of the same shape runs beside it.
+//! Measures the 5-layer LASER shape with random weights and the shipped model, or what `--shape` and
+//! `--model` name, in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
+//! wall time and of CPU time, and the smallest cosine to f32; then from text to embedding, with the
+//! share of the time that tokenisation takes. With LASER_BENCH_PYTHON set to a Python that has torch,
+//! PyTorch's `nn.LSTM` of the same shape runs beside it.
 //!
 //! Built with the feature `cuda`, on a machine with a GPU, the shape is measured there as well, in
 //! f32 and bf16 at batch 128, 512 and 2048, beside PyTorch's `nn.LSTM` on cuDNN. Both take token
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use laser_encoder::config::{NonPrinting, TextConfig};
+use laser_encoder::folder;
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
 
 use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
@@ -24,6 +27,9 @@ use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
 mod shape;
 
 const BATCHES: [usize; 3] = [1, 32, 128];
+
+/// The model that ships with laser.
+const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/laser-mean-384");
 
 /// On a GPU.
 const GPU_BATCHES: [usize; 3] = [128, 512, 2048];
@@ -297,7 +303,22 @@ fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std:
         .collect();
     header();
     products(DeviceChoice::Cpu, folder, &ids, BATCHES, threads, seconds)?;
-    for batch in [1, 32, 128, 1024] {
+    from_text(&encoder, &[1, 32, 128, 1024], seconds)
+}
+
+/// From texts to embeddings, and the part of the time that their tokenisation takes.
+fn from_text(
+    encoder: &Encoder,
+    batches: &[usize],
+    seconds: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let texts: Vec<&str> = TEXTS.iter().copied().cycle().take(1024).collect();
+    let ids: Vec<Vec<u32>> = encoder
+        .tokenize(&texts)?
+        .into_iter()
+        .map(|t| t.ids)
+        .collect();
+    for &batch in batches {
         let texts = &texts[..batch];
         let tokens: usize = ids[..batch].iter().map(Vec::len).sum();
         let whole = measure(seconds, || {
@@ -315,6 +336,43 @@ fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std:
         );
     }
     Ok(())
+}
+
+/// The shape behind LASER2's text preparation and a unigram model with the pieces of the shipped
+/// model (40,000; LASER2 has 50,000).
+fn share_of_laser2(threads: usize, seconds: f64) -> Result<(), Box<dyn std::error::Error>> {
+    let json = std::fs::read(Path::new(SHIPPED).join(folder::TOKENIZER))?;
+    let json: serde_json::Value = serde_json::from_slice(&json)?;
+    let pieces = json["tokenizer"]["model"]["vocab"]
+        .as_object()
+        .ok_or("the shipped model's tokenizer has no vocabulary")?;
+    let mut vocabulary = vec![serde_json::Value::Null; pieces.len()];
+    for (piece, id) in pieces {
+        let id = id.as_u64().ok_or("an id is no number")? as usize;
+        // Merges are in the order of their frequency: the likelier, the sooner.
+        vocabulary[id] = serde_json::json!([piece, -((id + 1) as f64).ln()]);
+    }
+    let metaspace = serde_json::json!({
+        "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true,
+    });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace, "post_processor": null,
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 1, "vocab": vocabulary, "byte_fallback": false},
+    });
+    let text = TextConfig {
+        non_printing: NonPrinting::Space,
+        punctuation: Some("en".into()),
+        lowercase: true,
+        ..TextConfig::default()
+    };
+    let dir = tempfile::TempDir::new()?;
+    shape::write_with(dir.path(), &tokenizer, vocabulary.len(), text)?;
+    let encoder = load(dir.path(), Precision::Auto, threads)?;
+    println!("\nLASER shape with LASER2's text preparation");
+    header();
+    from_text(&encoder, &BATCHES, seconds)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -335,7 +393,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => return Err(format!("unknown argument \"{argument}\"").into()),
         }
     }
-    if shape || folders.is_empty() {
+    if !shape && folders.is_empty() {
+        shape = true;
+        folders.push(SHIPPED.into());
+    }
+    if shape {
         let dir = tempfile::TempDir::new()?;
         shape::write(dir.path())?;
         let ids = sentences(BATCHES[2]);
@@ -358,6 +420,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
         }
         gpu(dir.path(), threads, seconds)?;
+        share_of_laser2(threads, seconds)?;
     }
     for folder in folders {
         model(&folder, threads, seconds)?;

@@ -25,37 +25,6 @@ pub const TOKENS: usize = 20;
 /// # Errors
 /// As [`folder::write_parts`].
 pub fn write(folder: &Path) -> Result<(), EncoderError> {
-    let mut state = 88_172_645_463_325_252u64;
-    let mut random = |shape: &[usize], scale: f32| {
-        let n = shape.iter().product();
-        let values = (0..n).map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
-        });
-        Tensor::f32(shape, values.collect())
-    };
-    let mut tensors = Tensors::new();
-    tensors.insert(
-        "embed_tokens.weight".into(),
-        random(&[VOCABULARY, WIDTH], 0.5),
-    );
-    for l in 0..LAYERS {
-        let input = if l == 0 { WIDTH } else { 2 * HIDDEN };
-        for suffix in ["", "_reverse"] {
-            // PyTorch's initialisation: 1 / sqrt(hidden).
-            let scale = 1.0 / (HIDDEN as f32).sqrt();
-            for (name, shape) in [
-                ("weight_ih", vec![4 * HIDDEN, input]),
-                ("weight_hh", vec![4 * HIDDEN, HIDDEN]),
-                ("bias_ih", vec![4 * HIDDEN]),
-                ("bias_hh", vec![4 * HIDDEN]),
-            ] {
-                tensors.insert(format!("lstm.{name}_l{l}{suffix}"), random(&shape, scale));
-            }
-        }
-    }
     let vocabulary: serde_json::Map<String, serde_json::Value> = (0..VOCABULARY)
         .map(|id| {
             (
@@ -74,13 +43,57 @@ pub fn write(folder: &Path) -> Result<(), EncoderError> {
         "decoder": null,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
     });
+    write_with(folder, &tokenizer, VOCABULARY, TextConfig::default())
+}
+
+/// The same with a tokenizer of `vocabulary` tokens and with text preparation.
+///
+/// # Errors
+/// As [`folder::write_parts`].
+pub fn write_with(
+    folder: &Path,
+    tokenizer: &serde_json::Value,
+    vocabulary: usize,
+    text: TextConfig,
+) -> Result<(), EncoderError> {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut random = |shape: &[usize], scale: f32| {
+        let n = shape.iter().product();
+        let values = (0..n).map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
+        });
+        Tensor::f32(shape, values.collect())
+    };
+    let mut tensors = Tensors::new();
+    tensors.insert(
+        "embed_tokens.weight".into(),
+        random(&[vocabulary, WIDTH], 0.5),
+    );
+    for l in 0..LAYERS {
+        let input = if l == 0 { WIDTH } else { 2 * HIDDEN };
+        for suffix in ["", "_reverse"] {
+            // PyTorch's initialisation: 1 / sqrt(hidden).
+            let scale = 1.0 / (HIDDEN as f32).sqrt();
+            for (name, shape) in [
+                ("weight_ih", vec![4 * HIDDEN, input]),
+                ("weight_hh", vec![4 * HIDDEN, HIDDEN]),
+                ("bias_ih", vec![4 * HIDDEN]),
+                ("bias_hh", vec![4 * HIDDEN]),
+            ] {
+                tensors.insert(format!("lstm.{name}_l{l}{suffix}"), random(&shape, scale));
+            }
+        }
+    }
     let config = Config {
         format: FORMAT,
         name: "laser-shape".into(),
         dimensions: 2 * HIDDEN,
         max_tokens: 512,
         normalize: false,
-        text: TextConfig::default(),
+        text,
         encoder: Architecture::Bilstm(BilstmConfig {
             embedding_size: WIDTH,
             hidden_size: HIDDEN,
