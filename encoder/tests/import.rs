@@ -96,6 +96,30 @@ fn words_of(language: &str, dictionary: &str) -> Options {
     }
 }
 
+#[test]
+fn options_that_would_be_ignored_are_errors() {
+    let dir = TempDir::new().unwrap();
+    let error = |source: &str, options: &Options| {
+        import(&fixture(source), None, &dir.path().join("out"), options)
+            .unwrap_err()
+            .to_string()
+    };
+    let german = Options {
+        language: Some("de".into()),
+        ..Options::default()
+    };
+    for source in ["laser2", "laser3"] {
+        let message = error(source, &german);
+        assert!(
+            message.contains("option \"language\" is for LASER1"),
+            "{message}"
+        );
+    }
+    let message = error("laser1", &words_of("de", "laser1-zh/dict.txt"));
+    assert!(message.contains("uses no dictionary"), "{message}");
+    assert!(!dir.path().join("out").exists());
+}
+
 #[cfg(feature = "jieba")]
 #[test]
 fn laser1_with_chinese_words() {

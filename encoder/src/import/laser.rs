@@ -237,8 +237,8 @@ pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderE
     match &options.prefixes {
         Some(path) => read_prefixes(path, &mut moses)?,
         None => notes.push(
-            "no list of non-breaking prefixes was given: full stops after abbreviations are \
-             split off"
+            "no list of non-breaking prefixes was given (option \"prefixes\"): full stops after \
+             abbreviations are split off"
                 .to_owned(),
         ),
     }
@@ -252,10 +252,19 @@ pub(super) fn laser1(source: &Path, options: &Options) -> Result<Model, EncoderE
             };
             return Err(EncoderError::import(
                 source,
-                format!("language \"{language}\" needs a dictionary of its words: {dictionary}"),
+                format!(
+                    "language \"{language}\" needs a dictionary of its words, option \
+                     \"dictionary\": {dictionary}"
+                ),
             ));
         }
-        (None, _) => None,
+        (None, Some(path)) => {
+            return Err(EncoderError::import(
+                path,
+                format!("language \"{language}\" is written with spaces and uses no dictionary"),
+            ));
+        }
+        (None, None) => None,
     };
     let text = TextConfig {
         non_printing: NonPrinting::Space,

@@ -88,6 +88,19 @@ pub struct Options {
     pub table: Table,
 }
 
+impl Options {
+    /// The first option that says something which only LASER1's text preparation needs.
+    fn of_laser1(&self) -> Option<&'static str> {
+        [
+            ("language", self.language.is_some()),
+            ("prefixes", self.prefixes.is_some()),
+            ("dictionary", self.dictionary.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, given)| given.then_some(name))
+    }
+}
+
 /// What was imported.
 #[derive(Debug, Clone)]
 pub struct Report {
@@ -135,6 +148,14 @@ pub fn import(
             .map(|n| n.to_string_lossy().into_owned())
             .ok_or_else(|| EncoderError::import(out, "the output folder has no name"))?,
     };
+    if kind != Kind::Laser1
+        && let Some(option) = options.of_laser1()
+    {
+        return Err(EncoderError::import(
+            source,
+            format!("option \"{option}\" is for LASER1, and this is another checkpoint"),
+        ));
+    }
     let mut model = match kind {
         Kind::Laser1 => laser::laser1(source, options)?,
         Kind::Laser2 => laser::laser2(source, options)?,
