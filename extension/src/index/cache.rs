@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -85,37 +86,28 @@ impl Storage {
     /// Whether the relation's own file is gone, or empty, as the file of a dropped relation is
     /// until the next checkpoint.
     fn is_gone(&self) -> bool {
-        // SAFETY: a pure function of its arguments, whose result is freed by the context.
-        #[cfg(not(feature = "pg18"))]
+        // SAFETY: a pure function of its arguments.
         let path = unsafe {
-            let path = pg_sys::GetRelationPath(
+            pg_sys::GetRelationPath(
                 self.database.into(),
                 self.tablespace.into(),
                 self.relation.into(),
                 self.backend,
                 pg_sys::ForkNumber::MAIN_FORKNUM,
-            );
-            let text = std::ffi::CStr::from_ptr(path)
-                .to_string_lossy()
-                .into_owned();
+            )
+        };
+        // PostgreSQL 18 returns an array, others memory of the current context.
+        #[cfg(feature = "pg18")]
+        // SAFETY: the array ends with a zero.
+        let path = unsafe { CStr::from_ptr(path.str_.as_ptr()) }.to_string_lossy();
+        #[cfg(not(feature = "pg18"))]
+        // SAFETY: a string of PostgreSQL's own, not used behind its end.
+        let path = unsafe {
+            let text = CStr::from_ptr(path).to_string_lossy().into_owned();
             pg_sys::pfree(path.cast());
             text
         };
-        #[cfg(feature = "pg18")]
-        // SAFETY: a pure function of its arguments.
-        let path = unsafe {
-            let path = pg_sys::GetRelationPath(
-                self.database.into(),
-                self.tablespace.into(),
-                self.relation.into(),
-                self.backend,
-                pg_sys::ForkNumber::MAIN_FORKNUM,
-            );
-            std::ffi::CStr::from_ptr(path.str_.as_ptr())
-                .to_string_lossy()
-                .into_owned()
-        };
-        std::fs::metadata(path).map_or(true, |m| m.len() == 0)
+        std::fs::metadata(&*path).map_or(true, |m| m.len() == 0)
     }
 }
 
