@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds everything and runs every test; arguments go to cargo test (-p PACKAGE, --test NAME, …).
+# Builds everything and runs every test; arguments go to cargo test (--test NAME, …).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_pg
