@@ -15,6 +15,7 @@ use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
 use safetensors::{Dtype, SafeTensors};
 
+use crate::kernels::int8;
 use crate::{Config, EncoderError};
 
 /// File name of the configuration.
@@ -430,9 +431,7 @@ impl Tensor {
         let mut values = Vec::with_capacity(data.len());
         let mut scales = Vec::with_capacity(rows);
         for row in data.chunks_exact(columns.max(1)) {
-            let largest = row.iter().fold(0f32, |m, x| m.max(x.abs()));
-            let scale = largest / 127.0;
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            let (inverse, scale) = int8::factors(int8::largest(row));
             values.extend(row.iter().map(|x| (x * inverse).round() as i8));
             scales.push(scale);
         }

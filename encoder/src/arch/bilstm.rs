@@ -253,7 +253,7 @@ impl Direction {
         }
     }
 
-    /// Makes `states`, one row a token, those of one direction of one layer.
+    /// Makes the rows of `states`, one a token, those of one direction of one layer.
     fn run(
         &self,
         isa: Isa,
@@ -266,7 +266,6 @@ impl Direction {
         let (width, reverse) = (self.recurrent.columns() / 4, self.reverse);
         work.cell.clear();
         work.cell.resize(packing.active[0] * width, 0.0);
-        states.resize(packing.tokens());
         // The tokens whose input products are there.
         let mut ready = 0..0;
         for i in 0..packing.steps() {

@@ -7,6 +7,7 @@ pub(crate) mod clock;
 pub mod dots;
 pub mod gather;
 pub mod gemm;
+pub(crate) mod int8;
 pub mod lstm;
 pub(crate) mod math;
 pub mod product;

@@ -35,15 +35,6 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// Drops rows, or adds some that have to be [`set`](Self::set).
-    pub fn resize(&mut self, rows: usize) {
-        match self {
-            Self::Float { depth, values } => values.resize(rows * padded(*depth), 0.0),
-            Self::Dots(to) => to.resize(rows),
-            Self::Quantized(to) => to.resize(rows),
-        }
-    }
-
     /// Converts rows of stride `lda` into `range`.
     ///
     /// # Panics
@@ -120,7 +111,7 @@ impl Weights {
         }
     }
 
-    /// Room for rows of A.
+    /// Room for rows of A, which have to be [`set`](Operand::set).
     pub fn operand(&self, rows: usize) -> Operand {
         match self {
             Self::Float(w) => Operand::Float {

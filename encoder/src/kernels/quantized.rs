@@ -10,6 +10,7 @@ use std::ops::Range;
 use numkong::{Dots, bf16, cap};
 
 use super::gemm::{Start, check_output, check_rows};
+use super::int8;
 use crate::encoder::Precision;
 
 /// Whether the processor multiplies tiles of matrices (AMX), which nothing else on it equals.
@@ -50,19 +51,6 @@ thread_local! {
     static CONFIGURED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Largest magnitude becomes 127.
-fn quantize(row: &[f32], out: &mut [i8]) -> f32 {
-    let largest = row.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    for (y, x) in out.iter_mut().zip(row) {
-        // Adding 1.5 * 2^23 rounds to the nearest integer in the low mantissa bits, and
-        // vectorises, which `f32::round` does not.
-        let shifted = x * inverse + 12_582_912.0;
-        *y = (shifted.to_bits() & 0xff) as u8 as i8;
-    }
-    largest / 127.0
-}
-
 /// Rows of A, rounded or quantised.
 pub struct Rows {
     k: usize,
@@ -77,17 +65,6 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Drops rows, or adds some that have to be [`set`](Self::set).
-    pub fn resize(&mut self, rows: usize) {
-        self.len = rows;
-        if self.is_i8 {
-            self.bytes.resize(rows * self.k, 0);
-            self.scale.resize(rows, 0.0);
-        } else {
-            self.halves.resize(rows * self.k, bf16(0));
-        }
-    }
-
     /// Converts rows of stride `lda` into `range`.
     ///
     /// # Panics
@@ -99,7 +76,7 @@ impl Rows {
         for (r, row) in range.zip(a.chunks(lda.max(1))) {
             let (row, at) = (&row[..k], r * k..(r + 1) * k);
             if self.is_i8 {
-                self.scale[r] = quantize(row, &mut self.bytes[at]);
+                self.scale[r] = int8::quantize(row, &mut self.bytes[at], |bits| bits as i8);
             } else {
                 for (y, x) in self.halves[at].iter_mut().zip(row) {
                     *y = bf16(half::bf16::from_f32(*x).to_bits());
@@ -132,7 +109,8 @@ impl Quantized {
             scale = vec![0f32; n];
             for j in 0..n {
                 if row(j, &mut buffer) {
-                    scale[j] = quantize(&buffer, &mut bytes[j * k..(j + 1) * k]);
+                    let bytes = &mut bytes[j * k..(j + 1) * k];
+                    scale[j] = int8::quantize(&buffer, bytes, |bits| bits as i8);
                 }
             }
             // SAFETY: `bytes` is n x k, `packed` as large as NumKong asks for.
@@ -172,18 +150,18 @@ impl Quantized {
         self.packed.len() * 64 + self.scale.len() * 4
     }
 
-    /// Room for rows of A.
+    /// Room for rows of A, which have to be [`set`](Rows::set).
     pub fn rows(&self, count: usize) -> Rows {
-        let mut rows = Rows {
+        let is_i8 = !self.scale.is_empty();
+        let (bytes, halves) = if is_i8 { (count, 0) } else { (0, count) };
+        Rows {
             k: self.k,
-            halves: Vec::new(),
-            bytes: Vec::new(),
-            scale: Vec::new(),
-            is_i8: !self.scale.is_empty(),
-            len: 0,
-        };
-        rows.resize(count);
-        rows
+            halves: vec![bf16(0); halves * self.k],
+            bytes: vec![0; bytes * self.k],
+            scale: vec![0.0; bytes],
+            is_i8,
+            len: count,
+        }
     }
 
     /// As [`super::gemm::matmul`], of some rows.

@@ -1,44 +1,28 @@
 //! The kernels for AVX2's `vpmaddwd` and for AVX-VNNI: tiles of 16 columns.
 #![allow(unsafe_code)]
 
-use bytemuck::{AnyBitPattern, NoUninit};
+use crate::kernels::int8;
 
-/// Largest magnitude becomes 127; 0 becomes `zero`. Returns the row's factor.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn quantize<T: AnyBitPattern + NoUninit>(
-    row: &[f32],
-    out: &mut [u32],
-    zero: T,
-    low: impl Fn(u32) -> T,
-) -> f32 {
-    let largest = row.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    for (y, x) in out.iter_mut().zip(row) {
-        // Adding 1.5 * 2^23 rounds to the nearest integer in the low mantissa bits.
-        *y = low((x * inverse + 12_582_912.0).to_bits());
-    }
-    out[row.len()..].fill(zero);
-    largest / 127.0
-}
-
-/// To 16 bits.
+/// Quantises to 16 bits. Returns the row's factor.
 ///
 /// # Safety
 /// The processor has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn quantize_words(row: &[f32], out: &mut [u32]) -> f32 {
-    quantize(row, out, 0, |bits| bits as i16)
+    let out: &mut [i16] = bytemuck::cast_slice_mut(out);
+    out[row.len()..].fill(0);
+    int8::quantize(row, out, |bits| bits as i16)
 }
 
-/// To bytes with 128 added.
+/// Quantises to bytes with 128 added. Returns the row's factor.
 ///
 /// # Safety
 /// The processor has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn quantize_bytes(row: &[f32], out: &mut [u32]) -> f32 {
-    quantize(row, out, 128, |bits| (bits as u8).wrapping_add(128))
+    let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+    out[row.len()..].fill(128);
+    int8::quantize(row, out, |bits| (bits as u8).wrapping_add(128))
 }
 
 pub(super) mod words {

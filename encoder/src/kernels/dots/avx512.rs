@@ -3,6 +3,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::kernels::int8;
+
 /// Bytes of a block's lines for one group of inner indices: four panels.
 const GROUP: usize = 4 * 64;
 
@@ -32,7 +34,8 @@ pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> f32 {
         }
         let most = most.into_iter().reduce(|a, b| _mm512_max_ps(a, b));
         let largest = most.map_or(0.0, |m| _mm512_reduce_max_ps(m));
-        let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        let (inverse, back) = int8::factors(largest);
+        let inverse = _mm512_set1_ps(inverse);
         let bytes = |x| {
             let scaled = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
             _mm512_cvtepi32_epi8(_mm512_add_epi32(scaled, _mm512_set1_epi32(128)))
@@ -41,7 +44,7 @@ pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> f32 {
             _mm_storeu_si128(to.add(p).cast(), bytes(load(p)));
         }
         _mm_mask_storeu_epi8(to.add(whole), lanes(out.len() * 4 - whole), bytes(rest));
-        largest / 127.0
+        back
     }
 }
 

@@ -19,9 +19,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::Isa;
 use super::gemm::{PANEL, Start, check_output, check_rows};
 use super::lstm::{Recurrent, UNITS};
+use super::{Isa, int8};
 use crate::encoder::Precision;
 
 /// Rows of the largest tile.
@@ -39,12 +39,12 @@ pub enum Unit {
     /// AVX-512's `vpdpbusd`, of unsigned with signed bytes: rows of A are stored with 128 added, and
     /// sums start at -128 times the sum of their column.
     Vnni,
-    /// AVX-512's `vdpbf16ps`.
-    Bf16,
     /// The same on vectors of 256 bits, which processors without AVX-512 may have (AVX-VNNI).
     AvxVnni,
     /// AVX2's `vpmaddwd`: int8 in 16 bits.
     Words,
+    /// AVX-512's `vdpbf16ps`.
+    Bf16,
 }
 
 impl Unit {
@@ -132,12 +132,6 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Drops rows, or adds some that have to be [`set`](Self::set).
-    pub fn resize(&mut self, rows: usize) {
-        self.data.resize(rows * self.groups, 0);
-        self.factor.resize(rows, 0.0);
-    }
-
     /// Converts rows of stride `lda` into `range`.
     ///
     /// # Panics
@@ -170,12 +164,16 @@ impl Rows {
 impl Dots {
     /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`], for a unit that
     /// [`Unit::of`] gave.
+    ///
+    /// # Panics
+    /// If this processor lacks the unit.
     pub fn new(
         n: usize,
         k: usize,
         unit: Unit,
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
     ) -> Self {
+        assert!(unit.exists(Isa::detect()), "unit for dot products");
         let (per_group, panels, width) = (unit.per_group(), unit.panels(), unit.width());
         let groups = k.div_ceil(per_group);
         let columns = n.next_multiple_of(width);
@@ -190,21 +188,21 @@ impl Dots {
                 continue;
             }
             let (block, panel, lane) = (j / width, j % width / PANEL, j % PANEL);
-            let largest = buffer.iter().fold(0f32, |m, x| m.max(x.abs()));
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            scales.factor[j] = largest / 127.0;
+            let (inverse, back) = int8::factors(int8::largest(&buffer));
+            scales.factor[j] = back;
             for (p, x) in buffer.iter().enumerate() {
                 let line = &mut lines[(block * groups + p / per_group) * panels + panel].0;
                 let at = lane * 4 + p % per_group * (4 / per_group);
-                let byte = (x * inverse).round() as i8;
+                let byte = || (x * inverse).round() as i8;
                 let two = match unit {
                     Unit::Vnni | Unit::AvxVnni => {
+                        let byte = byte();
                         scales.start[j] -= 128 * i32::from(byte);
                         line[at] = byte as u8;
                         continue;
                     }
                     Unit::Bf16 => bf16::from_f32(*x).to_le_bytes(),
-                    Unit::Words => i16::from(byte).to_le_bytes(),
+                    Unit::Words => i16::from(byte()).to_le_bytes(),
                 };
                 line[at..at + 2].copy_from_slice(&two);
             }
@@ -234,17 +232,15 @@ impl Dots {
         self.lines.len() * size_of::<Line>() + 8 * self.scales.factor.len()
     }
 
-    /// Room for rows of A.
+    /// Room for rows of A, which have to be [`set`](Rows::set).
     pub fn rows(&self, count: usize) -> Rows {
-        let mut rows = Rows {
+        Rows {
             unit: self.unit,
             k: self.k,
             groups: self.groups,
-            data: Vec::new(),
-            factor: Vec::new(),
-        };
-        rows.resize(count);
-        rows
+            data: vec![0; count * self.groups],
+            factor: vec![0.0; count],
+        }
     }
 
     /// As [`super::gemm::matmul`], of some rows.
