@@ -444,6 +444,20 @@ impl Cluster {
         command
     }
 
+    /// Stops the server, gives every page its checksum, and starts it again.
+    ///
+    /// # Errors
+    /// As [`Cluster::stop`], [`Cluster::run`] and [`Cluster::start`].
+    pub fn enable_checksums(&mut self) -> Result<()> {
+        self.stop("fast")?;
+        let data = self.data().display().to_string();
+        self.run(
+            "pg_checksums",
+            &["--enable", "--no-sync", "--pgdata", &data],
+        )?;
+        self.start()
+    }
+
     /// Runs a program with arguments and returns its standard output.
     ///
     /// # Errors

@@ -177,13 +177,7 @@ fn damaged_pages_are_named() -> Result<()> {
     drop(client);
 
     // With checksums the server notices first.
-    cluster.stop("fast")?;
-    let data = cluster.data().display().to_string();
-    cluster.run(
-        "pg_checksums",
-        &["--enable", "--no-sync", "--pgdata", &data],
-    )?;
-    cluster.start()?;
+    cluster.enable_checksums()?;
     let file = stop(&mut cluster)?;
     ensure!(damage(&file, Some(DATA), 4000)? > 10);
     cluster.start()?;

@@ -150,13 +150,7 @@ fn tablespaces() -> Result<()> {
 fn checksums() -> Result<()> {
     let mut cluster = Cluster::builder().preload(false).start()?;
     create(&cluster)?;
-    cluster.stop("fast")?;
-    let data = cluster.data().display().to_string();
-    cluster.run(
-        "pg_checksums",
-        &["--enable", "--no-sync", "--pgdata", &data],
-    )?;
-    cluster.start()?;
+    cluster.enable_checksums()?;
     ensure!(cluster.psql("recovery", "SHOW data_checksums")? == "on");
     insert(&cluster, 1, 3000)?;
     cluster.psql("recovery", "SELECT laser_merge('ti')")?;
@@ -168,6 +162,7 @@ fn checksums() -> Result<()> {
     sound(&cluster)?;
     insert(&cluster, 5001, 100)?;
     cluster.stop("fast")?;
+    let data = cluster.data().display().to_string();
     let report = cluster.run("pg_checksums", &["--check", "--pgdata", &data])?;
     ensure!(report.contains("Bad checksums:  0"), "{report}");
     cluster.start()?;
