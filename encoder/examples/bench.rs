@@ -295,15 +295,19 @@ fn model(folder: &Path, threads: usize, seconds: f64) -> Result<(), Box<dyn std:
         cpu * 1e3,
         encoder.resident_bytes() as f64 / 1e6,
     );
-    let texts: Vec<&str> = TEXTS.iter().copied().cycle().take(1024).collect();
-    let ids: Vec<Vec<u32>> = encoder
-        .tokenize(&texts)?
-        .into_iter()
-        .map(|t| t.ids)
-        .collect();
+    let (_, ids) = texts_and_ids(&encoder)?;
     header();
     products(DeviceChoice::Cpu, folder, &ids, BATCHES, threads, seconds)?;
     from_text(&encoder, &[1, 32, 128, 1024], seconds)
+}
+
+/// As many texts as the largest batch has, with their tokens.
+fn texts_and_ids(
+    encoder: &Encoder,
+) -> Result<(Vec<&'static str>, Vec<Vec<u32>>), laser_encoder::EncoderError> {
+    let texts: Vec<&str> = TEXTS.iter().copied().cycle().take(1024).collect();
+    let tokenized = encoder.tokenize(&texts)?;
+    Ok((texts, tokenized.into_iter().map(|t| t.ids).collect()))
 }
 
 /// From texts to embeddings, and the part of the time that their tokenisation takes.
@@ -312,12 +316,7 @@ fn from_text(
     batches: &[usize],
     seconds: f64,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let texts: Vec<&str> = TEXTS.iter().copied().cycle().take(1024).collect();
-    let ids: Vec<Vec<u32>> = encoder
-        .tokenize(&texts)?
-        .into_iter()
-        .map(|t| t.ids)
-        .collect();
+    let (texts, ids) = texts_and_ids(encoder)?;
     for &batch in batches {
         let texts = &texts[..batch];
         let tokens: usize = ids[..batch].iter().map(Vec::len).sum();

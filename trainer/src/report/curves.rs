@@ -294,12 +294,8 @@ fn freest_corner<'a>(
             });
         }
     }
-    let [first, rest @ ..] = corners;
-    let best = rest.into_iter().fold(
-        first,
-        |best, next| if next.1 < best.1 { next } else { best },
-    );
-    best.0
+    let best = corners.into_iter().min_by_key(|(_, count)| *count);
+    best.map_or(UpperRight, |(corner, _)| corner)
 }
 
 /// `12 000` for 12000; fractions of small axes are kept.

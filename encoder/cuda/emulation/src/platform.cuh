@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -125,51 +126,18 @@ void fill_fragment(fragment<Use, 16, 16, 16, T, Layout>& f, float value) {
   }
 }
 
-template <typename T>
-void load_matrix_sync(fragment<matrix_a, 16, 16, 16, T, row_major>& f, const T* from,
-                      unsigned stride) {
+template <typename Use, typename T, typename Layout>
+void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* from, unsigned stride) {
+  constexpr bool by_rows = std::is_same_v<Layout, row_major>;
+  static_assert(by_rows || std::is_same_v<Layout, col_major>, "operands have a layout");
   if (!emulation::first_lane()) return;
   // In bf16 that is 32 and 16 bytes.
   emulation::check_aligned(from, 16 * sizeof(T));
   emulation::check_aligned(from + stride, 8 * sizeof(T));
   for (int i = 0; i < 16; i++) {
-    for (int j = 0; j < 16; j++) f.at[i][j] = __bfloat162float(from[i * stride + j]);
-  }
-}
-
-template <typename T>
-void load_matrix_sync(fragment<matrix_a, 16, 16, 16, T, col_major>& f, const T* from,
-                      unsigned stride) {
-  if (!emulation::first_lane()) return;
-  // In bf16 that is 32 and 16 bytes.
-  emulation::check_aligned(from, 16 * sizeof(T));
-  emulation::check_aligned(from + stride, 8 * sizeof(T));
-  for (int i = 0; i < 16; i++) {
-    for (int j = 0; j < 16; j++) f.at[i][j] = __bfloat162float(from[j * stride + i]);
-  }
-}
-
-template <typename T>
-void load_matrix_sync(fragment<matrix_b, 16, 16, 16, T, row_major>& f, const T* from,
-                      unsigned stride) {
-  if (!emulation::first_lane()) return;
-  // In bf16 that is 32 and 16 bytes.
-  emulation::check_aligned(from, 16 * sizeof(T));
-  emulation::check_aligned(from + stride, 8 * sizeof(T));
-  for (int i = 0; i < 16; i++) {
-    for (int j = 0; j < 16; j++) f.at[i][j] = __bfloat162float(from[i * stride + j]);
-  }
-}
-
-template <typename T>
-void load_matrix_sync(fragment<matrix_b, 16, 16, 16, T, col_major>& f, const T* from,
-                      unsigned stride) {
-  if (!emulation::first_lane()) return;
-  // In bf16 that is 32 and 16 bytes.
-  emulation::check_aligned(from, 16 * sizeof(T));
-  emulation::check_aligned(from + stride, 8 * sizeof(T));
-  for (int i = 0; i < 16; i++) {
-    for (int j = 0; j < 16; j++) f.at[i][j] = __bfloat162float(from[j * stride + i]);
+    for (int j = 0; j < 16; j++) {
+      f.at[i][j] = __bfloat162float(from[by_rows ? i * stride + j : j * stride + i]);
+    }
   }
 }
 
