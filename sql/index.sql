@@ -73,7 +73,8 @@ CREATE FUNCTION laser_index_info(
     OUT segments integer, OUT live bigint, OUT dead bigint, OUT pending bigint,
     OUT pending_bytes bigint, OUT bytes bigint, OUT type text, OUT dimensions integer,
     OUT metric text, OUT quantization text, OUT m integer, OUT ef_construction integer,
-    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer)
+    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer,
+    OUT stored_as text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;

@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::MmapMut;
 
-use crate::codec::Codec;
 use crate::error::{IndexError, Result};
-use crate::meta::SegmentEntry;
+use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::SegmentMap;
 use crate::store::PageStore;
 use crate::view::{SegmentBytes, SegmentView};
@@ -115,7 +114,7 @@ impl Drop for Scratch {
 /// [`IndexError::Moved`] when the segment is gone, or damage of the pages.
 pub fn open(
     store: &impl PageStore,
-    codec: Codec,
+    parameters: &Parameters,
     entry: &SegmentEntry,
     path: &Path,
 ) -> Result<SegmentView> {
@@ -124,14 +123,14 @@ pub fn open(
         let view = good
             .then(|| SegmentBytes::map(&file, path))
             .and_then(Result::ok)
-            .and_then(|bytes| SegmentView::open(codec, entry, bytes).ok());
+            .and_then(|bytes| SegmentView::open(parameters, entry, bytes).ok());
         if let Some(view) = view {
             return Ok(view);
         }
         let _ = fs::remove_file(path);
     }
     let map = SegmentMap::read(store, entry)?;
-    map.header(store, &codec)?;
+    map.header(store, parameters)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     if let Ok(scratch) = Scratch::new(folder)
         && let Ok(mut bytes) = scratch.map(entry.bytes)
@@ -139,7 +138,7 @@ pub fn open(
         map.read_bytes(store, 0, &mut bytes)?;
         drop(bytes);
         let view = SegmentView::open(
-            codec,
+            parameters,
             entry,
             SegmentBytes::map(scratch.file(), scratch.path())?,
         )?;
@@ -150,5 +149,5 @@ pub fn open(
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
         .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
-    SegmentView::open(codec, entry, SegmentBytes::Memory(bytes))
+    SegmentView::open(parameters, entry, SegmentBytes::Memory(bytes))
 }

@@ -2,13 +2,12 @@
 //! serialized form, by [`crate::walk`].
 //!
 //! Integer codes are compared by a distance of ours, because every vector has a scale of its own
-//! (see [`crate::codec`]). Unit vectors are compared by their inner product, which costs a third of
-//! usearch's cosine.
+//! (see [`crate::codec`]).
 #![allow(unsafe_code)]
 
 use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 
-use crate::codec::{Codec, Metric, Quantization};
+use crate::codec::{Codec, Format, Quantization};
 use crate::error::{IndexError, Result};
 use crate::kernels::{dot_i8, prefetch};
 
@@ -37,9 +36,9 @@ fn graph_error(error: impl std::fmt::Display) -> IndexError {
 /// Dimensions and scalars as usearch sees them.
 fn shape(codec: &Codec) -> (usize, ScalarKind) {
     match codec.quantization {
-        Quantization::F32 => (codec.dims, ScalarKind::F32),
-        Quantization::F16 => (codec.dims, ScalarKind::F16),
-        Quantization::Bf16 => (codec.dims, ScalarKind::BF16),
+        Quantization::F32 => (codec.width(), ScalarKind::F32),
+        Quantization::F16 => (codec.width(), ScalarKind::F16),
+        Quantization::Bf16 => (codec.width(), ScalarKind::BF16),
         Quantization::I8 => (codec.graph_len(), ScalarKind::I8),
         Quantization::B1 => (codec.graph_len() * 8, ScalarKind::B1),
     }
@@ -48,10 +47,10 @@ fn shape(codec: &Codec) -> (usize, ScalarKind) {
 impl Graph {
     fn empty(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
         let (dimensions, quantization) = shape(&codec);
-        let metric = match (codec.quantization, codec.metric) {
-            (Quantization::B1, _) => MetricKind::Hamming,
-            (_, Metric::L2) => MetricKind::L2sq,
-            _ => MetricKind::IP,
+        debug_assert_eq!(codec.format, Format::Second, "old graphs are only read");
+        let metric = match codec.quantization {
+            Quantization::B1 => MetricKind::Hamming,
+            _ => MetricKind::L2sq,
         };
         let options = IndexOptions {
             dimensions,
@@ -460,19 +459,20 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::codec::Metric;
 
     /// What another thread does to a graph that meets a node between two of its levels: nodes with
     /// edges, but none to them.
     #[test]
     fn lost_nodes_are_linked_again() {
-        let codec = Codec::new(16, Metric::L2, Quantization::F32).unwrap();
+        let codec = Codec::new(16, Metric::L2, Quantization::F32);
         let graph = Graph::new(codec, 8, 48).unwrap();
         graph.reserve(1000, 1).unwrap();
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
         for key in 0..1000 {
             let x: Vec<f32> = (0..16).map(|_| rng.random_range(-1.0..1.0)).collect();
-            codec.encode(&x, &mut stored).unwrap();
+            codec.encode(&x, 0.0, &mut stored);
             graph
                 .add(key, &stored[..codec.graph_len()], &mut scratch)
                 .unwrap();

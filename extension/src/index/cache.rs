@@ -170,7 +170,7 @@ pub unsafe fn views(
                     // SAFETY: by contract.
                     let path = unsafe { path(relation, entry.nonce) };
                     made |= !path.exists();
-                    let view = Rc::new(cache::open(store, meta.parameters.codec, entry, &path)?);
+                    let view = Rc::new(cache::open(store, &meta.parameters, entry, &path)?);
                     let opened = Opened {
                         storage,
                         view: view.clone(),

@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use half::slice::HalfFloatSliceExt;
-use laser_index::codec::{Codec, Metric};
+use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
+use laser_index::raw::RawForm;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
@@ -93,9 +94,13 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
         ),
         _ => (typmod as usize, [0; 32], String::new()),
     };
-    let codec = Codec::new(dims, metric, options.quantization).or_report();
+    let half = element == Element::HalfEmbedding;
+    let raw = RawForm::choose(dims, half, options.quantization).or_report();
     Parameters {
-        codec,
+        dims,
+        metric,
+        quantization: options.quantization,
+        raw,
         element: element as u8,
         m: options.m,
         ef_construction: options.ef_construction,
@@ -192,7 +197,7 @@ impl TextBatch {
         }
         let texts: Vec<&[u8]> = rows.iter().map(|(_, text)| text.as_slice()).collect();
         let vectors = embed(parameters, &texts);
-        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.codec.dims)) {
+        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.dims)) {
             look(*tid, x);
         }
     }

@@ -2,10 +2,11 @@
 //! `sql/index.sql`.
 #![allow(unsafe_code)]
 
-use laser_index::codec::Metric;
+use std::collections::BTreeMap;
+
+use laser_index::codec::Format;
 use laser_index::maintain::{self, Merge, Plan, row_name};
 use laser_index::meta::Meta;
-use laser_index::page::DEAD;
 use laser_index::{IndexError, Result, pending};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -120,21 +121,46 @@ pub fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
     }
 }
 
-/// Addresses and stored forms of the live pending entries.
-pub fn pending_entries(store: &RelationStore, meta: &Meta) -> Result<Vec<(u64, Vec<u8>)>> {
-    let mut entries = Vec::new();
-    pending::read(
-        store,
-        &meta.parameters.codec,
-        &meta.pending,
-        true,
-        |tid, stored| {
-            if tid & DEAD == 0 {
-                entries.push((tid, stored.to_vec()));
+/// Live entries of the pending list.
+fn pending_len(store: &RelationStore, meta: &Meta) -> Result<usize> {
+    let mut len = 0;
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        len += usize::from(entry.is_live());
+    })?;
+    Ok(len)
+}
+
+/// What the segments of an index have taken as quantization, and why.
+fn taken(store: &RelationStore, meta: &Meta) -> Result<Option<String>> {
+    let mut kinds: BTreeMap<&str, (usize, Option<f32>)> = BTreeMap::new();
+    for entry in &meta.segments {
+        let encoding = maintain::encoding(store, &meta.parameters, entry)?;
+        let mut name = encoding.codec.quantization.name();
+        if encoding.codec.format == Format::First {
+            name = "i8 of format 1";
+        }
+        let (count, noise) = kinds.entry(name).or_default();
+        *count += 1;
+        *noise = match (*noise, encoding.noise) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    let words: Vec<String> = kinds
+        .into_iter()
+        .map(|(name, (count, noise))| {
+            let segments = if count == 1 { "segment" } else { "segments" };
+            match noise {
+                Some(noise) => format!(
+                    "{name} in {count} {segments} (8 bits blur distances by {:.1} % of the gap between near neighbors, {:.0} % are allowed)",
+                    100.0 * noise,
+                    100.0 * laser_index::choice::LARGEST_NOISE
+                ),
+                None => format!("{name} in {count} {segments}"),
             }
-        },
-    )?;
-    Ok(entries)
+        })
+        .collect();
+    Ok((!words.is_empty()).then(|| words.join("; ")))
 }
 
 #[pg_extern(sql = "")]
@@ -160,14 +186,16 @@ fn laser_index_info(
         name!(fingerprint, Option<String>),
         name!(generation, i64),
         name!(format_version, i32),
+        name!(stored_as, Option<String>),
     ),
 > {
     let opened = Opened::new(index, pg_sys::AccessShareLock);
     let store = opened.store();
-    let (meta, list) = retry(|| {
+    let (meta, list, taken) = retry(|| {
         let meta = Meta::read(&store)?;
-        let list = pending_entries(&store, &meta)?.len();
-        Ok((meta, list))
+        let list = pending_len(&store, &meta)?;
+        let taken = taken(&store, &meta)?;
+        Ok((meta, list, taken))
     });
     let p = &meta.parameters;
     let element = element::of(p);
@@ -189,15 +217,16 @@ fn laser_index_info(
             Element::Text => "text",
         }
         .to_owned(),
-        p.codec.dims as i32,
-        p.codec.metric.name().to_owned(),
-        p.codec.quantization.name().to_owned(),
+        p.dims as i32,
+        p.metric.name().to_owned(),
+        p.quantization.map_or("auto", |q| q.name()).to_owned(),
         p.m as i32,
         p.ef_construction as i32,
         text.then(|| p.model.clone()),
         text.then(|| p.fingerprint.iter().map(|b| format!("{b:02x}")).collect()),
         meta.generation as i64,
-        laser_index::page::FORMAT_VERSION as i32,
+        meta.format as i32,
+        taken,
     );
     TableIterator::once(row)
 }
@@ -231,7 +260,7 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
             .problems
             .push("the index is not valid: CREATE INDEX CONCURRENTLY or REINDEX has failed".into());
     } else if heapallindexed {
-        let parameters = Meta::read(&store).or_report().parameters;
+        let complete = Meta::read(&store).or_report().complete;
         let mut missing = 0;
         let mut compare = |tid| {
             if report.rows.binary_search(&tid).is_err() {
@@ -244,11 +273,12 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
                 }
             }
         };
-        if parameters.codec.metric == Metric::Cosine && element::of(&parameters) != Element::Text {
-            // Vectors without a direction are not indexed.
-            table.vectors(&parameters, |tid, _| compare(tid));
-        } else {
+        if complete {
             table.rows(|tid, _| compare(tid));
+        } else {
+            // The first format left out what has no vector, or none with a direction.
+            let parameters = Meta::read(&store).or_report().parameters;
+            table.vectors(&parameters, |tid, _| compare(tid));
         }
         if missing > MISSING_NAMED {
             let more = missing - MISSING_NAMED;

@@ -4,7 +4,8 @@
 use laser_index::IndexError;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::meta::Meta;
-use laser_index::pending;
+use laser_index::page::{NULL, UNDIRECTED};
+use laser_index::{pending, space};
 use pgrx::pg_sys::{self, Datum};
 
 use super::build::{build_options, keep, pack, pages_of};
@@ -28,25 +29,28 @@ pub unsafe extern "C-unwind" fn insert(
 ) -> bool {
     // SAFETY: the server passes an open index and one value.
     unsafe {
-        if *isnull {
-            return false;
-        }
         let store = RelationStore::new(index);
         let parameters = Meta::read(&store).or_report().parameters;
-        let codec = parameters.codec;
-        let mut stored = vec![0; codec.len()];
-        let indexable = match element::of(&parameters) {
-            Element::Text => {
-                let text = element::text(*values);
-                let x = element::embed(&parameters, &[&text]);
-                codec.encode(&x, &mut stored)
+        let tid = pack(tid);
+        let append = |x: &[f32]| {
+            // What has no direction has no place in the graph, but its row is in the index.
+            match space::prepare(parameters.metric, parameters.dims, x)? {
+                Some(_) => pending::append(&store, &parameters, tid, Some(x)),
+                None => pending::append(&store, &parameters, tid | UNDIRECTED, None),
             }
-            element => element::with_vector(element, *values, |x| codec.encode(x, &mut stored)),
         };
-        if !indexable.or_report() {
-            return false;
+        let pages = if *isnull {
+            pending::append(&store, &parameters, tid | NULL, None)
+        } else {
+            match element::of(&parameters) {
+                Element::Text => {
+                    let text = element::text(*values);
+                    append(&element::embed(&parameters, &[&text]))
+                }
+                element => element::with_vector(element, *values, append),
+            }
         }
-        let pages = pending::append(&store, &codec, pack(tid), &stored).or_report();
+        .or_report();
         if let Some(pages) = pages
             && pages > pages_of(options::of(index).pending_list_limit).max(1)
             && let Some(lock) = MergeLock::attempt(index)

@@ -11,6 +11,7 @@
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
 //!  table      the table of an index
+//!  sample     vectors by which a build decides how they are stored
 //!  validate   operator classes
 //!  text       the distance of two texts
 //!  errors     errors of `laser-index` as SQL errors
@@ -31,6 +32,7 @@ mod insert;
 mod options;
 mod pages;
 mod recall;
+mod sample;
 mod scan;
 mod table;
 mod text;

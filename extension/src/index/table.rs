@@ -4,6 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
 use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 
@@ -61,11 +62,11 @@ impl Table {
         }
     }
 
-    /// Shows the address and the value of every row that the snapshot sees, that satisfies the
-    /// predicate of the index and whose value is not NULL. Expressions are evaluated as the owner
-    /// of the table.
-    pub fn rows(&self, mut look: impl FnMut(u64, pg_sys::Datum)) {
-        let mut look: &mut dyn FnMut(u64, pg_sys::Datum) = &mut look;
+    /// Shows the address and the value, if it is not NULL, of every row that the snapshot sees and
+    /// that satisfies the predicate of the index. Expressions are evaluated as the owner of the
+    /// table.
+    pub fn rows(&self, mut look: impl FnMut(u64, Option<pg_sys::Datum>)) {
+        let mut look: &mut dyn FnMut(u64, Option<pg_sys::Datum>) = &mut look;
         // SAFETY: both relations are open. The range scan ends the scan that it is given. What an
         // error leaves behind, the abort of the transaction restores.
         unsafe {
@@ -114,16 +115,17 @@ impl Table {
         }
     }
 
-    /// As [`Table::rows`], with the vectors of those rows that have a place in the index.
+    /// As [`Table::rows`], with the vectors of those rows that have a place in the graph.
     pub fn vectors(&self, parameters: &Parameters, mut look: impl FnMut(u64, &[f32])) {
         let element = element::of(parameters);
         let mut look = |tid, x: &[f32]| {
-            if parameters.codec.indexes(x) {
+            if parameters.metric != Metric::Cosine || x.iter().any(|x| *x != 0.0) {
                 look(tid, x);
             }
         };
         let mut texts = TextBatch::default();
         self.rows(|tid, value| {
+            let Some(value) = value else { return };
             // SAFETY: the value is that of a row, of the type that the index is on, not NULL.
             unsafe {
                 if element != Element::Text {
@@ -214,9 +216,7 @@ unsafe extern "C-unwind" fn show(
 ) {
     // SAFETY: the server passes one value, and the state that the range scan was given.
     unsafe {
-        if !*isnull {
-            let look = &mut *state.cast::<&mut dyn FnMut(u64, pg_sys::Datum)>();
-            look(pack(tid), *values);
-        }
+        let look = &mut *state.cast::<&mut dyn FnMut(u64, Option<pg_sys::Datum>)>();
+        look(pack(tid), (!*isnull).then_some(*values));
     }
 }

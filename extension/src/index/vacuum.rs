@@ -5,7 +5,6 @@ use std::ffi::c_void;
 
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::meta::Meta;
-use laser_index::page::DEAD;
 use laser_index::pending;
 use pgrx::pg_sys;
 
@@ -100,9 +99,8 @@ pub unsafe extern "C-unwind" fn cleanup(
 fn count(store: &RelationStore) -> u64 {
     let meta = Meta::read(store).or_report();
     let mut live: u64 = meta.segments.iter().map(|s| u64::from(s.live())).sum();
-    let codec = meta.parameters.codec;
-    pending::read(store, &codec, &meta.pending, true, |tid, _| {
-        live += u64::from(tid & DEAD == 0)
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        live += u64::from(entry.is_live())
     })
     .or_report();
     live
