@@ -291,6 +291,20 @@ impl Codec {
         })
     }
 
+    /// A query for the graph alone, with the place of a vector in it.
+    pub(crate) fn query_at(&self, graph: &[u8]) -> Query {
+        let mut vector = Vec::new();
+        if !matches!(self.quantization, Quantization::I8 | Quantization::B1) {
+            self.components(graph, &mut vector);
+        }
+        Query {
+            sum: 0.0,
+            square: 0.0,
+            graph: graph.to_vec(),
+            vector,
+        }
+    }
+
     /// Distance between a query and a stored vector, as exact as the stored form allows. Smaller is
     /// nearer. `scratch` is room for decoded components.
     pub fn distance(&self, q: &Query, graph: &[u8], fine: &[u8], scratch: &mut Vec<f32>) -> f32 {

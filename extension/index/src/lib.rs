@@ -9,6 +9,7 @@
 //! * [`store`] – where pages live; [`memory`] – in memory, for tests
 //! * [`codec`], [`kernels`] – quantisation and distances
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`reach`] – linking what a walk cannot get to
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod meta;
 pub mod page;
 pub mod pending;
+pub mod reach;
 pub mod scan;
 pub mod segment;
 pub mod store;

@@ -12,6 +12,7 @@ use crate::graph::Layout;
 use crate::meta::{META_BLOCK, Meta, Pending, SegmentEntry};
 use crate::page::{self, DEAD, PageKind};
 use crate::pending;
+use crate::reach::reach;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 use crate::view::{SegmentBytes, SegmentView};
@@ -501,8 +502,9 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
             if layout.rows() as u64 != head.nodes {
                 return Err(IndexError::segment(entry.nonce, "number of nodes"));
             }
-            let reached = layout.verify()?;
-            report.unreachable += head.nodes - reached as u64;
+            layout.verify()?;
+            let reach = reach(&codec, head.graph.of(&bytes), &|| store.pause())?;
+            report.unreachable += (reach.nodes - reach.connected) as u64;
             let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
             if dead < entry.dead
                 || bits.len() != bitmap_len(entry.count as usize)
