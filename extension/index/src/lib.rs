@@ -10,6 +10,7 @@
 //! * [`space`], [`codec`], [`raw`], [`kernels`] – the space of a segment, quantisation, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`reach`] – linking what a walk cannot get to
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
@@ -28,6 +29,7 @@ pub mod page;
 pub mod pending;
 pub mod query;
 pub mod raw;
+pub mod reach;
 pub mod scan;
 pub mod segment;
 pub mod space;

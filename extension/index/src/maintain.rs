@@ -14,6 +14,7 @@ use crate::graph::Layout;
 use crate::meta::{META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
 use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
+use crate::reach::reach;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
@@ -640,19 +641,19 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
             head.verify(&bytes)?;
             let codec = head.encoding(parameters, &bytes)?.codec;
             let bits = map.bitmap(store)?;
-            let mut reached = 0;
             if head.nodes > 0 {
                 let layout = Layout::parse(&codec, head.graph.of(&bytes))?;
                 if layout.rows() as u64 != head.nodes {
                     return Err(IndexError::segment(entry.nonce, "number of nodes"));
                 }
-                reached = layout.verify()?;
-            }
-            let lost = head.nodes - reached as u64;
-            report.unreachable += lost;
-            if lost > 0 && codec.format != Format::First {
-                let what = format!("{lost} nodes of its graph cannot be reached");
-                report.problems.push(format!("{name}: {what}"));
+                layout.verify()?;
+                let reach = reach(&codec, head.graph.of(&bytes), &|| store.pause())?;
+                let lost = (reach.nodes - reach.connected) as u64;
+                report.unreachable += lost;
+                if lost > 0 && codec.format != Format::First {
+                    let what = format!("{lost} nodes of its graph cannot be reached");
+                    report.problems.push(format!("{name}: {what}"));
+                }
             }
             let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
             if dead < entry.dead

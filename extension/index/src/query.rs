@@ -2,7 +2,7 @@
 
 use laser_vector::kernels::{cosine_distance, f32_dot, l2_distance, norm};
 
-use crate::codec::{Codec, Format, Metric};
+use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::Result;
 use crate::space::{self, HALF_ULP, Space};
 
@@ -171,6 +171,28 @@ impl Probe {
             offset,
             length: norm(prepared),
             centre_length,
+        }
+    }
+
+    /// For walks alone: the place of a vector that is in the graph already.
+    pub(crate) fn at(codec: &Codec, graph: &[u8]) -> Self {
+        let mut vector = Vec::new();
+        if !matches!(codec.quantization, Quantization::I8 | Quantization::B1) {
+            codec.components(graph, &mut vector);
+        }
+        Self {
+            metric: codec.metric,
+            dims: codec.dims,
+            vector,
+            graph: graph.to_vec(),
+            sum: 0.0,
+            square: 0.0,
+            gain: 1.0,
+            factors: Vec::new(),
+            factors_sum: 0.0,
+            offset: 0.0,
+            length: 0.0,
+            centre_length: 0.0,
         }
     }
 
