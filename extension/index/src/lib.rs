@@ -9,9 +9,11 @@
 //! * [`store`] – where pages live; [`memory`] – in memory, for tests
 //! * [`codec`], [`kernels`] – quantisation and distances
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
+pub mod background;
 pub mod builder;
 pub mod cache;
 pub mod codec;

@@ -6,10 +6,11 @@
 
 use std::collections::HashSet;
 
+use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
-use crate::meta::{META_BLOCK, Meta, Pending, SegmentEntry};
+use crate::meta::{MAX_SEGMENTS, META_BLOCK, Meta, Pending, SegmentEntry};
 use crate::page::{self, DEAD, PageKind};
 use crate::pending;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
@@ -167,6 +168,31 @@ fn groups(meta: &Meta, plan: Plan, list: usize, options: &BuildOptions) -> Vec<V
     groups
 }
 
+/// Whether the directory has places for what becomes of `expected` entries, once the segments of
+/// their group have left it.
+fn fits(meta: &Meta, group: usize, expected: usize, options: &BuildOptions) -> Result<()> {
+    let new = expected.div_ceil(capacity(&meta.parameters, options.memory));
+    if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
+        return Err(IndexError::TooManySegments(MAX_SEGMENTS));
+    }
+    Ok(())
+}
+
+/// Whether there is room for the files of a merge, roughly: vectors, addresses and edges of
+/// `expected` entries.
+fn room(meta: &Meta, expected: usize, options: &BuildOptions) -> Result<()> {
+    let p = &meta.parameters;
+    let each = p.codec.len() + p.codec.fine_len() + 8 * p.m + 32;
+    let needed = (expected * each) as u64;
+    match crate::cache::free_space(&options.folder) {
+        Some(free) if free < needed => {
+            let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+            Err(IndexError::io("merge within", &options.folder, full))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Opens a segment to read its entries.
 fn open(
     store: &impl PageStore,
@@ -182,7 +208,10 @@ fn open(
     map.read_bytes(store, 0, &mut bytes)?;
     drop(bytes);
     let bytes = SegmentBytes::map(scratch.file(), scratch.path())?;
-    let view = SegmentView::open(meta.parameters.codec, entry, bytes)?;
+    let (codec, of) = (meta.parameters.codec, *entry);
+    let view = background::run(&|| store.pause(), move |_| {
+        SegmentView::open(codec, &of, bytes)
+    })?;
     view.refresh(store, entry, meta.dead_version)?;
     Ok(view)
 }
@@ -224,6 +253,9 @@ pub fn merge<S: PageStore>(
         let taken = sealed.take();
         let live = group.iter().map(|s| s.live() as usize).sum::<usize>();
         let expected = live + if taken.is_some() { list } else { 0 };
+        // What cannot end well is not begun.
+        fits(&Meta::read(store)?, group.len(), expected, options)?;
+        room(&meta, expected, options)?;
         // The largest segment is continued rather than built anew, unless it is mostly dead.
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let rotten = |s: &SegmentEntry| {
@@ -241,9 +273,10 @@ pub fn merge<S: PageStore>(
             expected: expected + 1,
             ..options.clone()
         };
-        let mut builder = SegmentBuilder::new(with_capacity.clone(), base.as_ref())?;
         let others = group.iter().skip(usize::from(base.is_some()));
-        drop(base);
+        let own = with_capacity.clone();
+        let mut builder =
+            background::run(&pause, move |_| SegmentBuilder::new(own, base.as_ref()))?;
         for entry in others {
             let view = open(store, &meta, entry, options)?;
             view.for_each(|slot, graph, fine| {

@@ -217,6 +217,7 @@ pub fn read(
 ) -> Result<(u64, u32)> {
     let (mut block, mut seq) = (pending.head, pending.head_seq);
     while block != 0 && (whole || seq <= pending.tail_seq) {
+        store.pause();
         let next = store.read(block, |body| {
             let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
             let head = list_header(block, payload, codec)?;
