@@ -12,6 +12,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::Mmap;
 
+use crate::background;
 use crate::cache::Scratch;
 use crate::choice::Encoding;
 use crate::codec::Codec;
@@ -414,13 +415,19 @@ impl SegmentBuilder {
         if self.batch.tids.is_empty() {
             return Ok(());
         }
+        // Threads that keep up let nobody wait, and so nobody pause, below.
+        pause();
         if self.pushed > self.reserved {
             self.wait(self.pushed - self.batch.tids.len(), pause)?;
             self.reserved = (self.reserved * 2)
                 .max(self.pushed)
                 .min(self.limit.max(self.pushed));
-            let graph = self.shared.graph.write().unwrap_or_else(|e| e.into_inner());
-            graph.reserve(self.reserved, self.options.threads.max(1))?;
+            let (shared, room) = (self.shared.clone(), self.reserved);
+            let threads = self.options.threads.max(1);
+            background::run(pause, move |_| {
+                let graph = shared.graph.write().unwrap_or_else(|e| e.into_inner());
+                graph.reserve(room, threads)
+            })?;
         }
         let codec = &self.shared.encoding.codec;
         let vectors = match self.batch.vectors {
@@ -481,111 +488,16 @@ impl SegmentBuilder {
         self.flush(pause)?;
         self.wait(self.pushed, pause)?;
         self.stop();
-        let encoding = &self.shared.encoding;
-        let codec = encoding.codec;
-        let graph = self.shared.graph.read().unwrap_or_else(|e| e.into_inner());
-        let (count, nodes) = (self.pushed, graph.len());
-        let expected = self
-            .shared
-            .nodes
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .len();
-        if nodes != expected {
-            let message = format!("the graph has {nodes} nodes instead of {expected}");
-            return Err(IndexError::Graph(message));
-        }
-        // Entries without a place alone need no graph.
-        let serialized = if nodes == 0 {
-            0
-        } else {
-            graph.serialized_len()
-        };
-        let counts = Counts {
-            entries: count + self.unplaced.len(),
-            placed: count,
-            nodes,
-            graph: serialized,
-        };
-        let mut header = SegmentHeader::new(encoding, nonce(), counts);
-        let file = Scratch::new(&self.options.folder)?;
-        let mut bytes = file.map(header.file_len())?;
-        if nodes > 0 {
-            graph.save(header.graph.of_mut(&mut bytes), pause)?;
-        }
-        drop(graph);
-        pause();
-
-        // Threads add in any order, so that slots and keys differ. Slots become the keys: then
-        // nothing needs to translate between them.
-        let spill = self.shared.spill.file();
-        // SAFETY: only this process knows the file, and its threads have stopped. An empty file is
-        // mapped as an empty slice.
-        let spill = unsafe { Mmap::map(spill) }
-            .map_err(|e| IndexError::io("map", self.shared.spill.path(), e))?;
-        let each = spill_len(&codec);
-        if spill.len() < count * each {
-            return Err(IndexError::Graph("entries are missing".into()));
-        }
-        let mut slots = vec![u32::MAX; count];
-        let keys = match nodes {
-            0 => Vec::new(),
-            _ => Layout::parse(&codec, header.graph.of(&bytes))?.keys()?,
-        };
-        for (slot, (at, key)) in keys.into_iter().enumerate() {
-            slots[key as usize] = slot as u32;
-            let key = (slot as u64).to_le_bytes();
-            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
-        }
-        let node = |entry: usize| {
-            let at = entry * each + 8;
-            let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
-            slots[key as usize] as usize
-        };
-        // Entries in the order of their nodes: count, sum up, place.
-        let mut starts = vec![0u32; nodes + 1];
-        for entry in 0..count {
-            starts[node(entry) + 1] += 1;
-        }
-        for node in 0..nodes {
-            starts[node + 1] += starts[node];
-        }
-        header
-            .starts
-            .of_mut(&mut bytes)
-            .copy_from_slice(bytemuck::cast_slice(&starts));
-        encoding.space.write(header.space.of_mut(&mut bytes));
-        let mut dead = vec![0u8; bitmap_len(counts.entries)];
-        for entry in 0..count {
-            if entry % 4096 == 0 {
-                pause();
-            }
-            let next = &mut starts[node(entry)];
-            let place = *next as usize;
-            *next += 1;
-            let from = &spill[entry * each..(entry + 1) * each];
-            header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
-            let len = codec.fine_len();
-            header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
-                .copy_from_slice(&from[SPILL_HEAD..]);
-            if is_dead(&self.dead, entry) {
-                dead[place / 8] |= 1 << (place % 8);
-            }
-        }
-        let unplaced = &mut header.tids.of_mut(&mut bytes)[8 * count..];
-        for (out, tid) in unplaced.chunks_exact_mut(8).zip(&self.unplaced) {
-            out.copy_from_slice(&tid.to_le_bytes());
-        }
-        header.seal(&mut bytes);
-        pause();
-        let bytes = bytes
-            .make_read_only()
-            .map_err(|e| IndexError::io("map", file.path(), e))?;
-        Ok(BuiltSegment {
-            header,
-            bytes,
-            dead,
-            file,
+        let (shared, count) = (self.shared.clone(), self.pushed);
+        let (dead, unplaced) = (
+            std::mem::take(&mut self.dead),
+            std::mem::take(&mut self.unplaced),
+        );
+        let folder = self.options.folder.clone();
+        // The thread is the graph's last owner: freeing it takes a while as well.
+        drop(self);
+        background::run(pause, move |pause| {
+            assemble(&shared, count, &unplaced, &dead, &folder, pause)
         })
     }
 
@@ -598,6 +510,118 @@ impl SegmentBuilder {
     }
 }
 
+/// Makes the file of a segment whose threads have stopped.
+fn assemble(
+    shared: &Shared,
+    count: usize,
+    unplaced: &[u64],
+    already_dead: &[u8],
+    folder: &Path,
+    pause: &dyn Fn(),
+) -> Result<BuiltSegment> {
+    let encoding = &shared.encoding;
+    let codec = encoding.codec;
+    let graph = shared.graph.read().unwrap_or_else(|e| e.into_inner());
+    let nodes = graph.len();
+    let expected = shared.nodes.lock().unwrap_or_else(|e| e.into_inner()).len();
+    if nodes != expected {
+        let message = format!("the graph has {nodes} nodes instead of {expected}");
+        return Err(IndexError::Graph(message));
+    }
+    // Entries without a place alone need no graph.
+    let serialized = if nodes == 0 {
+        0
+    } else {
+        graph.serialized_len()
+    };
+    let counts = Counts {
+        entries: count + unplaced.len(),
+        placed: count,
+        nodes,
+        graph: serialized,
+    };
+    let mut header = SegmentHeader::new(encoding, nonce(), counts);
+    let file = Scratch::new(folder)?;
+    let mut bytes = file.map(header.file_len())?;
+    if nodes > 0 {
+        graph.save(header.graph.of_mut(&mut bytes), pause)?;
+    }
+    drop(graph);
+    pause();
+
+    // Threads add in any order, so that slots and keys differ. Slots become the keys: then
+    // nothing needs to translate between them.
+    let spill = shared.spill.file();
+    // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
+    // as an empty slice.
+    let spill =
+        unsafe { Mmap::map(spill) }.map_err(|e| IndexError::io("map", shared.spill.path(), e))?;
+    let each = spill_len(&codec);
+    if spill.len() < count * each {
+        return Err(IndexError::Graph("entries are missing".into()));
+    }
+    let mut slots = vec![u32::MAX; count];
+    let keys = match nodes {
+        0 => Vec::new(),
+        _ => Layout::parse(&codec, header.graph.of(&bytes))?.keys()?,
+    };
+    for (slot, (at, key)) in keys.into_iter().enumerate() {
+        slots[key as usize] = slot as u32;
+        let key = (slot as u64).to_le_bytes();
+        header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+    }
+    let node = |entry: usize| {
+        let at = entry * each + 8;
+        let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
+        slots[key as usize] as usize
+    };
+    // Entries in the order of their nodes: count, sum up, place.
+    let mut starts = vec![0u32; nodes + 1];
+    for entry in 0..count {
+        starts[node(entry) + 1] += 1;
+    }
+    for node in 0..nodes {
+        starts[node + 1] += starts[node];
+    }
+    header
+        .starts
+        .of_mut(&mut bytes)
+        .copy_from_slice(bytemuck::cast_slice(&starts));
+    encoding.space.write(header.space.of_mut(&mut bytes));
+    let mut dead = vec![0u8; bitmap_len(counts.entries)];
+    for entry in 0..count {
+        if entry % 4096 == 0 {
+            pause();
+        }
+        let next = &mut starts[node(entry)];
+        let place = *next as usize;
+        *next += 1;
+        let from = &spill[entry * each..(entry + 1) * each];
+        header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
+        let len = codec.fine_len();
+        header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
+            .copy_from_slice(&from[SPILL_HEAD..]);
+        if is_dead(already_dead, entry) {
+            dead[place / 8] |= 1 << (place % 8);
+        }
+    }
+    let tail = &mut header.tids.of_mut(&mut bytes)[8 * count..];
+    for (out, tid) in tail.chunks_exact_mut(8).zip(unplaced) {
+        out.copy_from_slice(&tid.to_le_bytes());
+    }
+    header.seal(&mut bytes);
+    pause();
+    let bytes = bytes
+        .make_read_only()
+        .map_err(|e| IndexError::io("map", file.path(), e))?;
+    Ok(BuiltSegment {
+        header,
+        bytes,
+        dead,
+        file,
+    })
+}
+
 impl Drop for SegmentBuilder {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -605,30 +629,17 @@ impl Drop for SegmentBuilder {
     }
 }
 
-/// Starts threads that receive no signals: the server's handlers must run on its own thread.
+/// Starts the threads of a build.
 fn spawn(
     threads: usize,
     shared: &Arc<Shared>,
     batches: &Receiver<Batch>,
 ) -> Result<Vec<JoinHandle<()>>> {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are written before they are read.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let workers = (0..threads)
+    (0..threads)
         .map(|_| {
             let (shared, batches) = (shared.clone(), batches.clone());
-            std::thread::Builder::new()
-                .name("laser build".into())
-                .spawn(move || shared.work(&batches))
+            background::spawn("laser build", move || shared.work(&batches))
         })
-        .collect::<std::io::Result<Vec<_>>>();
-    // SAFETY: `before` was filled above.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-    }
-    workers.map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
 }

@@ -11,9 +11,11 @@
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
 //! * [`reach`] – linking what a walk cannot get to
+//! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
+pub mod background;
 pub mod builder;
 pub mod cache;
 pub mod choice;

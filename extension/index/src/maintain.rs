@@ -6,12 +6,13 @@
 
 use std::collections::HashSet;
 
+use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
 use crate::choice::{Encoding, SAMPLE};
 use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
-use crate::meta::{META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
+use crate::meta::{MAX_SEGMENTS, META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
 use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::reach::reach;
@@ -178,6 +179,36 @@ fn groups(
     groups
 }
 
+/// Whether the directory has places for what becomes of `expected` entries, once the segments of
+/// their group have left it.
+fn fits(
+    meta: &Meta,
+    codec: &Codec,
+    group: usize,
+    expected: usize,
+    options: &BuildOptions,
+) -> Result<()> {
+    let new = expected.div_ceil(capacity(codec, meta.parameters.m, options.memory));
+    if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
+        return Err(IndexError::TooManySegments(MAX_SEGMENTS));
+    }
+    Ok(())
+}
+
+/// Whether there is room for the files of a merge, roughly: vectors, addresses and edges of
+/// `expected` entries.
+fn room(codec: &Codec, expected: usize, options: &BuildOptions) -> Result<()> {
+    let each = codec.len() + codec.fine_len() + 8 * options.parameters.m + 32;
+    let needed = (expected * each) as u64;
+    match crate::cache::free_space(&options.folder) {
+        Some(free) if free < needed => {
+            let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+            Err(IndexError::io("merge within", &options.folder, full))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Opens a segment to read its entries.
 fn open(
     store: &impl PageStore,
@@ -193,7 +224,10 @@ fn open(
     map.read_bytes(store, 0, &mut bytes)?;
     drop(bytes);
     let bytes = SegmentBytes::map(scratch.file(), scratch.path())?;
-    let view = SegmentView::open(&meta.parameters, entry, bytes)?;
+    let (parameters, of) = (meta.parameters.clone(), *entry);
+    let view = background::run(&|| store.pause(), move |_| {
+        SegmentView::open(&parameters, &of, bytes)
+    })?;
     view.refresh(store, entry, meta.dead_version)?;
     Ok(view)
 }
@@ -320,6 +354,9 @@ pub fn merge<S: PageStore>(
         let taken = sealed.take();
         let live = group.iter().map(|s| s.live() as usize).sum::<usize>();
         let expected = live + if taken.is_some() { list } else { 0 };
+        // What cannot end well is not begun.
+        fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
+        room(&codec, expected, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let rotten = |s: &SegmentEntry| {
             f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count)
@@ -361,9 +398,10 @@ pub fn merge<S: PageStore>(
             ..options.clone()
         };
         let start = || SegmentBuilder::new(with_capacity.clone(), encoding.clone(), None);
-        let mut builder =
-            SegmentBuilder::new(with_capacity.clone(), encoding.clone(), base.as_ref())?;
-        drop(base);
+        let (own, how_stored) = (with_capacity.clone(), encoding.clone());
+        let mut builder = background::run(&pause, move |_| {
+            SegmentBuilder::new(own, how_stored, base.as_ref())
+        })?;
         for view in views {
             let same =
                 view.encoding().codec == encoding.codec && view.encoding().space == encoding.space;

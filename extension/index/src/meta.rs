@@ -77,7 +77,7 @@ impl Pending {
         if self.head == 0 {
             0
         } else {
-            self.tail_seq - self.head_seq + 1
+            (self.tail_seq - self.head_seq).saturating_add(1)
         }
     }
 }
@@ -234,6 +234,9 @@ impl Meta {
             .chunks_exact(ENTRY)
             .map(bytemuck::pod_read_unaligned)
             .collect();
+        if !(1..=1024).contains(&head.m) || head.ef_construction > 10_000 {
+            return Err(bad("impossible parameters of the graph"));
+        }
         if head.pending.head != 0 && head.pending.head_seq > head.pending.tail_seq {
             return Err(bad("pending list ends before it begins"));
         }

@@ -307,6 +307,7 @@ pub fn read(
 ) -> Result<(u64, u32)> {
     let (mut block, mut seq) = (pending.head, pending.head_seq);
     while block != 0 && (whole || seq <= pending.tail_seq) {
+        store.pause();
         let next = store.read(block, |body| {
             let (head, _, entries) = parse(block, body, seq, parameters)?;
             entries.for_each(&mut look);

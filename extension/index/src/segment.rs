@@ -447,6 +447,11 @@ impl SegmentMap {
     /// [`IndexError::Moved`] when the segment is gone, or damage.
     pub fn read(store: &impl PageStore, entry: &SegmentEntry) -> Result<Self> {
         let wanted = entry.data_pages as usize + entry.bitmap_pages as usize;
+        let disagree = || IndexError::segment(entry.nonce, "map and directory disagree");
+        // Nothing that a page says sizes an allocation before it was compared with the relation.
+        if wanted > store.blocks() as usize {
+            return Err(disagree());
+        }
         let (mut blocks, mut own) = (Vec::with_capacity(wanted), Vec::new());
         let mut block = entry.map;
         while block != 0 {
@@ -465,6 +470,9 @@ impl SegmentMap {
                         "map page does not fit its count",
                     ));
                 }
+                if blocks.len() + list.len() / 4 > wanted {
+                    return Err(disagree());
+                }
                 blocks.extend(
                     list.chunks_exact(4)
                         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
@@ -477,10 +485,7 @@ impl SegmentMap {
             && entry.bytes.div_ceil(PAYLOAD as u64) == u64::from(entry.data_pages)
             && bits == entry.bitmap_pages as usize;
         if !fits {
-            return Err(IndexError::segment(
-                entry.nonce,
-                "map and directory disagree",
-            ));
+            return Err(disagree());
         }
         Ok(Self {
             entry: *entry,

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
-use std::path::PathBuf;
 
 use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
 use laser_index::choice::{Encoding, SAMPLE};
@@ -12,10 +11,10 @@ use laser_index::segment::write_pages;
 use laser_index::{maintain, space};
 use pgrx::pg_sys::{self, Datum};
 
-use super::cache::{self, FOLDER};
+use super::cache;
 use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
-use super::pages::{self, RelationStore};
+use super::pages::{self, MergeLock, RelationStore};
 use super::sample;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
@@ -75,7 +74,7 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
         threads: (workers as usize + 1).min(cores).max(1),
         memory,
         expected,
-        folder: PathBuf::from(FOLDER),
+        folder: cache::folder(),
     }
 }
 
@@ -270,6 +269,8 @@ pub unsafe extern "C-unwind" fn build(
     unsafe {
         let parameters = element::parameters(index);
         let store = RelationStore::new(index);
+        // Segments in the making are on nobody's list: a sweep would take their pages.
+        let lock = MergeLock::wait(index);
         Meta::create(&store, parameters.clone()).or_report();
         let estimate = (*(*heap).rd_rel).reltuples.max(0.0) as usize;
         let element = element::of(&parameters);
@@ -316,6 +317,8 @@ pub unsafe extern "C-unwind" fn build(
         state.push_texts();
         state.decide();
         state.flush();
+        drop(lock);
+        cache::tidy(index, &state.store);
         if state.segments > 1 {
             pgrx::notice!(
                 "index has {} segments because maintenance_work_mem holds only a part of it; more memory makes searches faster",

@@ -40,11 +40,10 @@ pub fn report(error: IndexError) -> ! {
                 _ => "Use a coarser quantization, as in WITH (quantization = i8).",
             },
         ),
-        IndexError::TooManySegments(_) => raise_hint(
-            Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            message,
-            "Increase maintenance_work_mem, which bounds the size of a segment.",
-        ),
+        IndexError::TooManySegments(_) => {
+            let hint = hint(&error).unwrap_or_default();
+            raise_hint(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message, hint)
+        }
         IndexError::Io { ref source, .. } => {
             let code = match source.kind() {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,
@@ -53,6 +52,12 @@ pub fn report(error: IndexError) -> ! {
             raise(code, message)
         }
     }
+}
+
+/// What to do about an error that is worth a warning.
+pub fn hint(error: &IndexError) -> Option<&'static str> {
+    matches!(error, IndexError::TooManySegments(_))
+        .then_some("increase maintenance_work_mem, which bounds the size of a segment")
 }
 
 /// The value, or the SQL error.

@@ -5,20 +5,19 @@
 use std::collections::BTreeMap;
 
 use laser_index::codec::Format;
-use laser_index::maintain::{self, Merge, Plan, row_name};
+use laser_index::maintain::{self, Plan, row_name};
 use laser_index::meta::Meta;
 use laser_index::{IndexError, Result, pending};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{PgRelation, PgSqlErrorCode as Code};
 
-use super::build::{build_options, keep};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
 use super::table::Table;
-use super::{build, cache};
-use crate::types::raise;
+use super::{build, cache, merge};
+use crate::types::{raise, raise_hint};
 
 /// An open index of this access method.
 pub struct Opened {
@@ -99,6 +98,30 @@ impl Opened {
     /// The relation.
     pub fn raw(&self) -> pg_sys::Relation {
         self.relation.as_ptr()
+    }
+
+    /// Whether its build has ended: CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY show an
+    /// index to others before.
+    fn is_ready(&self) -> bool {
+        // SAFETY: the relation is open, and an index.
+        unsafe { (*(*self.raw()).rd_index).indisready }
+    }
+
+    /// Whether queries may use it.
+    fn is_valid(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*(*self.raw()).rd_index).indisvalid }
+    }
+
+    /// Raises an error for an index whose pages are not there yet, or never will be.
+    pub fn expect_ready(&self) {
+        if !self.is_ready() {
+            raise_hint(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("index \"{}\" is not ready", self.relation.name()),
+                "It is being built, or building it has failed: then REINDEX or drop it.",
+            );
+        }
     }
 
     /// Its pages.
@@ -190,6 +213,7 @@ fn laser_index_info(
     ),
 > {
     let opened = Opened::new(index, pg_sys::AccessShareLock);
+    opened.expect_ready();
     let store = opened.store();
     let (meta, list, taken) = retry(|| {
         let meta = Meta::read(&store)?;
@@ -231,6 +255,9 @@ fn laser_index_info(
     TableIterator::once(row)
 }
 
+const NOT_VALID: &str =
+    "the index is not valid: it is being built, or CREATE INDEX CONCURRENTLY or REINDEX has failed";
+
 /// Missing rows that are named; of the others only their number is said.
 const MISSING_NAMED: usize = 20;
 
@@ -238,6 +265,9 @@ const MISSING_NAMED: usize = 20;
 fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<'static, String> {
     // Merges and vacuums are kept away, inserts are not.
     let opened = Opened::new(index, pg_sys::RowExclusiveLock);
+    if !opened.is_ready() {
+        return SetOfIterator::once(NOT_VALID.into());
+    }
     let store = opened.store();
     // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
     let table = unsafe { Table::new(opened.raw()) };
@@ -253,12 +283,8 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
             .push(format!("{name} is in the index, but {what}"));
     });
     drop(lock);
-    // SAFETY: the index is open.
-    let valid = unsafe { (*(*opened.raw()).rd_index).indisvalid };
-    if !valid {
-        report
-            .problems
-            .push("the index is not valid: CREATE INDEX CONCURRENTLY or REINDEX has failed".into());
+    if !opened.is_valid() {
+        report.problems.push(NOT_VALID.into());
     } else if heapallindexed {
         let complete = Meta::read(&store).or_report().complete;
         let mut missing = 0;
@@ -294,22 +320,21 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
 fn laser_merge(index: pg_sys::Oid) -> i32 {
     let opened = Opened::to_change(index);
     let store = opened.store();
+    opened.expect_ready();
+    if !opened.is_valid() {
+        raise_hint(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("index \"{}\" is not valid", opened.relation.name()),
+            "It is being built, or building it has failed: then REINDEX or drop it.",
+        );
+    }
     // SAFETY: the index is open.
     let lock = unsafe { MergeLock::wait(opened.raw()) };
     maintain::sweep(&store).or_report();
     // SAFETY: the index is open.
     unsafe { vacuum_free_space_map(opened.raw()) };
-    let meta = Meta::read(&store).or_report();
-    let options = build_options(&meta.parameters, 0);
-    let how = Merge {
-        plan: Plan::All,
-        options: &options,
-    };
-    // SAFETY: the index is open.
-    let made = maintain::merge(&store, &how, |entry, built| unsafe {
-        keep(opened.raw(), entry, built);
-    })
-    .or_report();
+    // SAFETY: the index is open, and its lock is held.
+    let made = unsafe { merge::merge(opened.raw(), &store, Plan::All) }.or_report();
     maintain::sweep(&store).or_report();
     drop(lock);
     // SAFETY: the index is open.
@@ -320,6 +345,7 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
 #[pg_extern(sql = "")]
 fn laser_prewarm(index: pg_sys::Oid) -> i64 {
     let opened = Opened::new(index, pg_sys::AccessShareLock);
+    opened.expect_ready();
     let store = opened.store();
     let bytes: usize = retry(|| {
         let meta = Meta::read(&store)?;

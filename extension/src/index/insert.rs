@@ -1,16 +1,16 @@
 //! INSERT, COPY, and UPDATE where it is not HOT.
 #![allow(unsafe_code)]
 
-use laser_index::IndexError;
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::maintain::Plan;
 use laser_index::meta::Meta;
 use laser_index::page::{NULL, UNDIRECTED};
 use laser_index::{pending, space};
 use pgrx::pg_sys::{self, Datum};
 
-use super::build::{build_options, keep, pack, pages_of};
+use super::build::{pack, pages_of};
 use super::element::{self, Element};
-use super::errors::{OrReport, report};
+use super::errors::OrReport;
+use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
 
@@ -53,21 +53,11 @@ pub unsafe extern "C-unwind" fn insert(
         .or_report();
         if let Some(pages) = pages
             && pages > pages_of(options::of(index).pending_list_limit).max(1)
+            && merge::may_begin((*index).rd_id)
             && let Some(lock) = MergeLock::attempt(index)
         {
-            let options = build_options(&parameters, 0);
-            let how = Merge {
-                plan: Plan::Insert,
-                options: &options,
-            };
-            match maintain::merge(&store, &how, |entry, built| keep(index, entry, built)) {
-                Ok(_) => {}
-                // The row is in the index already; merging can wait until there is room.
-                Err(error @ IndexError::Io { .. }) => {
-                    pgrx::warning!("could not merge the pending list of a laser index: {error}");
-                }
-                Err(error) => report(error),
-            }
+            // The row is in the index already; merging can wait until it can be done.
+            merge::try_merge(index, &store, Plan::Insert).or_report();
             drop(lock);
         }
         false

@@ -8,6 +8,7 @@
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
 //!             the callbacks
+//!  merge      merges, when they are begun and what becomes of those that fail
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
 //!  table      the table of an index
@@ -29,6 +30,7 @@ mod errors;
 mod handler;
 mod info;
 mod insert;
+mod merge;
 mod options;
 mod pages;
 mod recall;
@@ -42,4 +44,5 @@ mod validate;
 /// Registers settings and storage parameters.
 pub fn init() {
     options::init();
+    cache::init();
 }

@@ -3,13 +3,14 @@
 
 use std::ffi::c_void;
 
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::maintain::{self, Plan};
 use laser_index::meta::Meta;
 use laser_index::pending;
 use pgrx::pg_sys;
 
-use super::build::{build_options, keep, unpack};
+use super::build::unpack;
 use super::errors::OrReport;
+use super::merge;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
 
 /// # Safety
@@ -74,13 +75,8 @@ pub unsafe extern "C-unwind" fn cleanup(
         // First what merges that failed have left: on a full disk there is no other room for this one.
         maintain::sweep(&store).or_report();
         vacuum_free_space_map(index);
-        let meta = Meta::read(&store).or_report();
-        let options = build_options(&meta.parameters, 0);
-        let how = Merge {
-            plan: Plan::Vacuum,
-            options: &options,
-        };
-        maintain::merge(&store, &how, |entry, built| keep(index, entry, built)).or_report();
+        // A VACUUM that failed here would leave the table's oldest transactions where they are.
+        merge::try_merge(index, &store, Plan::Vacuum).or_report();
         let swept = maintain::sweep(&store).or_report();
         let live = count(&store);
         drop(lock);
