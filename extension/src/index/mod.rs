@@ -11,7 +11,9 @@
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
 //!  table      the table of an index
+//!  rights     what a role may ask of an index, and whose code runs how
 //!  validate   operator classes
+//!  kinds      their support functions
 //!  text       the distance of two texts
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
@@ -28,9 +30,11 @@ mod errors;
 mod handler;
 mod info;
 mod insert;
+mod kinds;
 mod options;
 mod pages;
 mod recall;
+mod rights;
 mod scan;
 mod table;
 mod text;
