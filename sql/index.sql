@@ -28,25 +28,25 @@ COMMENT ON OPERATOR <=> (text, text) IS 'cosine distance of two texts'' embeddin
 -- built during a commit as well (ON COMMIT DELETE ROWS), where there is no snapshot to run SQL with.
 CREATE FUNCTION laser_embedding_cosine_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_embedding_cosine_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_embedding_l2_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_embedding_l2_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_embedding_ip_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_embedding_ip_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_cosine_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_halfembedding_cosine_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_l2_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_halfembedding_l2_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_ip_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_halfembedding_ip_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_text_cosine_kind() RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_text_cosine_kind'
-LANGUAGE c IMMUTABLE PARALLEL SAFE;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 
 CREATE OPERATOR CLASS embedding_cosine_ops DEFAULT FOR TYPE embedding USING laser AS
     OPERATOR 1 <=> (embedding, embedding) FOR ORDER BY float_ops,

@@ -9,12 +9,15 @@ use laser_index::maintain;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::PAYLOAD;
 use laser_index::segment::write_pages;
+use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
 
 use super::cache::{self, FOLDER};
 use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{self, RelationStore};
+use super::undecided;
+use crate::types::raise_hint;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
 const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
@@ -90,6 +93,22 @@ struct Build {
 
 impl Build {
     fn push(&mut self, tid: u64, x: &[f32]) {
+        if undecided::is_undecided(&self.options.parameters) {
+            self.options.parameters = undecided::decide(&self.store, x.len());
+        }
+        let dims = self.options.parameters.codec.dims;
+        if x.len() != dims {
+            let row = maintain::row_name(tid);
+            raise_hint(
+                Code::ERRCODE_DATA_EXCEPTION,
+                format!(
+                    "{row} has {} dimensions, rows before it have {dims}",
+                    x.len()
+                ),
+                "Vectors of one length have an index of their own: \
+                 CREATE INDEX … ((column::embedding(1024))) WHERE dimensions(column) = 1024.",
+            );
+        }
         if self.builder.is_none() {
             let builder = SegmentBuilder::new(self.options.clone(), None).or_report();
             self.builder = Some(builder);

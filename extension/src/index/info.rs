@@ -17,7 +17,7 @@ use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
 use super::rights::{self, Use};
 use super::table::Table;
-use super::{build, cache};
+use super::{build, cache, undecided};
 use crate::types::raise;
 
 /// An open index of this access method. Its locks are given back when it is dropped: nothing that
@@ -160,7 +160,7 @@ fn laser_index_info(
         name!(pending_bytes, i64),
         name!(bytes, i64),
         name!(type_name, String),
-        name!(dimensions, i32),
+        name!(dimensions, Option<i32>),
         name!(metric, String),
         name!(quantization, String),
         name!(m, i32),
@@ -198,7 +198,7 @@ fn laser_index_info(
             Element::Text => "text",
         }
         .to_owned(),
-        p.codec.dims as i32,
+        (!undecided::is_undecided(p)).then_some(p.codec.dims as i32),
         p.codec.metric.name().to_owned(),
         p.codec.quantization.name().to_owned(),
         p.m as i32,

@@ -12,6 +12,7 @@ use super::element::{self, Element};
 use super::errors::{OrReport, report};
 use super::options;
 use super::pages::{MergeLock, RelationStore};
+use super::undecided;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded.
 #[pgrx::pg_guard]
@@ -32,7 +33,11 @@ pub unsafe extern "C-unwind" fn insert(
             return false;
         }
         let store = RelationStore::new(index);
-        let parameters = Meta::read(&store).or_report().parameters;
+        let mut parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            let dims = element::with_vector(element::of(&parameters), *values, <[f32]>::len);
+            parameters = undecided::decide(&store, dims);
+        }
         let codec = parameters.codec;
         let mut stored = vec![0; codec.len()];
         let indexable = match element::of(&parameters) {

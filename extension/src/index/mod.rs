@@ -4,6 +4,7 @@
 //!  handler    what the access method can do, and its callbacks
 //!  options    settings and storage parameters
 //!  element    indexed columns: their types, metrics and values
+//!  undecided  indexes on columns without a declared number of dimensions
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
@@ -38,6 +39,7 @@ mod rights;
 mod scan;
 mod table;
 mod text;
+mod undecided;
 mod vacuum;
 mod validate;
 

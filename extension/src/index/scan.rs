@@ -4,7 +4,7 @@
 use laser_index::codec::Query;
 use laser_index::meta::{Meta, Parameters};
 use laser_index::page::DEAD;
-use laser_index::scan::{Hit, Scan};
+use laser_index::scan::{Hit, Iterate, Scan};
 use laser_index::{IndexError, Result, pending};
 use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
@@ -12,7 +12,7 @@ use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::RelationStore;
-use super::{cache, options};
+use super::{cache, options, undecided};
 use crate::types::raise;
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
@@ -124,6 +124,12 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<(Vec<u8>, Vec<f32
         let index = (*scan).indexRelation;
         let store = RelationStore::new(index);
         let parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            // No row has come that this snapshot could see.
+            let nothing = parameters.codec.query(&[0.0; undecided::NO_DIMENSIONS]);
+            let (nothing, off) = (nothing.or_report(), Iterate::Off);
+            return Scan::new(nothing, 1, off, 1, Vec::new(), Vec::new());
+        }
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;
         let query = query(&parameters, (!null).then_some(key.sk_argument), text);
