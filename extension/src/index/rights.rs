@@ -98,7 +98,7 @@ fn reads(table: Oid) -> bool {
 fn granted(table: Oid, privilege: u32) -> bool {
     // SAFETY: a plain question to the server.
     unsafe {
-        let mode = pg_sys::AclMode::from(privilege);
+        let mode = privilege as pg_sys::AclMode;
         pg_sys::pg_class_aclcheck(table, pg_sys::GetUserId(), mode)
             == pg_sys::AclResult::ACLCHECK_OK
     }

@@ -5,6 +5,7 @@
 
 mod embed_table;
 mod messages;
+mod mining;
 mod owners;
 mod planted;
 mod roles;
