@@ -10,6 +10,7 @@
 //! latecomers are not lost. In relaxed order they come at once, in strict order when everything else
 //! has been given: a query whose filter has not found enough rows by then wants them even so.
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -267,8 +268,7 @@ impl Scan {
         } else if complete || self.settings.iterate == Iterate::Off {
             self.ready = std::mem::take(&mut self.waiting);
         }
-        self.ready
-            .sort_unstable_by(|a, b| b.key.total_cmp(&a.key).then(b.tid.cmp(&a.tid)));
+        self.ready.sort_unstable_by(|a, b| order(b, a));
     }
 
     /// Searches all parts that are not complete.
@@ -339,11 +339,17 @@ impl Scan {
     }
 }
 
+/// The order in which rows are given. Where bounds say nothing, likely distances do.
+fn order(a: &Found, b: &Found) -> Ordering {
+    let likely = a.estimate.estimate.total_cmp(&b.estimate.estimate);
+    a.key.total_cmp(&b.key).then(likely).then(a.tid.cmp(&b.tid))
+}
+
 /// Keeps the `n` nearest; says whether there were more.
 fn keep(nearest: &mut Vec<Found>, n: usize) -> bool {
     let more = n < nearest.len();
     if more {
-        nearest.select_nth_unstable_by(n, |a, b| a.key.total_cmp(&b.key).then(a.tid.cmp(&b.tid)));
+        nearest.select_nth_unstable_by(n, order);
         nearest.truncate(n);
     }
     more

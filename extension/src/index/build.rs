@@ -9,6 +9,7 @@ use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
 use laser_index::segment::write_pages;
 use laser_index::{maintain, space};
+use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
 
 use super::cache;
@@ -16,6 +17,8 @@ use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{self, MergeLock, RelationStore};
 use super::sample;
+use super::undecided;
+use crate::types::raise_hint;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
 const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
@@ -109,7 +112,22 @@ struct Build {
 
 impl Build {
     fn push(&mut self, tid: u64, x: &[f32]) {
+        if undecided::is_undecided(&self.options.parameters) {
+            self.options.parameters = undecided::decide(&self.store, x.len());
+        }
         let Parameters { metric, dims, .. } = self.options.parameters;
+        if x.len() != dims {
+            let row = maintain::row_name(tid);
+            raise_hint(
+                Code::ERRCODE_DATA_EXCEPTION,
+                format!(
+                    "{row} has {} dimensions, rows before it have {dims}",
+                    x.len()
+                ),
+                "Vectors of one length have an index of their own: \
+                 CREATE INDEX … ((column::embedding(1024))) WHERE dimensions(column) = 1024.",
+            );
+        }
         match space::prepare(metric, dims, x).or_report() {
             None => self.push_unplaced(tid | UNDIRECTED),
             Some(x) if self.encoding.is_some() => self.push_prepared(tid, &x),
@@ -291,7 +309,9 @@ pub unsafe extern "C-unwind" fn build(
         progress(TUPLES_TOTAL, estimate as i64);
         progress(SUBPHASE, SAMPLING);
         let size = sample_size(&state.options);
-        if let Some(sample) = sample::draw(heap, index, info, element, &parameters, size) {
+        if !undecided::is_undecided(&parameters)
+            && let Some(sample) = sample::draw(heap, index, info, element, &parameters, size)
+        {
             state.encoding = Some(choose(&state.options, &sample));
         }
         progress(SUBPHASE, LOADING);
@@ -315,7 +335,11 @@ pub unsafe extern "C-unwind" fn build(
             )
         });
         state.push_texts();
-        state.decide();
+        if !undecided::is_undecided(&state.options.parameters) {
+            state.decide();
+        } else if !state.held_unplaced.is_empty() {
+            undecided::leave_out(&state.store);
+        }
         state.flush();
         drop(lock);
         cache::tidy(index, &state.store);

@@ -10,6 +10,7 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
+use super::undecided::{NO_DIMENSIONS, UNDECIDED};
 use crate::encode;
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
@@ -87,21 +88,18 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
             Code::ERRCODE_INVALID_PARAMETER_VALUE,
             "parameter \"model\" applies to indexes on text only",
         ),
-        _ if typmod < 1 => raise_hint(
-            Code::ERRCODE_INVALID_PARAMETER_VALUE,
-            "column does not have dimensions",
-            "Declare them, as in embedding(1024), or index an expression: ((column::embedding(1024))).",
-        ),
+        _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
     };
     let half = element == Element::HalfEmbedding;
     let raw = RawForm::choose(dims, half, options.quantization).or_report();
+    let undecided = element != Element::Text && typmod < 1;
     Parameters {
         dims,
         metric,
         quantization: options.quantization,
         raw,
-        element: element as u8,
+        element: element as u8 | if undecided { UNDECIDED } else { 0 },
         m: options.m,
         ef_construction: options.ef_construction,
         fingerprint,
@@ -111,7 +109,7 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
 
 /// The type of the column that the metapage names.
 pub fn of(parameters: &Parameters) -> Element {
-    Element::from_u8(parameters.element).unwrap_or_else(|| {
+    Element::from_u8(parameters.element & !UNDECIDED).unwrap_or_else(|| {
         raise(
             Code::ERRCODE_INDEX_CORRUPTED,
             format!(

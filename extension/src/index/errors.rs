@@ -27,7 +27,12 @@ pub fn report(error: IndexError) -> ! {
             message,
             "Rebuild the index with REINDEX, or install the version of laser that wrote it.",
         ),
-        IndexError::Dimensions { .. } => raise(Code::ERRCODE_DATA_EXCEPTION, message),
+        IndexError::Dimensions { .. } => raise_hint(
+            Code::ERRCODE_DATA_EXCEPTION,
+            message,
+            "All vectors of a laser index have the same length: that of the column or, where it \
+             declares none, of the first vector.",
+        ),
         IndexError::NotFinite => raise(Code::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE, message),
         IndexError::TooWide { quantization, .. } => raise_hint(
             Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,

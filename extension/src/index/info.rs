@@ -15,28 +15,42 @@ use pgrx::{PgRelation, PgSqlErrorCode as Code};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::rights::{self, Use};
 use super::table::Table;
-use super::{build, cache, merge};
+use super::{build, cache, merge, undecided};
 use crate::types::{raise, raise_hint};
 
-/// An open index of this access method.
+/// An open index of this access method. Its locks are given back when it is dropped: nothing that
+/// is done with it waits for the transaction to commit.
 pub struct Opened {
     relation: PgRelation,
+    table: pg_sys::Oid,
 }
 
+/// The lock that the table of an [`Opened`] index is held with.
+const TABLE_LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+
 impl Opened {
-    /// Opens and locks an index, until the end of the transaction.
-    pub fn new(oid: pg_sys::Oid, lock: u32) -> Self {
-        // SAFETY: raises an error for what is not an index. The table is locked first, as everybody
-        // else does it. Locks are kept: letting them go while an error unwinds would let them go
-        // twice.
-        let relation = unsafe {
-            let table = pg_sys::IndexGetRelation(oid, true);
-            if table != pg_sys::InvalidOid {
-                pg_sys::LockRelationOid(table, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+    /// Opens and locks an index that the current role may use so.
+    pub fn new(oid: pg_sys::Oid, wanted: Use, lock: u32) -> Self {
+        let table = rights::table_of(oid, wanted);
+        // SAFETY: raises an error for an index that is gone. The table is locked first, as everybody
+        // else does it.
+        let opened = unsafe {
+            pg_sys::LockRelationOid(table, TABLE_LOCK);
+            Self {
+                relation: PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE),
+                table,
             }
-            PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE)
         };
+        // Both may be others by now, or another's.
+        if rights::table_of(oid, wanted) != table {
+            raise(
+                Code::ERRCODE_OBJECT_IN_USE,
+                format!("index {} was made anew meanwhile", opened.relation.name()),
+            );
+        }
+        let relation = &opened.relation;
         let name = relation.name().to_owned();
         // SAFETY: the relation is open; partitioned indexes have no routine of their own.
         let ours = unsafe {
@@ -65,10 +79,10 @@ impl Opened {
                 "cannot access temporary indexes of other sessions",
             );
         }
-        Self { relation }
+        opened
     }
 
-    /// As [`Opened::new`], for changing the index: its owner alone, and not during recovery.
+    /// As [`Opened::new`], for changing the index: not during recovery.
     fn to_change(oid: pg_sys::Oid) -> Self {
         // SAFETY: a plain question to the server.
         if unsafe { pg_sys::RecoveryInProgress() } {
@@ -77,22 +91,7 @@ impl Opened {
                 "recovery is in progress: the index cannot be changed",
             );
         }
-        let opened = Self::new(oid, pg_sys::RowExclusiveLock);
-        // SAFETY: plain questions to the server.
-        #[cfg(any(feature = "pg14", feature = "pg15"))]
-        let owner = unsafe { pg_sys::pg_class_ownercheck(oid, pg_sys::GetUserId()) };
-        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-        // SAFETY: as above.
-        let owner = unsafe {
-            pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, pg_sys::GetUserId())
-        };
-        if !owner {
-            raise(
-                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-                format!("must be owner of index {}", opened.relation.name()),
-            );
-        }
-        opened
+        Self::new(oid, Use::Maintain, pg_sys::RowExclusiveLock)
     }
 
     /// The relation.
@@ -128,6 +127,16 @@ impl Opened {
     pub fn store(&self) -> RelationStore {
         // SAFETY: the relation stays open as long as `self`, and locked longer.
         unsafe { RelationStore::new(self.raw()) }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Where an error unwinds, the abort of the transaction gives the lock back.
+        if !std::thread::panicking() {
+            // SAFETY: taken by `new`. The index is closed, and its lock given back, after this.
+            unsafe { pg_sys::UnlockRelationOid(self.table, TABLE_LOCK) };
+        }
     }
 }
 
@@ -200,7 +209,7 @@ fn laser_index_info(
         name!(pending_bytes, i64),
         name!(bytes, i64),
         name!(type_name, String),
-        name!(dimensions, i32),
+        name!(dimensions, Option<i32>),
         name!(metric, String),
         name!(quantization, String),
         name!(m, i32),
@@ -212,7 +221,7 @@ fn laser_index_info(
         name!(stored_as, Option<String>),
     ),
 > {
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Look, pg_sys::AccessShareLock);
     opened.expect_ready();
     let store = opened.store();
     let (meta, list, taken) = retry(|| {
@@ -241,7 +250,7 @@ fn laser_index_info(
             Element::Text => "text",
         }
         .to_owned(),
-        p.dims as i32,
+        (!undecided::is_undecided(p)).then_some(p.dims as i32),
         p.metric.name().to_owned(),
         p.quantization.map_or("auto", |q| q.name()).to_owned(),
         p.m as i32,
@@ -264,7 +273,7 @@ const MISSING_NAMED: usize = 20;
 #[pg_extern(sql = "")]
 fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<'static, String> {
     // Merges and vacuums are kept away, inserts are not.
-    let opened = Opened::new(index, pg_sys::RowExclusiveLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::RowExclusiveLock);
     if !opened.is_ready() {
         return SetOfIterator::once(NOT_VALID.into());
     }
@@ -344,7 +353,7 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
 
 #[pg_extern(sql = "")]
 fn laser_prewarm(index: pg_sys::Oid) -> i64 {
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
     opened.expect_ready();
     let store = opened.store();
     let bytes: usize = retry(|| {

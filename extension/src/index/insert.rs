@@ -13,6 +13,7 @@ use super::errors::OrReport;
 use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
+use super::undecided;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded.
 #[pgrx::pg_guard]
@@ -30,7 +31,15 @@ pub unsafe extern "C-unwind" fn insert(
     // SAFETY: the server passes an open index and one value.
     unsafe {
         let store = RelationStore::new(index);
-        let parameters = Meta::read(&store).or_report().parameters;
+        let mut parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            if *isnull {
+                undecided::leave_out(&store);
+                return false;
+            }
+            let dims = element::with_vector(element::of(&parameters), *values, <[f32]>::len);
+            parameters = undecided::decide(&store, dims);
+        }
         let tid = pack(tid);
         let append = |x: &[f32]| {
             // What has no direction has no place in the graph, but its row is in the index.

@@ -15,6 +15,7 @@ use pgrx::prelude::*;
 use super::build::pause;
 use super::errors::OrReport;
 use super::info::{Opened, retry};
+use super::rights::Use;
 use super::scan::pending_rows;
 use super::table::Table;
 use super::{cache, options};
@@ -123,7 +124,7 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
         );
     }
     let k = k as usize;
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
     let store = opened.store();
     // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
     let table = unsafe { Table::new(opened.raw()) };

@@ -4,7 +4,7 @@
 use laser_index::meta::{Meta, Parameters};
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
-use laser_index::scan::{Distance, PendingRows, Scan, Settings};
+use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::{IndexError, Result, pending};
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::RelationStore;
-use super::{cache, options};
+use super::{cache, options, undecided};
 use crate::types::raise;
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
@@ -172,6 +172,19 @@ unsafe fn start(
         let index = (*scan).indexRelation;
         let store = RelationStore::new(index);
         let parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            // No row has come that this snapshot could see.
+            let zero = [0.0; undecided::NO_DIMENSIONS];
+            let nothing = Query::new(parameters.metric, zero.len(), &zero).or_report();
+            let settings = Settings {
+                ef: 1,
+                iterate: Iterate::Off,
+                max_tuples: 1,
+                recheck: false,
+            };
+            let scan = Scan::new(&nothing, settings, Vec::new(), PendingRows::default());
+            return (scan, false);
+        }
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;
         let query = query(&parameters, (!null).then_some(key.sk_argument), text);
