@@ -17,7 +17,8 @@
 //! Times are of the execution without planning, as `EXPLAIN (ANALYZE, TIMING OFF)` tells, medians
 //! over repetitions with different query vectors. A plan that returns fewer rows than there are gives
 //! no answer: it is no candidate for the best, and a case where it is chosen is a miss. Just-in-time
-//! compilation is off. Vectors are Gaussian clusters of length 1; the filter knows nothing of them.
+//! compilation is off. Where the plan chosen is of the kind of one that was made to be, both have the
+//! smaller of the two medians, as the difference is noise. Vectors are Gaussian clusters of length 1; the filter knows nothing of them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ const WANTED: f64 = 0.95;
 const VALUES: f64 = 10_000.0;
 /// A plan is run again until so many seconds have passed, up to [`RUNS`] times for each query.
 const SECONDS: f64 = 0.3;
-const RUNS: usize = 7;
+const RUNS: usize = 50;
 
 struct Settings {
     rows: Vec<usize>,
@@ -127,7 +128,7 @@ const FORCED: [(Kind, &str); 3] = [
 struct Run {
     kind: Kind,
     milliseconds: f64,
-    /// Rows that it returned, of how many there are for all queries.
+    /// Rows that there are and that it did not return, for all queries.
     missing: u64,
 }
 
@@ -183,10 +184,10 @@ fn run(client: &mut Client, s: &Settings, case: &Case, queries: &[String]) -> Re
             if repetition == 0 {
                 let returned = plan["Actual Rows"].as_f64().context("rows")? as u64;
                 missing += wanted.saturating_sub(returned);
-                // What is cached and what a session sets up belongs to no plan.
                 found = Some(this);
             }
             let time = json[0]["Execution Time"].as_f64().context("time")?;
+            // The first round warms up, where there is time for another.
             if repetition > 0 || start.elapsed().as_secs_f64() > SECONDS {
                 times.push(time);
             }
@@ -220,7 +221,11 @@ fn try_case(client: &mut Client, s: &Settings, case: &Case, queries: &[String]) 
             forced.push(run);
         }
     }
-    let chosen = run(client, s, case, queries)?;
+    let mut chosen = run(client, s, case, queries)?;
+    if let Some(same) = forced.iter_mut().find(|run| run.kind == chosen.kind) {
+        same.milliseconds = same.milliseconds.min(chosen.milliseconds);
+        chosen.milliseconds = same.milliseconds;
+    }
     let best = forced
         .iter()
         .filter(|run| run.missing == 0)
@@ -307,7 +312,8 @@ fn main() -> Result<()> {
                 if btree {
                     client.batch_execute("CREATE INDEX items_f ON items (f)")?;
                 }
-                client.batch_execute("VACUUM (ANALYZE) items; CHECKPOINT")?;
+                client.batch_execute("VACUUM (ANALYZE) items")?;
+                client.batch_execute("CHECKPOINT")?;
                 for &filter in &s.filters {
                     let limits: Vec<usize> = if s.all {
                         s.limits.clone()

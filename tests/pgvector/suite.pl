@@ -10,8 +10,10 @@
 #
 # The list of differences has paragraphs of fields, `name: value`, with indented lines that go on:
 #   in       names of the files, without number and ending, that it is about, separated by spaces
-#   drop     statements of regression scripts that match this regular expression are left out
-#   sql      a statement of a regression script, as pgvector has it, that `gives` other rows here
+#   drop     statements of regression scripts that match this regular expression are left out; the
+#            comment above a statement, which names its section, is matched as well
+#   sql      a statement of a regression script, as pgvector has it, that `gives` other rows here;
+#            with `has`, only where these are pgvector's
 #   perl     what matches this regular expression in a TAP script `becomes` something else
 #   why      the reason; an entry without one is refused
 use strict;
@@ -89,15 +91,16 @@ sub translate {
     return $text;
 }
 
-# Statements of a regression script. Comments and empty lines belong to none.
+# Statements of a regression script, each with the comment that its section begins with.
 sub statements {
     my ($text) = @_;
-    my (@statements, @lines);
+    my ($section, @statements, @lines) = ('');
     for my $line (split /\n/, $text) {
-        next if !@lines && ($line =~ /^\s*$/ || $line =~ /^\s*--/);
+        $section = $line if !@lines && $line =~ /^\s*--/;
+        next if !@lines && $line =~ /^\s*(?:--.*)?$/;
         push @lines, $line;
         next unless $line =~ /;\s*$/ || ($line =~ /^\\/ && @lines == 1);
-        push @statements, join("\n", @lines);
+        push @statements, { section => $section, sql => join("\n", @lines) };
         @lines = ();
     }
     die "a statement does not end: @lines\n" if @lines;
@@ -110,11 +113,11 @@ sub results {
     my @lines = grep { !/^--(?![-+]*$)/ } split /\n/, $output;
     my ($at, @results) = (0);
     for my $i (0 .. $#statements) {
-        my @echo = split /\n/, $statements[$i];
+        my @echo = split /\n/, $statements[$i]{sql};
         $at++ while $at < @lines && $lines[$at] ne $echo[0];
-        die "not found in the output: $statements[$i]\n" if $at == @lines;
+        die "not found in the output: $statements[$i]{sql}\n" if $at == @lines;
         $at += @echo;
-        my $next = $i < $#statements ? (split /\n/, $statements[$i + 1])[0] : undef;
+        my $next = $i < $#statements ? (split /\n/, $statements[$i + 1]{sql})[0] : undef;
         my @result;
         push @result, $lines[$at++] while $at < @lines && !(defined $next && $lines[$at] eq $next);
         push @results, join("\n", rows(@result));
@@ -123,19 +126,26 @@ sub results {
 }
 
 # The rows of a table that psql printed, without heading and spaces, or the first line of an error.
+# What is none of these, such as a notice, stays.
 sub rows {
     my @lines = @_;
     my ($error) = grep { /^ERROR:/ } @lines;
     return ($error) if defined $error;
-    my @rows;
+    my ($table, @rows) = (0);
     for my $line (@lines) {
-        if ($line =~ /^-[-+]*$/) { pop @rows; next }
-        next if $line =~ /^\s*$/ && !@rows;
-        next if $line =~ /^\(\d+ rows?\)$/;
+        if ($line =~ /^-[-+]*$/) {
+            pop @rows;
+            $table = 1;
+            next;
+        }
+        if ($line =~ /^\(\d+ rows?\)$/) {
+            $table = 0;
+            next;
+        }
         $line =~ s/^\s+|\s+$//g;
-        push @rows, $line;
+        next if $line eq '' && !$table;
+        push @rows, $line eq '' ? '(null)' : $line;
     }
-    pop @rows while @rows && $rows[-1] eq '';
     return @rows;
 }
 
@@ -150,11 +160,13 @@ sub rewrite {
         my @expected   = results(slurp("$source/test/expected/$name.out"), @statements);
         my ($sql, $out) = ('', '');
         for my $i (0 .. $#statements) {
-            my ($statement, $rows, $dropped) = ($statements[$i], translate($expected[$i]), 0);
+            my ($section, $statement) = @{ $statements[$i] }{qw(section sql)};
+            my ($rows, $dropped) = (translate($expected[$i]), 0);
             for my $entry (grep { applies($_, $name) } @differences) {
-                if (exists $entry->{drop} && $statement =~ /$entry->{drop}/) {
+                if (exists $entry->{drop} && "$section\n$statement" =~ /$entry->{drop}/) {
                     $dropped = 1;
-                } elsif (exists $entry->{sql} && $statement eq $entry->{sql}) {
+                } elsif (exists $entry->{sql} && $statement eq $entry->{sql}
+                    && $expected[$i] eq ($entry->{has} // $expected[$i])) {
                     $rows = translate($entry->{gives});
                 } else {
                     next;
@@ -198,7 +210,7 @@ sub compare {
         # laser has words of its own.
         next if $wanted[$i] =~ /^ERROR/ && $found[$i] =~ /^ERROR/;
         $wrong++;
-        print "$statements[$i]\n";
+        print "$statements[$i]{sql}\n";
         print "  wanted: $_\n" for $wanted[$i] eq '' ? ('(nothing)') : split /\n/, $wanted[$i];
         print "  found:  $_\n" for $found[$i] eq '' ? ('(nothing)') : split /\n/, $found[$i];
     }

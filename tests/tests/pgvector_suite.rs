@@ -225,8 +225,12 @@ fn tap_scripts_pass() -> Result<()> {
             failed.len()
         );
         if !good {
+            // Names of tests may hold what a program printed.
             let lines = all.lines().filter(|line| {
-                !line.is_empty() && !line.starts_with("ok ") && !line.starts_with("# Running")
+                !line.is_empty()
+                    && !["ok ", "# psql:", "# Running"]
+                        .iter()
+                        .any(|start| line.starts_with(start))
             });
             lines.for_each(|line| println!("    {line}"));
         }
