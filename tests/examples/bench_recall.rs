@@ -687,7 +687,7 @@ impl Line {
                 _ => String::new(),
             };
             say!(
-                "{:<12}{:>5}{:>8} {:<7}{:<24}{}  1 in {PART} {:.3}  {:>7.1} s {:>7.1} MB{verdict}",
+                "{:<12}{:>5}{:>8} {:<7}{:<26} {}  1 in {PART} {:.3}  {:>7.1} s {:>7.1} MB{verdict}",
                 self.kind,
                 self.dimensions,
                 self.rows,
@@ -911,7 +911,7 @@ fn main() -> Result<()> {
             say!("left out: {line}");
             report.skipped.push(line);
         };
-        if let Some(why) = too_much(&s, start, speed, rows, d.max(384)) {
+        if let Some(why) = too_much(&s, start, speed, rows, if d == 0 { 384 } else { d }) {
             skip(why);
             continue;
         }
