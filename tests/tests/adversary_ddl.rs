@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use laser_tests::Cluster;
-use postgres::error::SqlState;
+use postgres::error::{DbError, SqlState};
 use postgres::{CancelToken, Client, NoTls};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -92,7 +92,7 @@ impl Field {
                     Err(error) => match error.as_db_error() {
                         Some(error) => {
                             self.count(&format!("{kind}: {}", error.code().code()));
-                            if !expected(error.code()) {
+                            if !expected(error) {
                                 self.problem(format!("{sql}: {error}"));
                             }
                         }
@@ -108,7 +108,17 @@ impl Field {
 }
 
 /// Errors that statements in one another's way may end with.
-fn expected(code: &SqlState) -> bool {
+fn expected(error: &DbError) -> bool {
+    if *error.code() == SqlState::INTERNAL_ERROR {
+        // Catalogue rows that went or changed between two looks at them.
+        return [
+            "concurrently",
+            "could not open relation",
+            "cache lookup failed",
+        ]
+        .iter()
+        .any(|part| error.message().contains(part));
+    }
     [
         SqlState::QUERY_CANCELED,
         SqlState::ADMIN_SHUTDOWN,
@@ -123,10 +133,8 @@ fn expected(code: &SqlState) -> bool {
         SqlState::OBJECT_IN_USE,
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
         SqlState::T_R_SERIALIZATION_FAILURE,
-        // "tuple concurrently updated" and "could not open relation with OID …"
-        SqlState::INTERNAL_ERROR,
     ]
-    .contains(code)
+    .contains(error.code())
 }
 
 fn index(rng: &mut ChaCha8Rng) -> String {

@@ -274,7 +274,8 @@ const MISSING_NAMED: usize = 20;
 fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<'static, String> {
     // Merges and vacuums are kept away, inserts are not.
     let opened = Opened::new(index, Use::Maintain, pg_sys::RowExclusiveLock);
-    if !opened.is_ready() {
+    // It may have no pages yet.
+    if !opened.is_ready() && !opened.is_valid() {
         return SetOfIterator::once(NOT_VALID.into());
     }
     let store = opened.store();
