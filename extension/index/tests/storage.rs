@@ -51,6 +51,32 @@ fn clustered(rng: &mut ChaCha8Rng, n: usize, dims: usize) -> Vec<Vec<f32>> {
         .collect()
 }
 
+#[test]
+fn a_page_that_is_named_twice_is_damage() {
+    let codec = Codec::new(4, Metric::L2, Quantization::F32).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = MemoryStore::new();
+    Meta::create(&store, options(codec, folder.path()).parameters).unwrap();
+    insert(&store, &codec, 1, &[1.0; 4]);
+    let twice = Meta::update(&store, |meta| {
+        meta.pending.tail = 0;
+        Ok(())
+    });
+    twice.unwrap();
+    let mut stored = vec![0; codec.len()];
+    codec.encode(&[2.0; 4], &mut stored).unwrap();
+    let error = pending::append(&store, &codec, 2, &stored).unwrap_err();
+    assert!(
+        matches!(error, IndexError::Corrupt { block: 0, .. }),
+        "{error}"
+    );
+    let error = pending::seal(&store, &codec).unwrap_err();
+    assert!(
+        matches!(error, IndexError::Corrupt { block: 0, .. }),
+        "{error}"
+    );
+}
+
 fn insert(store: &MemoryStore, codec: &Codec, tid: u64, x: &[f32]) -> Option<u64> {
     let mut stored = vec![0; codec.len()];
     assert!(codec.encode(x, &mut stored).unwrap());
