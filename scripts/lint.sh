@@ -7,6 +7,7 @@ cd "$root"
 
 say "cargo fmt --check"
 cargo fmt --all --check
+cargo fmt --manifest-path fuzz/Cargo.toml --check
 
 say "no build output is committed"
 git="git -c safe.directory=*"

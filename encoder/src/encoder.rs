@@ -284,9 +284,7 @@ impl Encoder {
         let mut tokens = 0;
         for ids in sequences {
             tokens += ids.len();
-            if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
-                return Err(EncoderError::TokenId { id, vocabulary });
-            }
+            check_ids(ids, vocabulary)?;
         }
         let dimensions = self.config.dimensions;
         let mut data = vec![0f32; sequences.len() * dimensions];
@@ -388,6 +386,15 @@ const CHECKS: [&str; 8] = [
     "मुझे एक गिलास पानी चाहिए।",
     "No.",
 ];
+
+/// Refuses ids without a row in the embedding table. A tokenizer may give any id, whatever the
+/// number of its tokens.
+pub(crate) fn check_ids(ids: &[u32], vocabulary: usize) -> Result<(), EncoderError> {
+    match ids.iter().find(|&&id| id as usize >= vocabulary) {
+        Some(&id) => Err(EncoderError::TokenId { id, vocabulary }),
+        None => Ok(()),
+    }
+}
 
 /// Refuses an embedding table that has no row for some token.
 pub(crate) fn check_vocabulary(

@@ -90,11 +90,15 @@ impl LocalEncoder {
     /// Writes the embedding of a text to `out`; returns whether the text was cut at
     /// [`Config::max_tokens`].
     ///
+    /// # Errors
+    /// When the tokenizer fails, or gives an id that the table has no row for.
+    ///
     /// # Panics
     /// If `out` has another length than an embedding.
     pub fn encode(&self, text: &str, out: &mut [f32]) -> Result<bool, EncoderError> {
         assert_eq!(out.len(), self.config.dimensions, "length of an embedding");
         let tokens = self.tokenizer.tokenize(text)?;
+        crate::encoder::check_ids(&tokens.ids, self.mean.vocabulary())?;
         self.mean.encode(&[&tokens.ids], out, false)?;
         if self.config.normalize {
             math::l2_normalize(out);

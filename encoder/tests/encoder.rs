@@ -5,7 +5,9 @@ use std::path::Path;
 
 use laser_encoder::config::*;
 use laser_encoder::folder::{self, Tensor, Tensors};
-use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Precision};
+use laser_encoder::{
+    Config, DeviceChoice, Encoder, EncoderError, LoadOptions, LocalEncoder, Precision,
+};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -564,6 +566,29 @@ fn a_folder_has_the_permissions_of_any_new_file() {
     for name in [folder::CONFIG, folder::TOKENIZER, folder::WEIGHTS] {
         assert_eq!(mode(name), mode("any"), "{name}");
     }
+}
+
+#[test]
+fn ids_that_the_table_lacks_are_errors() {
+    let (config, tensors) = mean(MeanPooling::Mean, 4);
+    let dir = TempDir::new().unwrap();
+    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    // As many tokens as before, one of them with an id far beyond the rows of the table.
+    let path = dir.path().join(folder::TOKENIZER);
+    let json = std::fs::read_to_string(&path).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let changed = json.to_string().replace("\"w0\":4,", "\"w0\":4000000000,");
+    assert_ne!(changed, json.to_string());
+    std::fs::write(&path, changed).unwrap();
+
+    let encoder = load(dir.path(), Precision::F32, 1);
+    let error = encoder.encode(&["w1 w0"]).unwrap_err();
+    assert!(matches!(error, EncoderError::TokenId { .. }), "{error}");
+    let local = LocalEncoder::load(dir.path()).unwrap().expect("a mean");
+    let mut out = [0.0; 4];
+    let error = local.encode("w1 w0", &mut out).unwrap_err();
+    assert!(matches!(error, EncoderError::TokenId { .. }), "{error}");
+    assert!(local.encode("w1", &mut out).is_ok());
 }
 
 fn failure(folder: &Path) -> String {

@@ -193,6 +193,57 @@ fn damaged_pages_are_named() -> Result<()> {
     Ok(())
 }
 
+/// A damaged metapage may name one page twice. A session that waits for a lock of its own cannot be
+/// cancelled, nor can whoever waits for the metapage that it holds.
+#[test]
+fn pages_named_twice_do_not_hang() -> Result<()> {
+    let mut cluster = Cluster::builder().preload(false).start()?;
+    let mut client = create(&cluster, 10)?;
+    client.batch_execute(
+        "TRUNCATE t;
+         CREATE INDEX ti ON t USING laser (e);
+         INSERT INTO t SELECT i, vector(i) FROM generate_series(1, 10) i",
+    )?;
+    drop(client);
+    let file = stop(&mut cluster)?;
+    let mut pages = std::fs::read(&file)?;
+    // The list of one page: its first and last number, first and last block (`meta::Pending`).
+    let ends = |block: u32| {
+        let numbers = [1u64; 2].map(u64::to_le_bytes).concat();
+        [numbers, [block; 2].map(u32::to_le_bytes).concat()].concat()
+    };
+    let blocks = pages.len() as u32 / PAGE as u32;
+    let found = (1..blocks).find_map(|block| {
+        let wanted = ends(block);
+        let at = pages[..PAGE as usize]
+            .windows(wanted.len())
+            .position(|bytes| bytes == wanted)?;
+        Some(at + wanted.len() - 4)
+    });
+    // The last page is the metapage.
+    let at = found.context("the pending list is not on the metapage")?;
+    pages[at..at + 4].fill(0);
+    std::fs::write(&file, pages)?;
+    cluster.start()?;
+
+    for sql in [
+        "INSERT INTO t SELECT 11, vector(11)",
+        "SELECT laser_merge('ti')",
+    ] {
+        let mut client = cluster.connect("damage")?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(failure(&mut client, sql)));
+        let (code, message, _) = receiver
+            .recv_timeout(std::time::Duration::from_secs(60))
+            .with_context(|| format!("{sql} hangs"))??;
+        ensure!(code == SqlState::INDEX_CORRUPTED, "{sql}: {message}");
+    }
+    let mut client = cluster.connect("damage")?;
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(nearest(&mut client)? == 7);
+    Ok(())
+}
+
 /// A text index refuses to compare embeddings of another model than its own.
 #[test]
 fn another_model_is_refused() -> Result<()> {

@@ -94,6 +94,11 @@ impl IndexError {
         }
     }
 
+    /// A change leads to one page from two places.
+    pub fn named_twice(block: u32) -> Self {
+        Self::corrupt(block, "two places of the index lead to it")
+    }
+
     pub(crate) fn segment(nonce: u64, what: impl Into<String>) -> Self {
         Self::Segment {
             nonce,

@@ -137,6 +137,9 @@ impl WriteSet for MemorySet<'_> {
             self.pages.len() < SET_PAGES,
             "more than {SET_PAGES} pages in a set"
         );
+        if self.pages.iter().any(|p| p.0 == block) {
+            return Err(IndexError::named_twice(block));
+        }
         match self.inner.pages.get(block as usize) {
             Some(body) => self.pages.push((block, body.clone())),
             None => return Err(IndexError::corrupt(block, "does not exist")),

@@ -41,7 +41,8 @@ pub trait WriteSet {
     /// Locks a page for writing and makes it part of the set.
     ///
     /// # Errors
-    /// A block that does not exist.
+    /// A block that does not exist, or that is in the set already: two places of a damaged index
+    /// lead to it, and to wait for a lock of one's own is to wait forever.
     fn lock(&mut self, block: u32) -> Result<()>;
 
     /// The body of a page in the set, as it will be. Bytes behind the payload that its header

@@ -64,6 +64,30 @@ fn clustered(rng: &mut ChaCha8Rng, n: usize, dims: usize) -> Vec<Vec<f32>> {
         .collect()
 }
 
+#[test]
+fn a_page_that_is_named_twice_is_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(4, Metric::L2, Quantization::F32, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    insert(&store, 1, &[1.0; 4]);
+    let twice = Meta::update(&store, |meta| {
+        meta.pending.tail = 0;
+        Ok(())
+    });
+    twice.unwrap();
+    let error = pending::append(&store, &options.parameters, 2, Some(&[2.0; 4])).unwrap_err();
+    assert!(
+        matches!(error, IndexError::Corrupt { block: 0, .. }),
+        "{error}"
+    );
+    let error = pending::seal(&store).unwrap_err();
+    assert!(
+        matches!(error, IndexError::Corrupt { block: 0, .. }),
+        "{error}"
+    );
+}
+
 fn insert(store: &MemoryStore, tid: u64, x: &[f32]) -> Option<u64> {
     let parameters = Meta::read(store).unwrap().parameters;
     pending::append(store, &parameters, tid, Some(x)).unwrap()

@@ -211,6 +211,9 @@ impl RelationSet<'_> {
 
 impl WriteSet for RelationSet<'_> {
     fn lock(&mut self, block: u32) -> Result<()> {
+        if self.pages.iter().any(|p| p.block == block) {
+            return Err(IndexError::named_twice(block));
+        }
         let buffer = self.store.buffer(block)?;
         // SAFETY: the buffer is pinned.
         let new = unsafe {

@@ -1,0 +1,25 @@
+//! The metapage: what can be read can be written, and is the same again.
+#![no_main]
+
+use laser_index::meta::{MAX_SEGMENTS, Meta};
+use laser_index::page::BODY;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
+    let mut body = vec![0; BODY];
+    let len = data.len().min(BODY);
+    body[..len].copy_from_slice(&data[..len]);
+    let Ok(meta) = Meta::parse(&body) else { return };
+    assert!(meta.segments.len() <= MAX_SEGMENTS);
+    let _ = meta.pending.pages();
+    for entry in &meta.segments {
+        assert!(entry.live() <= entry.count);
+    }
+    let codec = meta.parameters.codec;
+    let query = codec.query(&vec![0.5; codec.dims]).expect("finite");
+    assert_eq!(query.vector.len(), codec.dims);
+    let mut again = vec![0; BODY];
+    meta.write(&mut again).expect("it was read");
+    let second = Meta::parse(&again).expect("it was written");
+    assert_eq!(format!("{meta:?}"), format!("{second:?}"));
+}));
