@@ -8,6 +8,7 @@ pgrx::pg_module_magic!();
 
 mod encode;
 mod index;
+mod memory;
 mod mining;
 mod types;
 
@@ -15,6 +16,7 @@ mod types;
 /// else at the first call in a session.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    memory::init();
     encode::init();
     index::init();
     mining::init();

@@ -547,17 +547,27 @@ fn spawn(
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
-    let workers = (0..threads)
-        .map(|_| {
-            let (shared, batches) = (shared.clone(), batches.clone());
-            std::thread::Builder::new()
-                .name("laser build".into())
-                .spawn(move || shared.work(&batches))
-        })
-        .collect::<std::io::Result<Vec<_>>>();
+    let (mut workers, mut failure) = (Vec::new(), None);
+    for _ in 0..threads {
+        let (shared, batches) = (shared.clone(), batches.clone());
+        let spawned = std::thread::Builder::new()
+            .name("laser build".into())
+            .spawn(move || shared.work(&batches));
+        match spawned {
+            Ok(worker) => workers.push(worker),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
     // SAFETY: `before` was filled above.
     unsafe {
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
     }
-    workers.map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
+    match failure {
+        // Where the system has no more threads, those that there are do the work.
+        Some(error) if workers.is_empty() => Err(IndexError::Thread(error)),
+        _ => Ok(workers),
+    }
 }

@@ -397,7 +397,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Which nodes can be reached, level by level, from where walks begin.
-    fn reached(&self, starts: &[(usize, usize)]) -> Result<Vec<bool>> {
+    fn reached(&self, starts: &[(usize, usize)], pause: &dyn Fn()) -> Result<Vec<bool>> {
         let mut seen = vec![false; self.rows];
         let Some(&(_, top)) = starts.get(self.entry as usize) else {
             return Ok(seen);
@@ -406,7 +406,12 @@ impl<'a> Layout<'a> {
         let mut reached = vec![self.entry as usize];
         for level in (0..=top).rev() {
             let mut front = reached.clone();
+            let mut looked = 0usize;
             while let Some(slot) = front.pop() {
+                if looked % 4096 == 0 {
+                    pause();
+                }
+                looked += 1;
                 for to in self.neighbours(starts, slot, level)? {
                     if !std::mem::replace(&mut seen[to], true) {
                         reached.push(to);
@@ -423,16 +428,17 @@ impl<'a> Layout<'a> {
     /// # Errors
     /// Damage.
     pub fn unreached(&self) -> Result<Vec<usize>> {
-        let seen = self.reached(&self.starts()?)?;
+        let seen = self.reached(&self.starts()?, &|| ())?;
         Ok((0..self.rows).filter(|&slot| !seen[slot]).collect())
     }
 
     /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere. Returns how many nodes it can reach.
+    /// begins somewhere. Returns how many nodes it can reach. `pause` is called now and then, and may
+    /// unwind.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn verify(&self) -> Result<usize> {
+    pub fn verify(&self, pause: &dyn Fn()) -> Result<usize> {
         for (slot, (_, key)) in self.keys()?.into_iter().enumerate() {
             if key != slot as u64 {
                 return Err(IndexError::Graph(format!(
@@ -442,12 +448,15 @@ impl<'a> Layout<'a> {
         }
         let starts = self.starts()?;
         for (slot, &(_, level)) in starts.iter().enumerate() {
+            if slot % 4096 == 0 {
+                pause();
+            }
             for level in 0..=level {
                 self.neighbours(&starts, slot, level)?;
             }
         }
         Ok(self
-            .reached(&starts)?
+            .reached(&starts, pause)?
             .into_iter()
             .filter(|seen| *seen)
             .count())
@@ -508,6 +517,6 @@ mod tests {
         graph.save(&mut bytes, &|| ()).unwrap();
         let after = Layout::parse(&codec, &bytes).unwrap();
         assert_eq!(after.unreached().unwrap(), []);
-        assert_eq!(after.verify().unwrap(), 1000);
+        assert_eq!(after.verify(&|| ()).unwrap(), 1000);
     }
 }

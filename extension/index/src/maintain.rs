@@ -65,7 +65,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
         let map = SegmentMap::read(store, entry)?;
         let head = map.header(store, &codec)?;
         let bits = map.bitmap(store)?;
-        let mut tids = vec![0; 8 * entry.count as usize];
+        let mut tids = laser_memory::filled(0, 8 * entry.count as usize)?;
         map.read_bytes(store, head.tids.offset, &mut tids)?;
         let mut slots = Vec::new();
         let mut already = 0;
@@ -77,7 +77,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
             if is_dead(&bits, slot) {
                 already += 1;
             } else if dead(tid) {
-                slots.push(slot as u32);
+                laser_memory::push(&mut slots, slot as u32)?;
             }
         }
         map.mark(store, &slots)?;
@@ -492,16 +492,18 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                     return Err(IndexError::corrupt(block, what));
                 }
             }
-            let mut bytes = vec![0; entry.bytes as usize];
+            let mut bytes = laser_memory::filled(0, entry.bytes as usize)?;
             map.read_bytes(store, 0, &mut bytes)?;
             let head = SegmentHeader::parse(&codec, entry, &bytes)?;
+            store.pause();
             head.verify(&bytes)?;
+            store.pause();
             let bits = map.bitmap(store)?;
             let layout = Layout::parse(&codec, head.graph.of(&bytes))?;
             if layout.rows() as u64 != head.nodes {
                 return Err(IndexError::segment(entry.nonce, "number of nodes"));
             }
-            let reached = layout.verify()?;
+            let reached = layout.verify(&|| store.pause())?;
             report.unreachable += head.nodes - reached as u64;
             let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
             if dead < entry.dead
@@ -512,12 +514,15 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                 report.problems.push(format!("{name}: {what}"));
             }
             for (slot, tid) in head.tids.of(&bytes).chunks_exact(8).enumerate() {
+                if slot % 65_536 == 0 {
+                    store.pause();
+                }
                 if is_dead(&bits, slot) {
                     report.counts[2] += 1;
                 } else {
                     report.counts[1] += 1;
                     let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
-                    report.rows.push(tid);
+                    laser_memory::push(&mut report.rows, tid)?;
                 }
             }
             Ok(())

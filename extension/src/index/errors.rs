@@ -45,6 +45,8 @@ pub fn report(error: IndexError) -> ! {
             message,
             "Increase maintenance_work_mem, which bounds the size of a segment.",
         ),
+        IndexError::OutOfMemory(error) => crate::memory::raise(error),
+        IndexError::Thread(_) => raise(Code::ERRCODE_INSUFFICIENT_RESOURCES, message),
         IndexError::Io { ref source, .. } => {
             let code = match source.kind() {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,
