@@ -27,7 +27,7 @@ const STATEMENTS: [&str; 15] = [
          'SELECT g, g FROM generate_series(1, 1000000) g')",
     "SELECT * FROM laser_mine_neighbours(
          'SELECT g % 200000, g % 200000 + g / 200000, sin(g) FROM generate_series(0, 999999) g',
-         'SELECT g, 0, 0.5 FROM generate_series(0, 200010) g')",
+         'SELECT g, 0, 0.5::float8 FROM generate_series(0, 200010) g')",
     "SELECT * FROM laser_mine_neighbours(
          'SELECT g, g, sin(g) FROM generate_series(0, 500000) g',
          'SELECT g, g, sin(g) FROM generate_series(0, 500000) g')",

@@ -1,5 +1,5 @@
 //! Memory that is not there: a statement fails, a session may end, the server goes on.
-#![allow(unsafe_code)] // limits of other processes
+#![allow(unsafe_code)] // the size of a page
 
 use std::fs;
 
@@ -15,20 +15,17 @@ fn backend(client: &mut Client) -> Result<i32> {
     Ok(client.query_one("SELECT pg_backend_pid()", &[])?.get(0))
 }
 
-/// Sets a limit of a running process.
-fn limit(pid: i32, resource: libc::__rlimit_resource_t, value: u64) -> Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: value,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the limit is read during the call, the old one is not asked for.
-    let set = unsafe { libc::prlimit(pid, resource, &limit, std::ptr::null_mut()) };
-    ensure!(set == 0, "prlimit: {}", std::io::Error::last_os_error());
+/// Sets a limit of a session, as the server's account.
+fn limit(cluster: &Cluster, client: &mut Client, limit: &str) -> Result<()> {
+    let pid = backend(client)?;
+    cluster.connect("postgres")?.batch_execute(&format!(
+        "COPY (SELECT WHERE false) TO PROGRAM 'prlimit --pid {pid} --{limit}:'"
+    ))?;
     Ok(())
 }
 
 /// Leaves a session so many bytes of addresses beyond those that it has.
-fn leave(client: &mut Client, bytes: u64) -> Result<()> {
+fn leave(cluster: &Cluster, client: &mut Client, bytes: u64) -> Result<()> {
     let pid = backend(client)?;
     let pages: u64 = fs::read_to_string(format!("/proc/{pid}/statm"))?
         .split(' ')
@@ -37,7 +34,7 @@ fn leave(client: &mut Client, bytes: u64) -> Result<()> {
         .parse()?;
     // SAFETY: a plain question.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-    limit(pid, libc::RLIMIT_AS, pages * page + bytes)
+    limit(cluster, client, &format!("as={}", pages * page + bytes))
 }
 
 /// That no process of the server has crashed so far, for which all sessions are ended.
@@ -83,8 +80,8 @@ fn an_array_of_too_many_texts_is_refused() -> Result<()> {
 fn lists_take_what_they_hold() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("hub")?;
-    let lists = "$$SELECT 0, g, g / 1e6 FROM generate_series(0, 199999) g
-                   UNION ALL SELECT g, 0, g / 1e6 FROM generate_series(1, 199999) g$$";
+    let lists = "$$SELECT 0, g, g / 1e6::float8 FROM generate_series(0, 199999) g
+                   UNION ALL SELECT g, 0, g / 1e6::float8 FROM generate_series(1, 199999) g$$";
     let sql = format!("SELECT count(*) FROM laser_mine_neighbours({lists}, {lists})");
     assert!(client.query_one(&sql, &[])?.get::<_, i64>(0) > 0);
 
@@ -94,8 +91,8 @@ fn lists_take_what_they_hold() -> Result<()> {
          SELECT side, g, decode(md5(g::text), 'hex'), '[1,2]',
                 CASE WHEN g = 0 THEN (SELECT array_agg(n) FROM generate_series(0, 99999) n)
                      ELSE ARRAY[0] END,
-                CASE WHEN g = 0 THEN (SELECT array_agg(n / 1e6) FROM generate_series(0, 99999) n)
-                     ELSE ARRAY[g / 1e6] END
+                CASE WHEN g = 0 THEN (SELECT array_agg(n / 1e6::float8) FROM generate_series(0, 99999) n)
+                     ELSE ARRAY[g / 1e6::float8] END
          FROM generate_series(0, 99999) g, unnest(ARRAY['s', 't']) side",
     )?;
     let sql = "SELECT count(*) FROM laser_mine_stored('state')";
@@ -132,7 +129,7 @@ fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
 
     // A superuser may; and then it is not there.
     client.batch_execute("RESET ROLE; SET laser.mining_memory_limit = '2147483647kB'")?;
-    leave(&mut client, 200 * MIB)?;
+    leave(&cluster, &mut client, 200 * MIB)?;
     let (code, message, _) = failure(&mut client, mine)?;
     assert_eq!(code, SqlState::OUT_OF_MEMORY, "{message}");
     client.batch_execute("SELECT 1")?;
@@ -154,12 +151,12 @@ const CALLS: [(&str, &str); 22] = [
     ("laser_knn_join", "laser_knn_join('SELECT id, v FROM t', 'SELECT id, v FROM t', 100)"),
     (
         "laser_knn_merge",
-        "laser_knn_merge('SELECT g % 100, g, g / 1e9 FROM generate_series(1, 500000) g', 4)",
+        "laser_knn_merge('SELECT g % 100, g, g / 1e9::float8 FROM generate_series(1, 500000) g', 4)",
     ),
     (
         "laser_mine_neighbours",
-        "laser_mine_neighbours('SELECT g, g, 0.5 FROM generate_series(1, 300000) g',
-                               'SELECT g, g, 0.5 FROM generate_series(1, 300000) g')",
+        "laser_mine_neighbours('SELECT g, g, 0.5::float8 FROM generate_series(1, 300000) g',
+                               'SELECT g, g, 0.5::float8 FROM generate_series(1, 300000) g')",
     ),
     (
         "laser_margin_scores",
@@ -172,7 +169,7 @@ const CALLS: [(&str, &str); 22] = [
     ),
     (
         "laser_bucc_score",
-        "laser_bucc_score('SELECT g, g, g / 1e9 FROM generate_series(1, 1000000) g',
+        "laser_bucc_score('SELECT g, g, g / 1e9::float8 FROM generate_series(1, 1000000) g',
                           'SELECT g, g FROM generate_series(1, 1000000, 2) g')",
     ),
     (
@@ -203,6 +200,7 @@ const STATEMENTS: [&str; 6] = [
 fn argument(kind: &str) -> Option<&'static str> {
     Some(match kind {
         "integer" => "1000",
+        "bigint" => "1",
         "double precision" => "0.5",
         "boolean" => "true",
         "text" => "repeat('a ', 500000)",
@@ -287,7 +285,7 @@ fn every_function_survives_without_memory() -> Result<()> {
             let mut client = cluster.connect("memory")?;
             // What the session needs in any case: the library, its model, the catalogue.
             client.batch_execute("SELECT laser_embed('warm'), '[1,2]'::embedding")?;
-            leave(&mut client, room * MIB)?;
+            leave(&cluster, &mut client, room * MIB)?;
             let name = format!("{statement}, with {room} MiB");
             match client.batch_execute(&statement) {
                 Ok(()) => done += 1,
@@ -330,7 +328,7 @@ fn without_threads_there_is_an_error() -> Result<()> {
     ] {
         let mut client = cluster.connect("threads")?;
         client.batch_execute("SELECT '[1]'::embedding; SET laser.mining_threads = 4")?;
-        limit(backend(&mut client)?, libc::RLIMIT_NPROC, 1)?;
+        limit(&cluster, &mut client, "nproc=1")?;
         let (code, message, _) = failure(&mut client, sql)?;
         assert_eq!(code, SqlState::INSUFFICIENT_RESOURCES, "{message}");
         unharmed(&cluster, &mut witness, sql)?;
