@@ -9,11 +9,18 @@
 //! An allocator must not unwind, but it need not return: a FATAL error does neither, it exits after
 //! it has given back what the session holds. In a critical section the server makes a PANIC of it,
 //! which is what must happen there.
+//!
+//! Reporting an error takes memory too. The server keeps some for that; pgrx does not: it copies the
+//! server's error to where the caller allocates, and an error in that copy begins it anew, until the
+//! server's stack of errors is full and it panics. So some addresses are kept free (the reserve),
+//! and given up when the server reports that there is no memory, or when an error is raised here
+//! while there is little. They are taken back when the transaction ends.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{c_char, c_int, c_long};
+use std::ffi::{c_char, c_int, c_long, c_void};
 use std::hash::Hash;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
@@ -38,6 +45,25 @@ static THREAD_STOPPED: AtomicBool = AtomicBool::new(false);
 /// To be called once, on the server's thread; what it makes is inherited by sessions.
 pub fn init() {
     MAIN.store(this_thread(), Relaxed);
+    restock();
+    // SAFETY: both functions stay where they are, for the life of the process.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_ends), ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_ends), ptr::null_mut());
+    }
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        make_room();
+        hook(info);
+    }));
+}
+
+/// Takes the reserve, unless it is there, and sees to it that errors of the server are noticed.
+fn restock() {
+    notice_errors();
+    if !KEPT.load(Relaxed).is_null() {
+        return;
+    }
     // SAFETY: a new mapping at an address that the kernel chooses, never touched.
     let reserve = unsafe {
         libc::mmap(
@@ -51,6 +77,77 @@ pub fn init() {
     };
     if reserve != libc::MAP_FAILED {
         KEPT.store(reserve, Relaxed);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction_ends(_event: pg_sys::XactEvent::Type, _state: *mut c_void) {
+    restock();
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction_ends(
+    _event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _state: *mut c_void,
+) {
+    restock();
+}
+
+/// An entry of the server's stack of error contexts.
+struct Noticing(UnsafeCell<pg_sys::ErrorContextCallback>);
+
+// SAFETY: the server's thread alone comes near it.
+unsafe impl Sync for Noticing {}
+
+static NOTICING: Noticing = Noticing(UnsafeCell::new(pg_sys::ErrorContextCallback {
+    previous: ptr::null_mut(),
+    callback: Some(notice_error),
+    arg: ptr::null_mut(),
+}));
+
+/// Puts an entry at the bottom of the server's stack of error contexts: what is on it is called when
+/// an error is reported, before anybody catches it. The server empties the stack when an error ends
+/// a statement.
+fn notice_errors() {
+    // SAFETY: the stack is a list that ends with null; its entries live as long as they are on it.
+    // On the server's thread.
+    unsafe {
+        let own = NOTICING.0.get();
+        let mut end = &raw mut pg_sys::error_context_stack;
+        while !(*end).is_null() {
+            if *end == own {
+                return;
+            }
+            end = &raw mut (**end).previous;
+        }
+        *end = own;
+    }
+}
+
+/// Called by the server while it reports an error.
+unsafe extern "C-unwind" fn notice_error(_state: *mut c_void) {
+    // SAFETY: an error is being reported.
+    if unsafe { geterrcode() } == PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int {
+        release_reserve();
+    }
+}
+
+/// Gives up the reserve if there is too little memory for an error to be reported.
+fn make_room() {
+    /// More than that takes.
+    const ENOUGH: usize = 256 << 10;
+    if this_thread() != MAIN.load(Relaxed) {
+        return;
+    }
+    // SAFETY: a block that is freed at once.
+    unsafe {
+        let block = libc::malloc(ENOUGH);
+        if block.is_null() {
+            release_reserve();
+        }
+        libc::free(block);
     }
 }
 
@@ -130,6 +227,7 @@ fn release_reserve() {
 
 // As the server's headers declare them. pgrx's own way of reporting allocates.
 unsafe extern "C" {
+    fn geterrcode() -> c_int;
     fn errstart(level: c_int, domain: *const c_char) -> bool;
     fn errcode(code: c_int) -> c_int;
     fn errmsg(format: *const c_char, ...) -> c_int;
