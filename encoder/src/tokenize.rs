@@ -15,6 +15,35 @@ use crate::{EncoderError, folder};
 /// of little but white space.
 const BYTES_PER_TOKEN: usize = 256;
 
+/// Bytes of which the tokens are looked at first, where a text is longer.
+const FIRST_PART: usize = 16 << 10;
+/// Tokens beyond the limit that a part of a text must have to stand for the whole: so far from where
+/// it was cut, what follows changes no token.
+const SLACK: usize = 64;
+
+/// Tokens of a beginning of `text` that is long enough to have more of them than `limit`, or of the
+/// whole text. A few bytes can become many (U+FDFA becomes 18 characters), and their tokens are worth
+/// nothing beyond the limit.
+pub(crate) fn first_tokens<T>(
+    text: &str,
+    limit: usize,
+    tokens: impl Fn(&str) -> tokenizers::Result<T>,
+    count: impl Fn(&T) -> usize,
+) -> tokenizers::Result<(T, bool)> {
+    let mut bytes = FIRST_PART;
+    while bytes < text.len() {
+        let part = &text[..text.floor_char_boundary(bytes)];
+        // Between words, if there is a gap nearby.
+        let gap = part.rfind(' ').filter(|at| part.len() - at < FIRST_PART / 4);
+        let found = tokens(&part[..gap.unwrap_or(part.len())])?;
+        if count(&found) > limit.saturating_add(SLACK) {
+            return Ok((found, true));
+        }
+        bytes *= 4;
+    }
+    Ok((tokens(text)?, false))
+}
+
 /// Token ids of one text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tokenized {
@@ -115,7 +144,13 @@ impl Tokenizer {
         } else {
             (text, false)
         };
-        let pieces = || self.pieces(&self.preparation.apply(text));
+        let pieces = || {
+            let prepared = self.preparation.apply(text);
+            // The preparation may have made it longer.
+            let end = prepared.floor_char_boundary(limit);
+            let (ids, truncated) = self.pieces(&prepared[..end])?;
+            Ok::<_, tokenizers::Error>((ids, truncated || end < prepared.len()))
+        };
         let (mut ids, truncated) = catch_unwind(AssertUnwindSafe(pieces))
             .map_err(|_| EncoderError::Tokenizer("the tokenizer failed on this text".into()))?
             .map_err(|e| EncoderError::Tokenizer(e.to_string()))?;
@@ -134,8 +169,9 @@ impl Tokenizer {
         if let Some(words) = &self.words {
             return words.encode(&self.inner, text, self.limit);
         }
-        let mut encoding = self.inner.encode_fast(text, false)?;
-        let truncated = encoding.len() > self.limit;
+        let encode = |text: &str| self.inner.encode_fast(text, false);
+        let (mut encoding, cut) = first_tokens(text, self.limit, encode, |e| e.len())?;
+        let truncated = cut || encoding.len() > self.limit;
         if truncated {
             encoding.truncate(self.limit, 0, tokenizers::TruncationDirection::Right);
         }

@@ -10,6 +10,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::EncoderError;
 use crate::ngrams::{NgramConfig, Ngrams};
+use crate::tokenize::first_tokens;
 use crate::word_cache::WordCache;
 
 /// Words that are remembered: 8 MB.
@@ -76,7 +77,7 @@ impl Words {
     ) -> tokenizers::Result<(Vec<u32>, bool)> {
         let mut ids = Vec::with_capacity(32);
         for word in text.split(' ').filter(|word| !word.is_empty()) {
-            self.append(tokenizer, word, &mut ids)?;
+            self.append(tokenizer, word, limit, &mut ids)?;
             if ids.len() > limit {
                 ids.truncate(limit);
                 return Ok((ids, true));
@@ -90,22 +91,34 @@ impl Words {
         &self,
         tokenizer: &Tokenizer,
         word: &str,
+        limit: usize,
         ids: &mut Vec<u32>,
     ) -> tokenizers::Result<()> {
         if !self.cache.get(word, ids) {
-            let tokens = self.tokens(tokenizer, word)?;
-            self.cache.put(word, &tokens);
+            let (tokens, cut) = self.tokens(tokenizer, word, limit)?;
+            if !cut {
+                self.cache.put(word, &tokens);
+            }
             ids.extend_from_slice(&tokens);
         }
         Ok(())
     }
 
-    fn tokens(&self, tokenizer: &Tokenizer, word: &str) -> tokenizers::Result<Vec<u32>> {
-        let mut ids = tokenizer.encode_fast(word, false)?.get_ids().to_vec();
-        if let Some(ngrams) = &self.ngrams {
+    /// The ids of a word, or, if they are more than `limit`, of a beginning that has as many; and
+    /// whether it is that.
+    fn tokens(
+        &self,
+        tokenizer: &Tokenizer,
+        word: &str,
+        limit: usize,
+    ) -> tokenizers::Result<(Vec<u32>, bool)> {
+        let encode = |word: &str| tokenizer.encode_fast(word, false);
+        let (encoding, cut) = first_tokens(word, limit, encode, |e| e.len())?;
+        let mut ids = encoding.get_ids().to_vec();
+        if let (Some(ngrams), false) = (&self.ngrams, cut) {
             ngrams.append(word, &mut ids);
         }
-        Ok(ids)
+        Ok((ids, cut))
     }
 }
 

@@ -9,6 +9,7 @@ pgrx::pg_module_magic!();
 mod backtraces;
 mod encode;
 mod index;
+mod memory;
 mod mining;
 mod types;
 
@@ -17,6 +18,7 @@ mod types;
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     backtraces::off();
+    memory::init();
     encode::init();
     index::init();
     mining::init();

@@ -89,9 +89,12 @@ pub struct Batch {
 pub struct Budget {
     /// Sum of [`text_cost`] over its texts.
     pub cost: usize,
-    /// Texts that are taken even beyond the cost.
+    /// Texts that are taken even beyond the cost, up to [`CROWDED`] times of it.
     pub least: usize,
 }
+
+/// How many times the cost of a batch may be, for the sake of the least number of texts.
+const CROWDED: usize = 4;
 
 /// Estimated work for a text: about its number of tokens.
 pub fn text_cost(text: &str) -> usize {
@@ -219,7 +222,9 @@ impl Queue {
             }
             let index = job.order[job.taken];
             let add = text_cost(&job.texts[index as usize]);
-            if !items.is_empty() && cost + add > budget.cost && items.len() >= budget.least {
+            let full = cost + add > budget.cost && items.len() >= budget.least;
+            let crowded = cost + add > budget.cost.saturating_mul(CROWDED);
+            if !items.is_empty() && (full || crowded) {
                 self.turn.push_front(session);
                 break;
             }
@@ -302,6 +307,16 @@ mod tests {
         queue.push(Job::new(1, 0, "m".into(), vec!["x".repeat(10_000)]));
         assert_eq!(queue.take("m", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.waiting(), 0);
+    }
+
+    #[test]
+    fn long_texts_do_not_wait_for_a_crowd() {
+        let mut queue = Queue::default();
+        for session in 0..32 {
+            queue.push(Job::new(session, 0, "m".into(), vec!["x".repeat(200)]));
+        }
+        let batch = queue.take("m", Budget { cost: 60, least: 32 }).unwrap();
+        assert_eq!(batch.items.len(), 4);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub fn run<T: Send + 'static>(
         };
         let _ = sender.send(work(&pause));
     })
-    .map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))?;
+    .map_err(IndexError::Thread)?;
     let result = loop {
         match receiver.recv_timeout(INTERVAL) {
             Ok(result) => break result,

@@ -635,11 +635,20 @@ fn spawn(
     shared: &Arc<Shared>,
     batches: &Receiver<Batch>,
 ) -> Result<Vec<JoinHandle<()>>> {
-    (0..threads)
-        .map(|_| {
-            let (shared, batches) = (shared.clone(), batches.clone());
-            background::spawn("laser build", move || shared.work(&batches))
-        })
-        .collect::<std::io::Result<Vec<_>>>()
-        .map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
+    let (mut workers, mut failure) = (Vec::new(), None);
+    for _ in 0..threads {
+        let (shared, batches) = (shared.clone(), batches.clone());
+        match background::spawn("laser build", move || shared.work(&batches)) {
+            Ok(worker) => workers.push(worker),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    match failure {
+        // Where the system has no more threads, those that there are do the work.
+        Some(error) if workers.is_empty() => Err(IndexError::Thread(error)),
+        _ => Ok(workers),
+    }
 }

@@ -71,6 +71,12 @@ pub enum IndexError {
     /// The directory on the metapage is full.
     #[error("the index has {0} segments already, which is the limit")]
     TooManySegments(usize),
+    /// There was no memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] laser_memory::OutOfMemory),
+    /// The system gave no thread.
+    #[error("could not start a thread: {0}")]
+    Thread(io::Error),
     /// usearch refused.
     #[error("graph: {0}")]
     Graph(String),

@@ -381,11 +381,11 @@ impl<'a> Layout<'a> {
     }
 
     /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere.
+    /// begins somewhere. `pause` is called now and then, and may unwind.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn verify(&self) -> Result<()> {
+    pub fn verify(&self, pause: &dyn Fn()) -> Result<()> {
         for (slot, (_, key)) in self.keys()?.into_iter().enumerate() {
             if key != slot as u64 {
                 return Err(IndexError::Graph(format!(
@@ -395,6 +395,9 @@ impl<'a> Layout<'a> {
         }
         let starts = self.starts()?;
         for (slot, &(_, level)) in starts.iter().enumerate() {
+            if slot % 4096 == 0 {
+                pause();
+            }
             for level in 0..=level {
                 self.neighbours(&starts, slot, level)?;
             }

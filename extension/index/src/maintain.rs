@@ -71,7 +71,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
         let map = SegmentMap::read(store, entry)?;
         let head = map.header(store, parameters)?;
         let bits = map.bitmap(store)?;
-        let mut tids = vec![0; 8 * entry.count as usize];
+        let mut tids = laser_memory::filled(0, 8 * entry.count as usize)?;
         map.read_bytes(store, head.tids.offset, &mut tids)?;
         let mut slots = Vec::new();
         let mut already = 0;
@@ -83,7 +83,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
             if is_dead(&bits, slot) {
                 already += 1;
             } else if dead(tid) {
-                slots.push(slot as u32);
+                laser_memory::push(&mut slots, slot as u32)?;
             }
         }
         map.mark(store, &slots)?;
@@ -673,10 +673,12 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                     return Err(IndexError::corrupt(block, what));
                 }
             }
-            let mut bytes = vec![0; entry.bytes as usize];
+            let mut bytes = laser_memory::filled(0, entry.bytes as usize)?;
             map.read_bytes(store, 0, &mut bytes)?;
             let head = SegmentHeader::parse(parameters, entry, &bytes)?;
+            store.pause();
             head.verify(&bytes)?;
+            store.pause();
             let codec = head.encoding(parameters, &bytes)?.codec;
             let bits = map.bitmap(store)?;
             if head.nodes > 0 {
@@ -684,7 +686,7 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                 if layout.rows() as u64 != head.nodes {
                     return Err(IndexError::segment(entry.nonce, "number of nodes"));
                 }
-                layout.verify()?;
+                layout.verify(&|| store.pause())?;
                 let reach = reach(&codec, head.graph.of(&bytes), &|| store.pause())?;
                 let lost = (reach.nodes - reach.connected) as u64;
                 report.unreachable += lost;
@@ -702,6 +704,9 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                 report.problems.push(format!("{name}: {what}"));
             }
             for (slot, tid) in head.tids.of(&bytes).chunks_exact(8).enumerate() {
+                if slot % 65_536 == 0 {
+                    store.pause();
+                }
                 if is_dead(&bits, slot) {
                     report.counts[2] += 1;
                 } else {
@@ -714,7 +719,7 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                             .problems
                             .push(format!("{name}: {} {what}", row_name(tid)));
                     }
-                    report.rows.push(address(tid));
+                    laser_memory::push(&mut report.rows, address(tid))?;
                 }
             }
             Ok(())

@@ -386,7 +386,7 @@ mod tests {
     fn is_whole(codec: &Codec, bytes: &[u8]) {
         let layout = Layout::parse(codec, bytes).unwrap();
         let nodes = layout.rows();
-        layout.verify().unwrap();
+        layout.verify(&|| ()).unwrap();
         let whole = Reach {
             nodes,
             reached: nodes,

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::choice::Encoding;
+use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
+use laser_index::raw::RawForm;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::segment::{SegmentMap, write_pages};
 use laser_index::{IndexError, cache, maintain};
@@ -36,21 +38,24 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-fn codec() -> Codec {
-    Codec::new(8, Metric::L2, Quantization::F32).unwrap()
+fn parameters() -> Parameters {
+    Parameters {
+        dims: 8,
+        metric: Metric::L2,
+        quantization: Some(Quantization::F32),
+        raw: RawForm::F32,
+        element: 0,
+        m: 8,
+        ef_construction: 32,
+        fingerprint: [0; 32],
+        model: String::new(),
+    }
 }
 
 /// An index of one segment.
 fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
     let options = BuildOptions {
-        parameters: Parameters {
-            codec: codec(),
-            element: 0,
-            m: 8,
-            ef_construction: 32,
-            fingerprint: [0; 32],
-            model: String::new(),
-        },
+        parameters: parameters(),
         threads: 1,
         memory: 16 << 20,
         expected: 500,
@@ -58,7 +63,10 @@ fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
     };
     let store = MemoryStore::new();
     Meta::create(&store, options.parameters.clone()).unwrap();
-    let mut builder = SegmentBuilder::new(options, None).unwrap();
+    let sample = [vec![0.0; 8], vec![1.0; 8]];
+    let asked = Some(Quantization::F32);
+    let encoding = Encoding::choose(Metric::L2, 8, asked, &sample, 500, [], &|| ());
+    let mut builder = SegmentBuilder::new(options, encoding, None).unwrap();
     for tid in 0..500u64 {
         let x: Vec<f32> = (0..8).map(|i| ((tid * (i + 3)) as f32).sin()).collect();
         builder.push(tid << 16 | 1, &x, &|| ()).unwrap();
@@ -87,7 +95,7 @@ fn counts_are_compared_with_the_relation() {
         let error = SegmentMap::read(&store, &bad).unwrap_err();
         assert!(matches!(error, IndexError::Segment { .. }), "{error}");
         let path = folder.path().join("file");
-        cache::open(&store, codec(), &bad, &path).unwrap_err();
+        cache::open(&store, &parameters(), &bad, &path).unwrap_err();
         maintain::replace(&store, &[good.nonce], &[bad], None).unwrap();
         maintain::sweep(&store).unwrap_err();
         maintain::delete(&store, |_| false).unwrap_err();
@@ -105,7 +113,7 @@ fn files_are_opened_with_care() {
     let folder = tempfile::tempdir().unwrap();
     let (store, entry) = index(folder.path());
     let path = folder.path().join("file");
-    drop(cache::open(&store, codec(), &entry, &path).unwrap());
+    drop(cache::open(&store, &parameters(), &entry, &path).unwrap());
     let other = folder.path().join("other");
     std::fs::rename(&path, &other).unwrap();
 
@@ -131,7 +139,7 @@ fn files_are_opened_with_care() {
         std::thread::scope(|scope| {
             let (store, path) = (&store, &path);
             scope.spawn(move || {
-                let view = cache::open(store, codec(), &entry, path);
+                let view = cache::open(store, &parameters(), &entry, path);
                 done.send(view.map(|v| v.len())).unwrap();
             });
             if wait
@@ -157,7 +165,7 @@ fn files_are_opened_with_care() {
     // What cannot be replaced is done without.
     std::fs::create_dir_all(path.join("full")).unwrap();
     assert_eq!(
-        cache::open(&store, codec(), &entry, &path).unwrap().len(),
+        cache::open(&store, &parameters(), &entry, &path).unwrap().len(),
         500
     );
 }

@@ -49,7 +49,7 @@ impl<'a> Set<'a> {
         control: &Control,
     ) -> Result<Self, Error> {
         let count = input.rows.count(dimensions, side)?;
-        let mut inverse = Vec::with_capacity(count);
+        let mut inverse = laser_memory::with_capacity(count)?;
         for first in (0..count).step_by(READ) {
             control.check()?;
             let range = first..(first + READ).min(count);
@@ -102,9 +102,8 @@ impl<'a> Block<'a> {
         let rows = rows.min(set.count - first);
         let values = set.input.rows.read(first..first + rows, dimensions)?;
         let stripe = run.engine.stripe(set.side);
-        let slots: Vec<Mutex<Option<(Packed, f64)>>> = (0..rows.div_ceil(stripe))
-            .map(|_| Mutex::new(None))
-            .collect();
+        let slots: Vec<Mutex<Option<(Packed, f64)>>> =
+            laser_memory::collect((0..rows.div_ceil(stripe)).map(|_| Mutex::new(None)))?;
         run.each(run.threads, slots.len(), |_, at| {
             let range = at * stripe..((at + 1) * stripe).min(rows);
             let packed = run.engine.pack(
@@ -117,15 +116,12 @@ impl<'a> Block<'a> {
             Ok(())
         })?;
         let mut residual = 0.0f64;
-        let stripes = slots
-            .into_iter()
-            .map(|slot| {
-                let slot = slot.into_inner().expect("not poisoned");
-                let (packed, worst) = slot.expect("every stripe was packed");
-                residual = residual.max(worst);
-                packed
-            })
-            .collect();
+        let stripes = laser_memory::collect(slots.into_iter().map(|slot| {
+            let slot = slot.into_inner().expect("not poisoned");
+            let (packed, worst) = slot.expect("every stripe was packed");
+            residual = residual.max(worst);
+            packed
+        }))?;
         Ok(Block {
             first,
             values,

@@ -74,6 +74,9 @@ pub enum Error {
     /// The caller asked the search to stop.
     #[error("the search was cancelled")]
     Cancelled,
+    /// There was no memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] laser_memory::OutOfMemory),
     /// The device that multiplies failed (for example: out of memory).
     #[error("could not search with a device: {0}")]
     Device(String),

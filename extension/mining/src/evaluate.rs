@@ -1,8 +1,7 @@
 //! Measures: the similarity error (xsim) and the BUCC sweep.
 
-use std::collections::{HashMap, HashSet};
-
-use crate::{Margin, Neighbours, select};
+use crate::sort::{STEP, Watch, sort_by, unwatched};
+use crate::{Error, Margin, Neighbours, select};
 
 /// Share of source rows whose best-margin neighbour is not the target row of the same position.
 ///
@@ -12,13 +11,15 @@ use crate::{Margin, Neighbours, select};
 /// are no rows.
 ///
 /// # Panics
-/// When the source has more rows than the target.
+/// When the source has more rows than the target, or when there is no memory.
 pub fn similarity_error(forward: &Neighbours, backward: &Neighbours, margin: Margin) -> f64 {
     assert!(
         forward.rows() <= backward.rows(),
         "a source row without its target row"
     );
-    let best = select::best(forward, &backward.means(), margin);
+    let best = (backward.means().map_err(Error::from))
+        .and_then(|means| select::best(forward, &means, margin, &unwatched))
+        .unwrap_or_else(|error| panic!("{error}"));
     let wrong = (best.iter().enumerate())
         .filter(|&(row, best)| best.is_none_or(|(position, _)| position as usize != row))
         .count();
@@ -83,24 +84,40 @@ impl Bucc {
 }
 
 /// Best score of each pair, highest first, with whether the pair is gold; and the size of gold.
-fn ranked(candidates: &[Candidate], gold: &[(i64, i64)]) -> (Vec<(f64, bool)>, usize) {
-    let gold: HashSet<(i64, i64)> = gold.iter().copied().collect();
-    let mut scores: HashMap<(i64, i64), f64> = HashMap::new();
-    for candidate in candidates
-        .iter()
-        .filter(|candidate| !candidate.score.is_nan())
-    {
-        let held = scores
-            .entry((candidate.source, candidate.target))
-            .or_insert(f64::NEG_INFINITY);
-        *held = held.max(candidate.score);
+fn ranked(
+    candidates: &[Candidate],
+    gold: &[(i64, i64)],
+    watch: Watch<'_>,
+) -> Result<(Vec<(f64, bool)>, usize), Error> {
+    let mut gold = laser_memory::copied(gold)?;
+    sort_by(&mut gold, Ord::cmp, watch)?;
+    gold.dedup();
+    // Best score first among those of a pair, so that it is the one that stays.
+    let mut pairs = laser_memory::collect(
+        candidates
+            .iter()
+            .filter(|candidate| !candidate.score.is_nan())
+            .copied(),
+    )?;
+    let pair = |candidate: &Candidate| (candidate.source, candidate.target);
+    let order = |a: &Candidate, b: &Candidate| {
+        (pair(a).cmp(&pair(b))).then_with(|| b.score.total_cmp(&a.score))
+    };
+    sort_by(&mut pairs, order, watch)?;
+    pairs.dedup_by_key(|candidate| pair(candidate));
+    watch()?;
+    let mut ranked = laser_memory::with_capacity(pairs.len())?;
+    let mut true_pairs = gold.iter().peekable();
+    for (at, candidate) in pairs.iter().enumerate() {
+        if at % STEP == 0 {
+            watch()?;
+        }
+        while true_pairs.next_if(|gold| **gold < pair(candidate)).is_some() {}
+        let right = true_pairs.peek() == Some(&&pair(candidate));
+        ranked.push((candidate.score, right));
     }
-    let mut ranked: Vec<(f64, bool)> = scores
-        .into_iter()
-        .map(|(pair, score)| (score, gold.contains(&pair)))
-        .collect();
-    ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
-    (ranked, gold.len())
+    sort_by(&mut ranked, |a, b| b.0.total_cmp(&a.0), watch)?;
+    Ok((ranked, gold.len()))
 }
 
 /// The BUCC measure with the best threshold for these candidates (Zweigenbaum et al. 2017, as
@@ -110,8 +127,31 @@ fn ranked(candidates: &[Candidate], gold: &[(i64, i64)]) -> (Vec<(f64, bool)>, u
 /// A pair that occurs more than once counts with its best score. The sweep stops only where the
 /// score changes, since no threshold separates equal scores. When all candidates are extracted
 /// the threshold is the lowest score, and infinity when none of them is gold.
+///
+/// # Panics
+/// When there is no memory.
 pub fn bucc(candidates: &[Candidate], gold: &[(i64, i64)]) -> Bucc {
-    let (ranked, gold) = ranked(candidates, gold);
+    bucc_watched(candidates, gold, None, &unwatched).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// [`bucc`], or [`bucc_at`] the threshold, which can be stopped.
+///
+/// # Errors
+/// No memory, or those of `watch`.
+pub fn bucc_watched(
+    candidates: &[Candidate],
+    gold: &[(i64, i64)],
+    threshold: Option<f64>,
+    watch: Watch<'_>,
+) -> Result<Bucc, Error> {
+    let (ranked, gold) = ranked(candidates, gold, watch)?;
+    Ok(match threshold {
+        Some(threshold) => at_threshold(&ranked, gold, threshold),
+        None => sweep(&ranked, gold),
+    })
+}
+
+fn sweep(ranked: &[(f64, bool)], gold: usize) -> Bucc {
     let mut top = Bucc::new(0, 0, gold, f64::INFINITY);
     let mut correct = 0;
     for (at, &(score, right)) in ranked.iter().enumerate() {
@@ -136,8 +176,15 @@ pub fn bucc(candidates: &[Candidate], gold: &[(i64, i64)]) -> Bucc {
 }
 
 /// The BUCC measure at a given threshold: pairs with at least that score are extracted.
+///
+/// # Panics
+/// When there is no memory.
 pub fn bucc_at(candidates: &[Candidate], gold: &[(i64, i64)], threshold: f64) -> Bucc {
-    let (ranked, gold) = ranked(candidates, gold);
+    bucc_watched(candidates, gold, Some(threshold), &unwatched)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn at_threshold(ranked: &[(f64, bool)], gold: usize, threshold: f64) -> Bucc {
     let extracted = ranked.partition_point(|&(score, _)| score >= threshold);
     let correct = ranked[..extracted]
         .iter()

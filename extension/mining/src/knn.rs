@@ -79,7 +79,7 @@ impl Default for Options<'_> {
 ///
 /// # Errors
 /// [`Error::ZeroK`], [`Error::ZeroDimensions`], [`Error::Shape`], [`Error::NotFinite`],
-/// [`Error::ZeroVector`], [`Error::TooManyRows`], [`Error::Cancelled`].
+/// [`Error::ZeroVector`], [`Error::TooManyRows`], [`Error::Cancelled`], [`Error::OutOfMemory`].
 pub fn both(
     source: &[f32],
     target: &[f32],
@@ -233,7 +233,10 @@ fn prepare_lists<'l>(
     } else {
         0
     };
-    let lists = lists.get_or_insert_with(|| Neighbours::empty(set.count, k));
+    let lists = match lists {
+        Some(lists) => lists,
+        None => lists.insert(Neighbours::empty(set.count, k)?),
+    };
     if lists.rows() != set.count {
         return Err(Error::Mismatch { side: set.side });
     }
@@ -267,8 +270,8 @@ impl BlockPair<'_, '_> {
                 .error_bound(source_block.residual, target_block.residual, dimensions);
         let height = run.engine.stripe(Side::Source);
         let width = run.engine.stripe(Side::Target);
-        let rows = stripes(source_block, height, dimensions, forward, error, wanted[0]);
-        let columns = stripes(target_block, width, dimensions, backward, error, wanted[1]);
+        let rows = stripes(source_block, height, dimensions, forward, error, wanted[0])?;
+        let columns = stripes(target_block, width, dimensions, backward, error, wanted[1])?;
 
         let (sources, targets) = (source_block.stripes.len(), target_block.stripes.len());
         let groups = targets.div_ceil(GROUP);
@@ -322,21 +325,20 @@ fn stripes(
     lists: &Neighbours,
     error: f64,
     wanted: bool,
-) -> Vec<Mutex<Stripe>> {
+) -> laser_memory::Result<Vec<Mutex<Stripe>>> {
     let rows = block.rows(dimensions);
-    (0..rows)
-        .step_by(stripe)
-        .map(|first| {
-            let count = stripe.min(rows - first);
-            let mut own = Neighbours::empty(count, if wanted { lists.k } else { 0 });
-            if wanted {
-                for row in 0..count {
-                    own.copy(row, lists, block.first + first + row);
-                }
+    let mut made = laser_memory::with_capacity(rows.div_ceil(stripe))?;
+    for first in (0..rows).step_by(stripe) {
+        let count = stripe.min(rows - first);
+        let mut own = Neighbours::empty(count, if wanted { lists.k } else { 0 })?;
+        if wanted {
+            for row in 0..count {
+                own.copy(row, lists, block.first + first + row);
             }
-            Mutex::new(Stripe::new(first, own, error, wanted))
-        })
-        .collect()
+        }
+        made.push(Mutex::new(Stripe::new(first, own, error, wanted)?));
+    }
+    Ok(made)
 }
 
 fn write_back(

@@ -34,14 +34,16 @@ mod neighbours;
 mod rows;
 mod run;
 mod select;
+mod sort;
 mod tile;
 mod update;
 
 pub use error::{Error, Side};
-pub use evaluate::{Bucc, Candidate, bucc, bucc_at, similarity_error};
+pub use evaluate::{Bucc, Candidate, bucc, bucc_at, bucc_watched, similarity_error};
 pub use kernel::{Device, Kernel};
 pub use margin::Margin;
 pub use neighbours::Neighbours;
 pub use rows::{RowStore, Rows, temporary_file};
-pub use select::{Pair, Retrieval, best, select};
+pub use select::{Pair, Retrieval, best, select, select_watched};
+pub use sort::{Watch, sort_by, unwatched};
 pub use update::{Growth, Neighbourhoods, extend, remove};

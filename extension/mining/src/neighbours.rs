@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 
+use laser_memory::OutOfMemory;
+
 /// For each row of one set, its nearest rows of the other set with their cosines.
 ///
 /// A list is ordered by cosine, highest first, then by position, lowest first, and holds at most
@@ -9,21 +11,74 @@ use std::io::{self, Read, Write};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Neighbours {
     pub(crate) k: usize,
+    /// Where the list of each row begins, and the last one ends; empty where all have room for `k`.
+    starts: Vec<usize>,
     pub(crate) counts: Vec<u32>,
-    /// `rows * k` positions; entries at and after a row's count are unused.
+    /// The positions of all lists; entries at and after a row's count are unused.
     pub(crate) positions: Vec<u32>,
-    /// `rows * k` cosines, parallel to `positions`.
+    /// The cosines, parallel to `positions`.
     pub(crate) cosines: Vec<f64>,
 }
 
 impl Neighbours {
     /// Empty lists of up to `k` neighbours for `rows` rows.
-    pub fn empty(rows: usize, k: usize) -> Self {
-        Neighbours {
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn empty(rows: usize, k: usize) -> Result<Self, OutOfMemory> {
+        Self::with_starts(rows, k, rows.saturating_mul(k), Vec::new())
+    }
+
+    /// Empty lists with room for so many neighbours each. They take what their sum takes, however
+    /// long one of them is; only what is as long as `k` can be merged or searched on.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn ragged(rooms: impl ExactSizeIterator<Item = usize>) -> Result<Self, OutOfMemory> {
+        let rows = rooms.len();
+        let mut starts = laser_memory::with_capacity(rows + 1)?;
+        let (mut all, mut k) = (0usize, 0);
+        starts.push(0);
+        for room in rooms {
+            all = all.saturating_add(room);
+            k = k.max(room);
+            starts.push(all);
+        }
+        Self::with_starts(rows, k, all, starts)
+    }
+
+    fn with_starts(
+        rows: usize,
+        k: usize,
+        all: usize,
+        starts: Vec<usize>,
+    ) -> Result<Self, OutOfMemory> {
+        Ok(Neighbours {
             k,
-            counts: vec![0; rows],
-            positions: vec![0; rows * k],
-            cosines: vec![0.0; rows * k],
+            starts,
+            counts: laser_memory::filled(0, rows)?,
+            positions: laser_memory::filled(0, all)?,
+            cosines: laser_memory::filled(0.0, all)?,
+        })
+    }
+
+    /// Where the list of `row` begins.
+    #[inline]
+    fn start(&self, row: usize) -> usize {
+        if self.starts.is_empty() {
+            row * self.k
+        } else {
+            self.starts[row]
+        }
+    }
+
+    /// The greatest length of the list of `row`.
+    #[inline]
+    fn room(&self, row: usize) -> usize {
+        if self.starts.is_empty() {
+            self.k
+        } else {
+            self.starts[row + 1] - self.starts[row]
         }
     }
 
@@ -39,12 +94,12 @@ impl Neighbours {
 
     /// Positions of the neighbours of `row`.
     pub fn positions(&self, row: usize) -> &[u32] {
-        &self.positions[row * self.k..][..self.counts[row] as usize]
+        &self.positions[self.start(row)..][..self.counts[row] as usize]
     }
 
     /// Cosines of the neighbours of `row`, parallel to [`Neighbours::positions`].
     pub fn cosines(&self, row: usize) -> &[f64] {
-        &self.cosines[row * self.k..][..self.counts[row] as usize]
+        &self.cosines[self.start(row)..][..self.counts[row] as usize]
     }
 
     /// Mean cosine of `row` to its neighbours; NaN when it has none.
@@ -54,23 +109,26 @@ impl Neighbours {
     }
 
     /// [`Neighbours::mean`] of every row.
-    pub fn means(&self) -> Vec<f64> {
-        (0..self.rows()).map(|row| self.mean(row)).collect()
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn means(&self) -> Result<Vec<f64>, OutOfMemory> {
+        laser_memory::collect((0..self.rows()).map(|row| self.mean(row)))
     }
 
     /// Puts a candidate in its place in the list of `row`, if it belongs there. Returns whether
     /// the list changed.
     pub fn insert(&mut self, row: usize, position: u32, cosine: f64) -> bool {
-        let base = row * self.k;
+        let (base, room) = (self.start(row), self.room(row));
         let count = self.counts[row] as usize;
         let before = |at: usize, lists: &Neighbours| {
             let other = lists.cosines[base + at];
             cosine > other || (cosine == other && position < lists.positions[base + at])
         };
-        if count == self.k && (count == 0 || !before(count - 1, self)) {
+        if count == room && (count == 0 || !before(count - 1, self)) {
             return false;
         }
-        let mut at = count.min(self.k - 1);
+        let mut at = count.min(room - 1);
         while at > 0 && before(at - 1, self) {
             self.positions[base + at] = self.positions[base + at - 1];
             self.cosines[base + at] = self.cosines[base + at - 1];
@@ -78,15 +136,16 @@ impl Neighbours {
         }
         self.positions[base + at] = position;
         self.cosines[base + at] = cosine;
-        self.counts[row] = (count + 1).min(self.k) as u32;
+        self.counts[row] = (count + 1).min(room) as u32;
         true
     }
 
     /// The cosine that a candidate must reach to enter the list of `row`: the lowest of a full
     /// list, else negative infinity.
     pub(crate) fn bar(&self, row: usize) -> f64 {
-        if self.counts[row] as usize == self.k {
-            self.cosines[row * self.k + self.k - 1]
+        let room = self.room(row);
+        if self.counts[row] as usize == room {
+            self.cosines[self.start(row) + room - 1]
         } else {
             f64::NEG_INFINITY
         }
@@ -114,19 +173,26 @@ impl Neighbours {
     }
 
     /// The lists of the given rows, in that order.
-    pub fn gather(&self, rows: &[u32]) -> Neighbours {
-        let mut lists = Neighbours::empty(rows.len(), self.k);
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn gather(&self, rows: &[u32]) -> Result<Neighbours, OutOfMemory> {
+        let mut lists = Neighbours::empty(rows.len(), self.k)?;
         for (to, &from) in rows.iter().enumerate() {
             lists.copy(to, self, from as usize);
         }
-        lists
+        Ok(lists)
     }
 
     /// Writes the lists for [`Neighbours::read`] on the same machine.
     ///
     /// # Errors
     /// Those of the writer.
+    ///
+    /// # Panics
+    /// When the lists are ragged.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        assert!(self.starts.is_empty(), "lists of their own lengths");
         to.write_all(&(self.k as u64).to_ne_bytes())?;
         to.write_all(bytemuck::cast_slice(&self.counts))?;
         to.write_all(bytemuck::cast_slice(&self.positions))?;
@@ -145,7 +211,8 @@ impl Neighbours {
         if k > others {
             return Err(invalid());
         }
-        let mut lists = Neighbours::empty(rows, k);
+        let mut lists =
+            Neighbours::empty(rows, k).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.counts))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.positions))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.cosines))?;
@@ -159,7 +226,7 @@ impl Neighbours {
     }
 
     pub(crate) fn copy(&mut self, to: usize, other: &Neighbours, from: usize) {
-        debug_assert_eq!(self.k, other.k);
+        debug_assert!(self.k == other.k && self.starts.is_empty() && other.starts.is_empty());
         self.counts[to] = other.counts[from];
         let (to, from) = (to * self.k, from * self.k);
         self.positions[to..to + self.k].copy_from_slice(&other.positions[from..from + self.k]);

@@ -91,7 +91,7 @@ impl RowStore {
         if (self.memory.len() + row.len()) * size_of::<f32>() > limit && !self.memory.is_empty() {
             self.spill()?;
         }
-        self.memory.extend_from_slice(row);
+        laser_memory::extend_from_slice(&mut self.memory, row)?;
         Ok(())
     }
 
@@ -104,7 +104,9 @@ impl RowStore {
         file.write_all_at(bytemuck::cast_slice(&self.memory), at)?;
         self.in_file += self.memory.len() / self.dimensions;
         // The first spill may have been large: give that memory back.
-        self.memory = Vec::with_capacity((WRITE_BUFFER / size_of::<f32>()).max(self.dimensions));
+        self.memory = Vec::new();
+        let values = (WRITE_BUFFER / size_of::<f32>()).max(self.dimensions);
+        self.memory = laser_memory::with_capacity(values)?;
         Ok(())
     }
 
@@ -144,7 +146,7 @@ impl RowStore {
                 &self.memory[range.start * self.dimensions..range.end * self.dimensions],
             ));
         };
-        let mut values = vec![0.0f32; range.len() * self.dimensions];
+        let mut values = laser_memory::filled(0.0f32, range.len() * self.dimensions)?;
         let from_file = range.end.min(self.in_file).saturating_sub(range.start);
         let split = from_file * self.dimensions;
         let at = range.start * self.dimensions * size_of::<f32>();

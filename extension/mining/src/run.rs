@@ -44,12 +44,19 @@ impl Run<'_> {
         }
         std::thread::scope(|scope| {
             let spawn = |_| {
-                scope.spawn(|| {
-                    self.engine.prepare_thread();
-                    worker()
-                })
+                std::thread::Builder::new()
+                    .spawn_scoped(scope, || {
+                        self.engine.prepare_thread();
+                        worker()
+                    })
+                    .ok()
             };
-            let handles: Vec<_> = (0..threads).map(spawn).collect();
+            // Where the system has no more threads, those that there are do the work.
+            let handles: Vec<_> = (0..threads).map_while(spawn).collect();
+            if handles.is_empty() {
+                self.engine.prepare_thread();
+                return worker();
+            }
             handles
                 .into_iter()
                 .map(|handle| {

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Margin, Neighbours};
+use crate::sort::{STEP, Watch, sort_by, unwatched};
+use crate::{Error, Margin, Neighbours};
 
 /// Which candidate pairs are kept (Artetxe & Schwenk 2019, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,26 +83,43 @@ impl Pair {
 /// For each row of `near` the neighbour with the best margin and its score; `None` for a row
 /// without a neighbour that has a score. `far_means` are the neighbourhood means of the other
 /// set. Equal scores: the lowest position.
-pub fn best(near: &Neighbours, far_means: &[f64], margin: Margin) -> Vec<Option<(u32, f64)>> {
-    (0..near.rows())
-        .map(|row| {
-            let mean = near.mean(row);
-            let mut best: Option<(u32, f64)> = None;
-            for (&position, &cosine) in near.positions(row).iter().zip(near.cosines(row)) {
-                let score = margin.score(cosine, mean, far_means[position as usize]);
-                let better =
-                    best.is_none_or(|(held, top)| score > top || (score == top && position < held));
-                if better && !score.is_nan() {
-                    best = Some((position, score));
-                }
+///
+/// # Errors
+/// No memory, or those of `watch`.
+pub fn best(
+    near: &Neighbours,
+    far_means: &[f64],
+    margin: Margin,
+    watch: Watch<'_>,
+) -> Result<Vec<Option<(u32, f64)>>, Error> {
+    let mut all = laser_memory::with_capacity(near.rows())?;
+    let mut seen = 0;
+    for row in 0..near.rows() {
+        seen += 1 + near.positions(row).len();
+        if seen >= STEP {
+            seen = 0;
+            watch()?;
+        }
+        let mean = near.mean(row);
+        let mut best: Option<(u32, f64)> = None;
+        for (&position, &cosine) in near.positions(row).iter().zip(near.cosines(row)) {
+            let score = margin.score(cosine, mean, far_means[position as usize]);
+            let better =
+                best.is_none_or(|(held, top)| score > top || (score == top && position < held));
+            if better && !score.is_nan() {
+                best = Some((position, score));
             }
-            best
-        })
-        .collect()
+        }
+        all.push(best);
+    }
+    Ok(all)
 }
 
 /// The pairs that `retrieval` keeps among the neighbours in both directions, with a score above
 /// `threshold`, ordered by score, highest first, then by source and by target position.
+///
+/// # Panics
+/// When there is no memory.
 pub fn select(
     forward: &Neighbours,
     backward: &Neighbours,
@@ -109,32 +127,49 @@ pub fn select(
     retrieval: Retrieval,
     threshold: f64,
 ) -> Vec<Pair> {
-    let forward_best = || best(forward, &backward.means(), margin);
-    let backward_best = || best(backward, &forward.means(), margin);
-    let from_forward = |list: &[Option<(u32, f64)>]| -> Vec<Pair> {
-        pairs(list, |row, (position, score)| Pair {
+    select_watched(forward, backward, margin, retrieval, threshold, &unwatched)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// [`select`], which can be stopped.
+///
+/// # Errors
+/// No memory, or those of `watch`.
+pub fn select_watched(
+    forward: &Neighbours,
+    backward: &Neighbours,
+    margin: Margin,
+    retrieval: Retrieval,
+    threshold: f64,
+    watch: Watch<'_>,
+) -> Result<Vec<Pair>, Error> {
+    let forward_best = || best(forward, &backward.means()?, margin, watch);
+    let backward_best = || best(backward, &forward.means()?, margin, watch);
+    let from_forward = |found: &mut Vec<Pair>, list: &[Option<(u32, f64)>]| {
+        append(found, list, |row, (position, score)| Pair {
             source: row,
             target: position,
             score,
         })
     };
-    let from_backward = |list: &[Option<(u32, f64)>]| -> Vec<Pair> {
-        pairs(list, |row, (position, score)| Pair {
+    let from_backward = |found: &mut Vec<Pair>, list: &[Option<(u32, f64)>]| {
+        append(found, list, |row, (position, score)| Pair {
             source: position,
             target: row,
             score,
         })
     };
-    let mut found = match retrieval {
-        Retrieval::Forward => from_forward(&forward_best()),
-        Retrieval::Backward => from_backward(&backward_best()),
+    let mut found = Vec::new();
+    match retrieval {
+        Retrieval::Forward => from_forward(&mut found, &forward_best()?)?,
+        Retrieval::Backward => from_backward(&mut found, &backward_best()?)?,
         Retrieval::Max => {
-            let mut pool = from_forward(&forward_best());
-            pool.extend(from_backward(&backward_best()));
-            pool.sort_unstable_by(Pair::order);
-            let mut source_used = vec![false; forward.rows()];
-            let mut target_used = vec![false; backward.rows()];
-            pool.retain(|pair| {
+            from_forward(&mut found, &forward_best()?)?;
+            from_backward(&mut found, &backward_best()?)?;
+            sort_by(&mut found, Pair::order, watch)?;
+            let mut source_used = laser_memory::filled(false, forward.rows())?;
+            let mut target_used = laser_memory::filled(false, backward.rows())?;
+            found.retain(|pair| {
                 let used = (
                     &mut source_used[pair.source as usize],
                     &mut target_used[pair.target as usize],
@@ -145,25 +180,29 @@ pub fn select(
                 }
                 free
             });
-            pool
         }
         Retrieval::Intersect => {
-            let back = backward_best();
-            let mut list = from_forward(&forward_best());
-            list.retain(|pair| {
+            let back = backward_best()?;
+            from_forward(&mut found, &forward_best()?)?;
+            found.retain(|pair| {
                 back[pair.target as usize].is_some_and(|(position, _)| position == pair.source)
             });
-            list
         }
-    };
+    }
+    watch()?;
     found.retain(|pair| pair.score > threshold);
-    found.sort_unstable_by(Pair::order);
-    found
+    sort_by(&mut found, Pair::order, watch)?;
+    Ok(found)
 }
 
-fn pairs(list: &[Option<(u32, f64)>], make: impl Fn(u32, (u32, f64)) -> Pair) -> Vec<Pair> {
-    list.iter()
+fn append(
+    found: &mut Vec<Pair>,
+    list: &[Option<(u32, f64)>],
+    make: impl Fn(u32, (u32, f64)) -> Pair,
+) -> Result<(), Error> {
+    let pairs = list
+        .iter()
         .enumerate()
-        .filter_map(|(row, best)| best.map(|best| make(row as u32, best)))
-        .collect()
+        .filter_map(|(row, best)| best.map(|best| make(row as u32, best)));
+    Ok(laser_memory::extend(found, pairs)?)
 }

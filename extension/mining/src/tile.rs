@@ -71,13 +71,21 @@ pub(crate) struct Stripe {
 
 /// Approximate candidates that are kept for each row between exact cosines.
 pub(crate) fn room(k: usize) -> usize {
-    (2 * k).max(k + 24)
+    k.saturating_mul(2).max(k.saturating_add(24))
 }
 
 impl Stripe {
     /// A stripe whose rows already have the given lists. `wanted` is false when only the other
     /// side's neighbours are sought.
-    pub fn new(first: usize, lists: Neighbours, error: f64, wanted: bool) -> Self {
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(
+        first: usize,
+        lists: Neighbours,
+        error: f64,
+        wanted: bool,
+    ) -> laser_memory::Result<Self> {
         let room = room(lists.k());
         let rows = lists.rows();
         let bar = |row| {
@@ -87,15 +95,16 @@ impl Stripe {
                 f32::INFINITY
             }
         };
-        Stripe {
+        let waiting = if wanted { rows.saturating_mul(room) } else { 0 };
+        Ok(Stripe {
             first,
-            bars: (0..rows).map(bar).collect(),
-            waiting: vec![(0.0, 0); if wanted { rows * room } else { 0 }],
-            counts: vec![0; rows],
+            bars: laser_memory::collect((0..rows).map(bar))?,
+            waiting: laser_memory::filled((0.0, 0), waiting)?,
+            counts: laser_memory::filled(0, rows)?,
             room,
             error,
             lists,
-        }
+        })
     }
 
     /// Approximate cosine from which on a candidate is kept, for each row.

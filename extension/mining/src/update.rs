@@ -55,10 +55,10 @@ pub fn extend(
     check(&known.forward, &source, &target, k, Side::Source)?;
     check(&known.backward, &target, &source, k, Side::Target)?;
     let (forward_k, backward_k) = (k.min(target.total()), k.min(source.total()));
-    let mut forward_kept = Some(carry(&known.forward, target.kept_positions, forward_k));
-    let mut backward_kept = Some(carry(&known.backward, source.kept_positions, backward_k));
-    let mut forward_added = Some(Neighbours::empty(source.added_positions.len(), forward_k));
-    let mut backward_added = Some(Neighbours::empty(target.added_positions.len(), backward_k));
+    let mut forward_kept = Some(carry(&known.forward, target.kept_positions, forward_k)?);
+    let mut backward_kept = Some(carry(&known.backward, source.kept_positions, backward_k)?);
+    let mut forward_added = Some(Neighbours::empty(source.added_positions.len(), forward_k)?);
+    let mut backward_added = Some(Neighbours::empty(target.added_positions.len(), backward_k)?);
 
     let source_kept = Input::labelled(source.kept, source.kept_positions);
     let source_added = Input::labelled(source.added, source.added_positions);
@@ -100,7 +100,7 @@ pub fn extend(
         )?;
     }
     let unite = |kept: Option<Neighbours>, added: Option<Neighbours>, growth: &Growth<'_>, k| {
-        let mut united = Neighbours::empty(growth.total(), k);
+        let mut united = Neighbours::empty(growth.total(), k)?;
         for (lists, positions) in [
             (kept, growth.kept_positions),
             (added, growth.added_positions),
@@ -110,11 +110,11 @@ pub fn extend(
                 united.copy(position as usize, &lists, row);
             }
         }
-        united
+        Ok::<_, Error>(united)
     };
     Ok(Neighbourhoods {
-        forward: unite(forward_kept, forward_added, &source, forward_k),
-        backward: unite(backward_kept, backward_added, &target, backward_k),
+        forward: unite(forward_kept, forward_added, &source, forward_k)?,
+        backward: unite(backward_kept, backward_added, &target, backward_k)?,
     })
 }
 
@@ -143,14 +143,14 @@ fn check(
 }
 
 /// The lists with room for `k` neighbours and with new positions for the neighbours.
-fn carry(known: &Neighbours, positions: &[u32], k: usize) -> Neighbours {
-    let mut lists = Neighbours::empty(known.rows(), k);
+fn carry(known: &Neighbours, positions: &[u32], k: usize) -> laser_memory::Result<Neighbours> {
+    let mut lists = Neighbours::empty(known.rows(), k)?;
     for row in 0..known.rows() {
         for (&position, &cosine) in known.positions(row).iter().zip(known.cosines(row)) {
             lists.insert(row, positions[position as usize], cosine);
         }
     }
-    lists
+    Ok(lists)
 }
 
 /// Neighbourhoods after rows were removed: rows that lost a neighbour are searched again.
@@ -218,7 +218,7 @@ fn shrink(
     options: &Options<'_>,
 ) -> Result<Neighbours, Error> {
     let k = k.min(others_kept.len());
-    let mut lists = Neighbours::empty(own_kept.len(), k);
+    let mut lists = Neighbours::empty(own_kept.len(), k)?;
     let mut short = Vec::new();
     for (row, &old) in own_kept.iter().enumerate() {
         if old as usize >= known.rows() {
@@ -234,7 +234,7 @@ fn shrink(
             }
         }
         if (lists.counts[row] as usize) < k {
-            short.push(row as u32);
+            laser_memory::push(&mut short, row as u32)?;
         }
     }
     if !short.is_empty() {

@@ -207,7 +207,7 @@ fn shards_merge_to_the_whole() {
         rows(15, 500, dimensions, 8, true),
     );
     let (whole, _) = knn::both(&x, &y, dimensions, 4, &options(Kernel::Auto)).unwrap();
-    let mut merged = Neighbours::empty(300, 4);
+    let mut merged = Neighbours::empty(300, 4).unwrap();
     for (first, last) in [(0, 3), (3, 200), (200, 500)] {
         let shard = &y[first * dimensions..last * dimensions];
         let (part, _) = knn::both(&x, shard, dimensions, 4, &options(Kernel::Auto)).unwrap();

@@ -12,6 +12,8 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+use crate::memory;
+
 /// Size of the region; what does not fit goes to the heap.
 const RESERVED: usize = 512 << 20;
 
@@ -23,7 +25,8 @@ static ARENA: Arena = Arena {
     end: AtomicUsize::new(0),
 };
 
-/// The allocator of this library: the heap, except within [`filled_by`].
+/// The allocator of this library: the heap, except within [`filled_by`]. What the heap has no memory
+/// for goes to [`memory::exhausted`], which returns null to those who can cope.
 struct Arena {
     /// Whether allocations come from the region.
     open: AtomicBool,
@@ -131,6 +134,15 @@ impl Arena {
     }
 }
 
+/// A block of the heap; if there is none, what becomes of those who asked for it.
+#[inline]
+fn or_exhausted(block: *mut u8, bytes: usize) -> *mut u8 {
+    if block.is_null() {
+        memory::exhausted(bytes);
+    }
+    block
+}
+
 // SAFETY: a block is one of the heap, or lies in the region, where blocks are aligned and never
 // overlap: `next` only moves back over a block that is given back. Nothing here panics or allocates.
 unsafe impl GlobalAlloc for Arena {
@@ -138,7 +150,7 @@ unsafe impl GlobalAlloc for Arena {
         let block = self.take(layout);
         if block.is_null() {
             // SAFETY: by contract.
-            unsafe { System.alloc(layout) }
+            or_exhausted(unsafe { System.alloc(layout) }, layout.size())
         } else {
             block
         }
@@ -148,7 +160,7 @@ unsafe impl GlobalAlloc for Arena {
         let block = self.take(layout);
         if block.is_null() {
             // SAFETY: by contract.
-            unsafe { System.alloc_zeroed(layout) }
+            or_exhausted(unsafe { System.alloc_zeroed(layout) }, layout.size())
         } else {
             // SAFETY: a new block of that size; a block before it may have been there.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -168,7 +180,7 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !self.region().contains(&block.addr()) {
             // SAFETY: what is not of the region is of the heap.
-            return unsafe { System.realloc(block, layout, size) };
+            return or_exhausted(unsafe { System.realloc(block, layout, size) }, size);
         }
         if self.resize_last(block, layout.size(), size) || size <= layout.size() {
             return block;

@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use laser_memory::OutOfMemory;
 use laser_protocol::{
     ErrorCode, Failure, FrameBuffer, ModelInfo, Reply, Request, Search, Status, VERSION,
     decode_reply, encode_embed_request, encode_request,
@@ -27,6 +28,7 @@ use super::embed::{Embedded, Model};
 use super::files::{self, Lock, SOCKET, State};
 use super::text::to_server;
 use super::{guc, worker};
+use crate::memory;
 use crate::types::{raise, raise_hint};
 
 /// Texts of one request. Small enough that requests of several sessions interleave, large enough
@@ -119,6 +121,8 @@ pub enum CallError {
     Replaced,
     /// The server runs without workers.
     SingleUser,
+    /// There is no memory for the embeddings.
+    OutOfMemory(OutOfMemory),
 }
 
 impl CallError {
@@ -165,6 +169,7 @@ impl CallError {
                 "the model was replaced while its embeddings were computed",
                 "Run the statement again.",
             ),
+            Self::OutOfMemory(error) => memory::raise(error),
             Self::SingleUser => raise_hint(
                 PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
                 "the encoder process does not run in single-user mode",
@@ -172,6 +177,12 @@ impl CallError {
                  laser.encode_in_backend).",
             ),
         }
+    }
+}
+
+impl From<OutOfMemory> for CallError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::OutOfMemory(error)
     }
 }
 
@@ -740,7 +751,7 @@ impl Call<'_> {
         if result.data.is_empty() {
             result.dimensions = dimensions;
             result.fingerprint = fingerprint;
-            result.data = vec![0.0; self.texts.len() * dimensions];
+            result.data = laser_memory::filled(0.0, self.texts.len().saturating_mul(dimensions))?;
         } else if result.fingerprint != fingerprint || result.dimensions != dimensions {
             return Err(CallError::Replaced);
         }

@@ -2,15 +2,16 @@
 //! model serves, else by the encoder process.
 #![allow(unsafe_code)]
 
-use std::borrow::Cow;
 use std::sync::Mutex;
 
 use laser_protocol::{MAX_TEXT_BYTES, valid_model_name};
+use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::client::{self, CallError};
 use super::text::to_utf8;
 use super::{guc, resident};
+use crate::memory::or_raise;
 use crate::types::raise_hint;
 
 /// Embeddings of a list of texts.
@@ -49,22 +50,17 @@ pub struct Model {
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
-    let converted: Vec<Cow<'_, str>> = texts.iter().map(|t| to_utf8(t)).collect();
-    for text in &converted {
-        if text.len() > MAX_TEXT_BYTES {
-            raise_hint(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!(
-                    "text of {} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}",
-                    text.len()
-                ),
-                "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
-            )
-        }
+    let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
+    for text in texts {
+        // Before it is converted, for which it may be far too long; the conversion may make it longer.
+        check_length(text.len());
+        let text = to_utf8(text);
+        check_length(text.len());
+        converted.push(text);
     }
     let name = model_name(model);
     let result = match resident::serving(&name) {
-        Some(resident) => resident.embed(&converted).map_err(CallError::from),
+        Some(resident) => resident.embed(&converted),
         None => client::embed(&name, &converted),
     };
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
@@ -72,6 +68,76 @@ pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
         report_cut(cut, texts.len());
     }
     embedded
+}
+
+fn check_length(bytes: usize) {
+    if bytes > MAX_TEXT_BYTES {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("text of {bytes} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}"),
+            "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
+        )
+    }
+}
+
+/// Texts, and bytes of texts, that [`embed_each`] embeds at a time: enough to keep the encoder busy,
+/// and little memory.
+const BATCH_TEXTS: usize = 4096;
+const BATCH_BYTES: usize = 8 << 20;
+
+/// As [`embed_texts`] for any number of texts: each embedding is handed to `take`, in the order of
+/// the texts. What is held of them meanwhile is bounded.
+pub fn embed_each<'t>(
+    model: Option<&str>,
+    texts: impl Iterator<Item = &'t [u8]>,
+    mut take: impl FnMut(&[f32]),
+) {
+    let mut fingerprint = None;
+    let mut batch: Vec<&[u8]> = or_raise(laser_memory::with_capacity(BATCH_TEXTS));
+    let mut bytes = 0;
+    let mut flush = |batch: &mut Vec<&[u8]>| {
+        let embedded = embed_texts(model, batch);
+        if *fingerprint.get_or_insert(embedded.fingerprint) != embedded.fingerprint {
+            CallError::Replaced.raise();
+        }
+        (0..batch.len()).for_each(|row| take(embedded.row(row)));
+        batch.clear();
+    };
+    for text in texts {
+        if batch.len() == BATCH_TEXTS || (bytes + text.len() > BATCH_BYTES && !batch.is_empty()) {
+            flush(&mut batch);
+            bytes = 0;
+        }
+        bytes += text.len();
+        batch.push(text);
+    }
+    if !batch.is_empty() {
+        flush(&mut batch);
+    }
+}
+
+/// Raises a SQL error unless the embeddings of so many texts fit into one value.
+pub fn check_array(model: Option<&str>, texts: usize) {
+    /// The largest value of PostgreSQL (`MaxAllocSize`).
+    const LARGEST: usize = 0x3fff_ffff;
+    /// The header of an embedding.
+    const HEADER: usize = 8;
+    // Whatever their dimensions, so many fit.
+    if texts <= LARGEST / (HEADER + 4 * MAX_DIMENSIONS) {
+        return;
+    }
+    let dimensions = describe_model(model).dimensions;
+    let most = LARGEST / (HEADER + 4 * dimensions);
+    if texts > most {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!(
+                "array of {texts} texts is too long to be embedded, the limit is {most} at \
+                 {dimensions} dimensions"
+            ),
+            "Embed rows: SELECT laser_embed(body) FROM unnest(texts) AS body.",
+        )
+    }
 }
 
 /// Dimensions and fingerprint of a model (`None`: `laser.model`); loads it where needed. Raises SQL

@@ -1,10 +1,12 @@
 //! `laser_embed`. The declarations are in `sql/encode.sql`.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+
 use pgrx::pg_sys::{self, Datum};
 use pgrx::varlena;
 
-use super::embed::embed_texts;
+use super::embed::{check_array, embed_each, embed_texts};
 use crate::types::new_embedding;
 
 /// A `text` argument; a detoasted copy is left to the memory context of the call.
@@ -91,21 +93,18 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
             )
         }
     };
+    let model = model.as_deref();
+    check_array(model, nulls.iter().filter(|null| !**null).count());
+    // Texts are read ahead of the embeddings that take their places.
+    let places = Cell::from_mut(elements).as_slice_of_cells();
+    let texts = places.iter().zip(nulls.iter()).filter(|(_, null)| !**null);
+    let mut results = texts.clone();
     // SAFETY: elements that are not null are texts inside the array.
-    let texts: Vec<&[u8]> = elements
-        .iter()
-        .zip(nulls.iter())
-        .filter(|(_, null)| !**null)
-        .map(|(element, _)| unsafe { text(*element) })
-        .collect();
-    let embedded = embed_texts(model.as_deref(), &texts);
-    let mut row = 0;
-    for (element, null) in elements.iter_mut().zip(nulls.iter()) {
-        if !*null {
-            *element = new_embedding(embedded.row(row));
-            row += 1;
-        }
-    }
+    let texts = texts.map(|(element, _)| unsafe { text(element.get()) });
+    embed_each(model, texts, |embedding| {
+        let (place, _) = results.next().expect("as many as texts");
+        place.set(new_embedding(embedding));
+    });
     // SAFETY: the result has the shape of the argument, whose dimensions and bounds follow its
     // header (ARR_DIMS, ARR_LBOUND in array.h); `elements` and `nulls` have one entry for each
     // element. The element type is that of the declared result, variable length, aligned to int.

@@ -26,6 +26,7 @@ use laser_encoder::shared::Shared;
 use laser_protocol::{ErrorCode, Failure};
 use pgrx::{check_for_interrupts, pg_sys};
 
+use super::client::CallError;
 use super::embed::{Embedded, Model};
 use super::{arena, guc, installation, worker};
 
@@ -167,9 +168,9 @@ impl Resident {
     }
 
     /// The embeddings, and how many texts were cut. A cancel works between two texts.
-    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), Failure> {
+    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), CallError> {
         let dimensions = self.encoder.config().dimensions;
-        let mut data = vec![0.0; texts.len() * dimensions];
+        let mut data = laser_memory::filled(0.0, texts.len().saturating_mul(dimensions))?;
         let mut cut = 0;
         for (text, row) in texts.iter().zip(data.chunks_exact_mut(dimensions)) {
             check_for_interrupts!();
@@ -179,7 +180,7 @@ impl Resident {
                 hint: String::new(),
             })?;
             if row.iter().any(|v| !v.is_finite()) {
-                return Err(Failure::not_finite(&self.name));
+                return Err(Failure::not_finite(&self.name).into());
             }
             cut += usize::from(truncated);
         }

@@ -49,6 +49,8 @@ pub fn report(error: IndexError) -> ! {
             let hint = hint(&error).unwrap_or_default();
             raise_hint(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message, hint)
         }
+        IndexError::OutOfMemory(error) => crate::memory::raise(error),
+        IndexError::Thread(_) => raise(Code::ERRCODE_INSUFFICIENT_RESOURCES, message),
         IndexError::Io { ref source, .. } => {
             let code = match source.kind() {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,

@@ -1,10 +1,22 @@
 //! What every mining function begins and ends with.
 #![allow(unsafe_code)]
 
+use laser_mining::Error;
 use pgrx::pg_sys::{self, Oid};
 
 use super::progress::Progress;
 use super::query::Spi;
+
+/// Lets a cancel or a shutdown through; may unwind.
+pub fn interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
+/// [`interrupts`] for work that is watched.
+pub fn watch() -> Result<(), Error> {
+    interrupts();
+    Ok(())
+}
 
 /// A running mining function.
 pub struct Call {

@@ -20,6 +20,7 @@ pub fn search_failed(error: Error, source: &[i64], target: &[i64]) -> ! {
             format!("the embedding of {side} id {} is not finite", id(side, row)),
         ),
         Error::Spill(error) => spill_failed(&error),
+        Error::OutOfMemory(error) => crate::memory::raise(error),
         Error::ZeroK => bad_k(0),
         Error::TooManyRows { .. } => raise(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -47,6 +48,13 @@ fn zero_vector(side: Side, id: i64) -> ! {
 /// Raises the SQL error for a temporary file that could not be used.
 #[cold]
 pub fn spill_failed(error: &std::io::Error) -> ! {
+    if error.kind() == std::io::ErrorKind::OutOfMemory {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            error.to_string(),
+            "Work on less at a time, or make more memory available to the server.",
+        );
+    }
     let code = match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
             PgSqlErrorCode::ERRCODE_DISK_FULL

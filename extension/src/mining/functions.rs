@@ -4,12 +4,13 @@ use laser_mining::{Neighbourhoods, best, knn};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::Call;
+use super::call::{Call, interrupts, watch};
 use super::load::{self, Loaded};
 use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
 use super::remote::{self, Found};
 use super::{errors, index, work};
+use crate::memory::or_raise;
 use crate::types::raise_hint;
 
 /// Checks k.
@@ -158,18 +159,18 @@ fn laser_margin_scores(
             )
         })
     };
-    let positions: Vec<(usize, usize)> = pairs
+    let positions = pairs
         .iter()
-        .map(|&(s, t)| (position(&source, s), position(&target, t)))
-        .collect();
+        .map(|&(s, t)| (position(&source, s), position(&target, t)));
+    let positions = or_raise(laser_memory::collect(positions));
     let found = both(&source, &target, k, &mut call);
     let row = |side: &Loaded, at: usize| match side.rows.row(at) {
         Ok(row) => row.into_owned(),
         Err(error) => errors::search_of_failed(error, &source, &target),
     };
-    let rows: Vec<_> = positions
-        .into_iter()
-        .map(|(s, t)| {
+    let rows = or_raise(laser_memory::collect(positions.into_iter().map(
+        |(s, t)| {
+            interrupts();
             let cosine = knn::cosine(&row(&source, s), &row(&target, t));
             let (forward, backward) = (found.forward.mean(s), found.backward.mean(t));
             let score = margin.score(cosine, forward, backward);
@@ -181,8 +182,8 @@ fn laser_margin_scores(
                 forward,
                 backward,
             )
-        })
-        .collect();
+        },
+    )));
     call.end(TableIterator::new(rows))
 }
 
@@ -207,7 +208,9 @@ fn laser_similarity_error(
         }
     }
     let found = both(&source, &target, k, &mut call);
-    let best = best(&found.forward, &found.backward.means(), margin);
+    let best = (found.backward.means().map_err(laser_mining::Error::from))
+        .and_then(|means| best(&found.forward, &means, margin, &watch))
+        .unwrap_or_else(|error| errors::search_of_failed(error, &source, &target));
     let wrong = (best.iter().zip(&source.ids))
         .filter(|&(best, &id)| best.is_none_or(|(position, _)| target.ids[position as usize] != id))
         .count();

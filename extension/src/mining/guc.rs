@@ -20,12 +20,33 @@ pub enum Place {
 
 static PLACE: GucSetting<Place> = GucSetting::<Place>::new(Place::Auto);
 static MEMORY: GucSetting<i32> = GucSetting::<i32>::new(256 * 1024);
+static MEMORY_LIMIT: GucSetting<i32> = GucSetting::<i32>::new(0);
 static THREADS: GucSetting<i32> = GucSetting::<i32>::new(0);
 
-/// Bytes that a mining function may use for embeddings and tiles.
+/// What to do where `laser.mining_memory` is too little.
+pub const MORE_MEMORY: &str =
+    "Mine in smaller parts, or raise laser.mining_memory, up to laser.mining_memory_limit.";
+
+/// Bytes that a mining function may use for embeddings and tiles: what its user asks for, but no
+/// more than a superuser allows.
 pub fn memory() -> usize {
-    MEMORY.get() as usize * 1024
+    (MEMORY.get() as usize * 1024).min(memory_limit())
 }
+
+/// `laser.mining_memory_limit`; a quarter of the machine's memory unless it is set.
+fn memory_limit() -> usize {
+    if MEMORY_LIMIT.get() > 0 {
+        return MEMORY_LIMIT.get() as usize * 1024;
+    }
+    // SAFETY: queries of constants.
+    let (pages, size) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let bytes = usize::try_from(pages).unwrap_or(0) * usize::try_from(size).unwrap_or(0);
+    (bytes / 4).max(LEAST_LIMIT)
+}
+
+/// A limit that nobody has set is at least this: the default of `laser.mining_memory`.
+const LEAST_LIMIT: usize = 256 << 20;
 
 /// Where to search.
 pub fn place() -> Place {
@@ -66,6 +87,16 @@ pub fn define() {
         1024,
         i32::MAX,
         GucContext::Userset,
+        GucFlags::UNIT_KB,
+    );
+    GucRegistry::define_int_guc(
+        c"laser.mining_memory_limit",
+        c"The most that laser.mining_memory counts for.",
+        c"0: a quarter of the machine's memory.",
+        &MEMORY_LIMIT,
+        0,
+        i32::MAX,
+        GucContext::Suset,
         GucFlags::UNIT_KB,
     );
     GucRegistry::define_enum_guc(

@@ -13,10 +13,11 @@ use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
 use super::call::Call;
-use super::errors;
+use super::{errors, lists};
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
+use crate::memory::{entry, insert, or_raise, push};
 use crate::types::{raise, raise_hint};
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
@@ -201,11 +202,11 @@ impl Nearest {
                 if null {
                     continue;
                 }
-                ids.push(integer_of(kind, datum));
+                push(&mut ids, integer_of(kind, datum));
                 if self.unify {
                     let text = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 2, &mut null);
                     if !null {
-                        texts.insert(content_hash(b"", bytes_of(text)));
+                        insert(&mut texts, content_hash(b"", bytes_of(text)));
                     }
                 }
             }
@@ -275,8 +276,10 @@ unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
 /// One side with the candidates that the index of the other side proposed.
 struct Candidates {
     loaded: Loaded,
-    /// Ids of the other side for each row.
-    proposed: Vec<Vec<i64>>,
+    /// Ids of the other side, those for one row after those for another.
+    proposed: Vec<i64>,
+    /// Where the ids for each row end.
+    ends: Vec<usize>,
     /// Rows that were unified with another one.
     aliases: HashMap<i64, i64>,
 }
@@ -296,33 +299,36 @@ impl Candidates {
             ids: Vec::new(),
             rows: Rows::default(),
         };
-        let (mut proposed, mut aliases) = (Vec::new(), HashMap::new());
+        let (mut proposed, mut ends, mut aliases) = (Vec::new(), Vec::new(), HashMap::new());
+        let place = format!("the {side} query");
         let mut seen: HashMap<[u8; 16], i64> = HashMap::new();
         each_row(query, side, progress, |batch, rows| {
             let mut chosen = rows.to_vec();
             if unify && kind == Kind::Text {
                 chosen.retain(|&(id, row)| {
                     let hash = content_hash(b"", batch.bytes(row, 1).unwrap_or_default());
-                    let first = *seen.entry(hash).or_insert(id);
+                    let first = *entry(&mut seen, hash).or_insert(id);
                     if first != id {
-                        aliases.insert(id, first);
+                        entry(&mut aliases, id).or_insert(first);
                     }
                     first == id
                 });
             }
             push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
             for &(id, row) in &chosen {
-                loaded.ids.push(id);
-                proposed.push(
-                    batch
-                        .datum(row, 1)
-                        .map_or_else(Vec::new, |v| nearest.search(v)),
-                );
+                push(&mut loaded.ids, id);
+                if let Some(value) = batch.datum(row, 1) {
+                    let ids = nearest.search(value);
+                    or_raise(laser_memory::extend_from_slice(&mut proposed, &ids));
+                    lists::check_room(&place, proposed.len());
+                }
+                push(&mut ends, proposed.len());
             }
         });
         Candidates {
             loaded,
             proposed,
+            ends,
             aliases,
         }
     }
@@ -330,12 +336,14 @@ impl Candidates {
     /// Exact cosines of the candidates, of which the best k are the neighbours.
     fn score(&self, other: &Candidates, k: usize) -> Neighbours {
         let k = k.min(other.loaded.ids.len());
-        let mut lists = Neighbours::empty(self.loaded.ids.len(), k);
+        let mut found = or_raise(Neighbours::empty(self.loaded.ids.len(), k));
+        let mut start = 0;
         let row = |side: &Loaded, at: usize| match side.rows.row(at) {
             Ok(row) => row.into_owned(),
             Err(error) => errors::search_failed(error, &[], &[]),
         };
-        for (at, proposed) in self.proposed.iter().enumerate() {
+        for (at, &end) in self.ends.iter().enumerate() {
+            let proposed = &self.proposed[std::mem::replace(&mut start, end)..end];
             check_for_interrupts!();
             let own = row(&self.loaded, at);
             let mut positions: Vec<usize> = proposed
@@ -356,9 +364,9 @@ impl Candidates {
                         ),
                     );
                 }
-                lists.insert(at, position as u32, cosine);
+                found.insert(at, position as u32, cosine);
             }
         }
-        lists
+        found
     }
 }

@@ -15,6 +15,7 @@ use super::progress::Progress;
 use super::query::{Batch, Kind, Query, Snapshot, Wanted};
 use super::row::Value;
 use crate::encode::embed_texts;
+use crate::memory::{insert, or_raise, push};
 use crate::types::{raise, raise_hint};
 
 /// The columns of a side.
@@ -171,7 +172,7 @@ pub fn check_lists(source: usize, target: usize, k: usize) {
                  than laser.mining_memory",
                 bytes / 1024
             ),
-            "Lower k, or raise laser.mining_memory.",
+            format!("Lower k. {}", guc::MORE_MEMORY),
         );
     }
 }
@@ -192,7 +193,7 @@ pub fn each_row(
     let mut last = None;
     let mut count = 0;
     query.run(Snapshot::Caller, 1, |batch| {
-        let mut rows = Vec::with_capacity(batch.rows());
+        let mut rows = Vec::new();
         for row in 0..batch.rows() {
             let Some(id) = batch.integer(row, 0) else {
                 raise_hint(
@@ -209,7 +210,7 @@ pub fn each_row(
                 );
             }
             if batch.datum(row, 1).is_some() {
-                rows.push((id, row));
+                push(&mut rows, (id, row));
             }
         }
         count += rows.len();
@@ -294,11 +295,11 @@ fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
             chosen.retain(|&(_, row)| {
                 batch
                     .bytes(row, 1)
-                    .is_none_or(|text| seen.insert(content_hash(b"", text)))
+                    .is_none_or(|text| insert(&mut seen, content_hash(b"", text)))
             });
         }
         push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
-        loaded.ids.extend(chosen.iter().map(|&(id, _)| id));
+        or_raise(laser_memory::extend(&mut loaded.ids, chosen.iter().map(|&(id, _)| id)));
     });
     loaded
 }

@@ -1,12 +1,13 @@
 //! Mined pairs against gold pairs.
 
-use laser_mining::{Candidate, bucc, bucc_at};
+use laser_mining::{Candidate, bucc_watched};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::Call;
+use super::call::{Call, watch};
 use super::pairs::check_threshold;
-use super::row;
+use super::{errors, row};
+use crate::memory::push;
 
 row::rows! {
     /// Two ids that belong together.
@@ -20,7 +21,7 @@ row::rows! {
 pub fn read_pairs(call: &Call, name: &str, sql: &[u8]) -> Vec<(i64, i64)> {
     let mut pairs = Vec::new();
     row::read(call, name, sql, 0, |row: IdPair| {
-        pairs.push((row.source_id, row.target_id));
+        push(&mut pairs, (row.source_id, row.target_id));
     });
     pairs
 }
@@ -52,17 +53,12 @@ fn laser_bucc_score(
     let call = Call::begin(fcinfo);
     let mut list = Vec::new();
     row::read(&call, "candidates", candidates, 0, |row: Scored| {
-        list.push(Candidate {
-            source: row.source_id,
-            target: row.target_id,
-            score: row.score,
-        });
+        let (source, target, score) = (row.source_id, row.target_id, row.score);
+        push(&mut list, Candidate { source, target, score });
     });
     let gold = read_pairs(&call, "gold", gold);
-    let score = match threshold {
-        Some(threshold) => bucc_at(&list, &gold, threshold),
-        None => bucc(&list, &gold),
-    };
+    let score = bucc_watched(&list, &gold, threshold, &watch)
+        .unwrap_or_else(|error| errors::search_failed(error, &[], &[]));
     call.end(TableIterator::once((
         score.precision,
         score.recall,

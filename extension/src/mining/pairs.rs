@@ -3,10 +3,12 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use laser_mining::{Margin, Neighbourhoods, Retrieval, select};
+use laser_mining::{Margin, Neighbourhoods, Retrieval, select_watched};
 use pgrx::prelude::*;
 
+use super::call::watch;
 use super::errors;
+use crate::memory::or_raise;
 use crate::types::raise;
 
 /// Parses the name of a margin.
@@ -73,15 +75,16 @@ impl Choice {
         target_ids: &[i64],
     ) -> Vec<Mined> {
         let (forward, backward) = (&found.forward, &found.backward);
-        select(
+        let pairs = select_watched(
             forward,
             backward,
             self.margin,
             self.retrieval,
             self.threshold,
+            &watch,
         )
-        .into_iter()
-        .map(|pair| {
+        .unwrap_or_else(|error| errors::search_failed(error, source_ids, target_ids));
+        or_raise(laser_memory::collect(pairs.into_iter().map(|pair| {
             let (source, target) = (pair.source as usize, pair.target as usize);
             (
                 source_ids[source],
@@ -90,7 +93,6 @@ impl Choice {
                 forward.mean(source),
                 backward.mean(target),
             )
-        })
-        .collect()
+        })))
     }
 }

@@ -1,14 +1,15 @@
 //! Mining from neighbours that are known: those of shards, merged.
 
-use laser_mining::Side;
+use laser_mining::{Side, sort_by};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::Call;
+use super::call::{Call, watch};
 use super::functions::{NeighbourRow, NeighbourRows, k_of};
 use super::lists::{self, Lists};
 use super::pairs::{Choice, MinedRows};
-use super::row;
+use super::{errors, row};
+use crate::memory::{or_raise, push};
 use crate::types::{raise, raise_hint};
 
 row::rows! {
@@ -22,13 +23,17 @@ fn each_neighbourhood(
     call: &Call,
     name: &str,
     sql: &[u8],
-    mut each: impl FnMut(i64, Vec<(i64, f64)>),
+    mut each: impl FnMut(i64, &[(i64, f64)]),
 ) {
-    let mut finish = |id: Option<i64>, mut list: Vec<(i64, f64)>| {
+    let place = format!("the {name} query");
+    let mut finish = |id: Option<i64>, list: &mut Vec<(i64, f64)>| {
         if let Some(id) = id {
-            list.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let order = |a: &(i64, f64), b: &(i64, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+            sort_by(list, order, &watch)
+                .unwrap_or_else(|error| errors::search_failed(error, &[], &[]));
             each(id, list);
         }
+        list.clear();
     };
     let mut current = None;
     let mut list: Vec<(i64, f64)> = Vec::new();
@@ -43,15 +48,18 @@ fn each_neighbourhood(
             );
         }
         if current != Some(row.id) {
-            finish(current, std::mem::take(&mut list));
+            finish(current, &mut list);
             current = Some(row.id);
         }
         match list.last_mut() {
             Some(last) if last.0 == row.neighbour => last.1 = last.1.max(row.cosine),
-            _ => list.push((row.neighbour, row.cosine)),
+            _ => {
+                lists::check_room(&place, list.len());
+                push(&mut list, (row.neighbour, row.cosine));
+            }
         }
     });
-    finish(current, list);
+    finish(current, &mut list);
 }
 
 #[pg_extern(sql = "")]
@@ -61,7 +69,8 @@ fn laser_knn_merge(shards: &[u8], k: i32, fcinfo: pg_sys::FunctionCallInfo) -> N
     let mut rows: Vec<NeighbourRow> = Vec::new();
     each_neighbourhood(&call, "shards", shards, |id, list| {
         let best = list.iter().take(k).zip(1..);
-        rows.extend(best.map(|(&(neighbour, cosine), rank)| (id, neighbour, rank, cosine)));
+        let best = best.map(|(&(neighbour, cosine), rank)| (id, neighbour, rank, cosine));
+        or_raise(laser_memory::extend(&mut rows, best));
     });
     call.end(TableIterator::new(rows))
 }
@@ -79,7 +88,10 @@ fn laser_mine_neighbours(
     let call = Call::begin(fcinfo);
     let read = |name, sql| {
         let mut lists = Lists::default();
-        each_neighbourhood(&call, name, sql, |id, list| lists.push(id, list));
+        let place = format!("the {name} query");
+        each_neighbourhood(&call, name, sql, |id, list| {
+            lists.push(&place, id, list.iter().copied());
+        });
         lists
     };
     let (forward, backward) = (read("forward", forward), read("backward", backward));

@@ -10,11 +10,11 @@
 use std::collections::HashSet;
 use std::ffi::CStr;
 
-use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove};
+use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove, sort_by};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
 
-use super::call::Call;
+use super::call::{Call, watch};
 use super::functions::k_of;
 use super::lists::{self, Lists};
 use super::load::{self, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
@@ -24,6 +24,7 @@ use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
 use super::row::{self, Row};
 use super::{errors, work};
 use crate::encode::describe_model;
+use crate::memory::{insert, or_raise, push};
 use crate::types::{new_embedding, raise_hint};
 
 type Hash = [u8; 16];
@@ -137,10 +138,8 @@ impl<'a> Table<'a> {
             if row.neighbours.len() != row.cosines.len() {
                 self.damaged("a list of neighbours has another length than its cosines");
             }
-            lists.push(
-                row.id,
-                row.neighbours.into_iter().zip(row.cosines).collect(),
-            );
+            let list = row.neighbours.into_iter().zip(row.cosines);
+            lists.push(&self.name, row.id, list);
         });
         lists
     }
@@ -189,7 +188,7 @@ impl Part {
         progress.phase(load::reading(side));
         let mut old: Vec<(i64, Hash)> = Vec::new();
         table.read(side, |row: Content| match row.content.try_into() {
-            Ok(content) => old.push((row.id, content)),
+            Ok(content) => push(&mut old, (row.id, content)),
             Err(_) => table.damaged("a value of content is no hash"),
         });
 
@@ -201,7 +200,7 @@ impl Part {
             Kind::Text => describe_model(None).fingerprint.to_vec(),
             _ => Vec::new(),
         };
-        let mut stays = vec![false; old.len()];
+        let mut stays = or_raise(laser_memory::filled(false, old.len()));
         let (mut added, mut added_rows) = (Vec::new(), Rows::default());
         let mut seen = HashSet::new();
         let limit = load::memory_of_side() / 2;
@@ -220,14 +219,14 @@ impl Part {
                         })
                         .unwrap_or_default(),
                 };
-                if unify && kind == Kind::Text && !seen.insert(hash) {
+                if unify && kind == Kind::Text && !insert(&mut seen, hash) {
                     continue;
                 }
                 match old.binary_search_by_key(&id, |old| old.0) {
                     Ok(at) if old[at].1 == hash => stays[at] = true,
                     _ => {
-                        added.push((id, hash));
-                        chosen.push((id, row));
+                        push(&mut added, (id, hash));
+                        push(&mut chosen, (id, row));
                     }
                 }
             }
@@ -261,11 +260,8 @@ impl Part {
 
     /// Positions, among the old rows, of those that stay.
     fn kept_old(&self) -> Vec<u32> {
-        (0..)
-            .zip(&self.stays)
-            .filter(|&(_, &stays)| stays)
-            .map(|(at, _)| at)
-            .collect()
+        let kept = (0..).zip(&self.stays).filter(|&(_, &stays)| stays);
+        or_raise(laser_memory::collect(kept.map(|(at, _)| at)))
     }
 
     /// Merges the ids that stay and those that came.
@@ -276,16 +272,16 @@ impl Part {
             .zip(&self.stays)
             .filter(|(_, stays)| **stays);
         let kept = kept.map(|(&(id, _), _)| (id, false));
-        let mut all: Vec<(i64, bool)> = kept
-            .chain(self.added.iter().map(|&(id, _)| (id, true)))
-            .collect();
-        all.sort_unstable();
+        let added = self.added.iter().map(|&(id, _)| (id, true));
+        let mut all = or_raise(laser_memory::collect(kept.chain(added)));
+        sort_by(&mut all, Ord::cmp, &watch)
+            .unwrap_or_else(|error| errors::search_failed(error, &[], &[]));
         for (position, (id, added)) in (0..).zip(all) {
-            self.ids.push(id);
+            push(&mut self.ids, id);
             if added {
-                self.added_positions.push(position);
+                push(&mut self.added_positions, position);
             } else {
-                self.kept_positions.push(position);
+                push(&mut self.kept_positions, position);
             }
         }
     }
@@ -324,12 +320,12 @@ impl Part {
         if lists.ids.len() != self.old.len() {
             table.damaged("a row came or went during the update");
         }
-        let others: Vec<i64> = other.old.iter().map(|old| old.0).collect();
+        let others = or_raise(laser_memory::collect(other.old.iter().map(|old| old.0)));
         let known = lists
             .resolve(&others)
             .unwrap_or_else(|_| table.damaged(MISSING));
         let full = k.min(others.len());
-        if lists.lists.iter().any(|list| list.len() != full) {
+        if lists.lengths().any(|length| length != full) {
             raise_hint(
                 PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
                 format!("the mining state in {} was made with another k", table.name),

@@ -17,15 +17,16 @@ use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 use super::guc;
 use super::load;
 use super::progress::Progress;
+use crate::memory;
 use crate::types::raise;
 
 /// How often the waiting thread looks for interrupts.
 const PULSE: Duration = Duration::from_millis(20);
 
-/// Runs a search with the session's settings. `memory` is what is left for it.
+/// Runs a search with the session's settings. `bytes` is the memory that is left for it.
 pub fn search<T: Send>(
     progress: &mut Progress,
-    memory: usize,
+    bytes: usize,
     job: impl FnOnce(&Options<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
     progress.phase("searching");
@@ -34,7 +35,7 @@ pub fn search<T: Send>(
         threads: guc::threads(),
         kernel: Kernel::Auto,
         device: None,
-        memory: Some(memory),
+        memory: Some(bytes),
         folder: Some(load::spill_folder()),
         control: Some(&control),
     };
@@ -67,7 +68,9 @@ pub fn search<T: Send>(
                     if terminated() {
                         // The process ends without unwinding: nobody else waits for the threads.
                         drop(stop);
-                        let _ = receiver.recv();
+                        if !memory::thread_stopped() {
+                            let _ = receiver.recv();
+                        }
                         check_for_interrupts!();
                         return Err(Error::Cancelled);
                     }

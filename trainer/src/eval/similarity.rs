@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use laser_mining::{Margin, Neighbours, best, knn};
+use laser_mining::{Margin, Neighbours, best, knn, unwatched};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -268,13 +268,12 @@ fn measure(
         threads: 1,
         ..knn::Options::default()
     };
+    let failed = |source| EvalError::Mining {
+        set: set.name().to_owned(),
+        source,
+    };
     let (forward, backward) =
-        knn::both(&x, &y, matrix.dimensions, NEIGHBOURS, &options).map_err(|source| {
-            EvalError::Mining {
-                set: set.name().to_owned(),
-                source,
-            }
-        })?;
+        knn::both(&x, &y, matrix.dimensions, NEIGHBOURS, &options).map_err(failed)?;
     let mut result = PairResult {
         source: source.to_owned(),
         target: target.to_owned(),
@@ -284,8 +283,12 @@ fn measure(
     for metric in metrics {
         let (there, back) = match metric {
             Metric::Cosine => (first(&forward), first(&backward)),
-            Metric::Margin => by_margin(&forward, &backward, Margin::Ratio),
-            Metric::MarginDistance => by_margin(&forward, &backward, Margin::Distance),
+            Metric::Margin => {
+                by_margin(&forward, &backward, Margin::Ratio).map_err(failed)?
+            }
+            Metric::MarginDistance => {
+                by_margin(&forward, &backward, Margin::Distance).map_err(failed)?
+            }
             Metric::L2 => products(&x, &y, matrix.dimensions, true),
             Metric::InnerProduct => products(&x, &y, matrix.dimensions, false),
         };
@@ -303,11 +306,16 @@ fn first(neighbours: &Neighbours) -> Vec<Option<u32>> {
 
 type BothWays = (Vec<Option<u32>>, Vec<Option<u32>>);
 
-fn by_margin(forward: &Neighbours, backward: &Neighbours, margin: Margin) -> BothWays {
-    let positions = |list: Vec<Option<(u32, f64)>>| list.into_iter().map(|b| b.map(|b| b.0));
-    let there = positions(best(forward, &backward.means(), margin)).collect();
-    let back = positions(best(backward, &forward.means(), margin)).collect();
-    (there, back)
+fn by_margin(
+    forward: &Neighbours,
+    backward: &Neighbours,
+    margin: Margin,
+) -> Result<BothWays, laser_mining::Error> {
+    let positions = |near: &Neighbours, far: &Neighbours| {
+        let best = best(near, &far.means()?, margin, &unwatched)?;
+        Ok::<_, laser_mining::Error>(best.into_iter().map(|b| b.map(|b| b.0)).collect())
+    };
+    Ok((positions(forward, backward)?, positions(backward, forward)?))
 }
 
 /// Nearest rows by inner product, or by Euclidean distance: |x - y|^2 = |x|^2 + |y|^2 - 2 xy, in

@@ -28,8 +28,8 @@ pub(super) fn pack(
     inverse: &[f64],
     dimensions: usize,
     target: bool,
-) -> (Packed, f64) {
-    let mut rounded = Vec::with_capacity(rows.len());
+) -> laser_memory::Result<(Packed, f64)> {
+    let mut rounded = laser_memory::with_capacity(rows.len())?;
     let mut worst = 0.0f64;
     for (row, &inverse) in rows.chunks_exact(dimensions).zip(inverse) {
         let from = rounded.len();
@@ -44,11 +44,11 @@ pub(super) fn pack(
         ));
     }
     if !target {
-        return (Packed::Bf16(rounded), worst);
+        return Ok((Packed::Bf16(rounded), worst));
     }
     let count = rounded.len() / dimensions;
     let size = numkong::bf16::dots_packed_size(count, dimensions);
-    let mut bytes = vec![Line([0; 64]); size.div_ceil(64)];
+    let mut bytes = laser_memory::filled(Line([0; 64]), size.div_ceil(64))?;
     // SAFETY: `rounded` holds `count` rows of `dimensions` bfloat16 values, two bytes each in the
     // same representation, and `bytes` at least `dots_packed_size` bytes.
     unsafe {
@@ -60,7 +60,8 @@ pub(super) fn pack(
             bytes.as_mut_ptr().cast(),
         );
     }
-    (Packed::Bf16Columns(Columns { rows: count, bytes }), worst)
+    let columns = Columns { rows: count, bytes };
+    Ok((Packed::Bf16Columns(columns), worst))
 }
 
 pub(super) fn tile(source: &[bf16], target: &Columns, dimensions: usize, out: &mut [f32]) {

@@ -106,10 +106,10 @@ impl<'a> Engine<'a> {
     ) -> Result<(Packed, f64), Error> {
         match self.units {
             Units::Kernel(kernel) => {
-                Ok(kernel.pack(rows, inverse, dimensions, side == Side::Target))
+                Ok(kernel.pack(rows, inverse, dimensions, side == Side::Target)?)
             }
             Units::Device(device) => {
-                let (unit, worst) = float::unit_rows(rows, inverse, dimensions);
+                let (unit, worst) = float::unit_rows(rows, inverse, dimensions)?;
                 Ok((Packed::Device(device.upload(unit, dimensions)?), worst))
             }
         }
@@ -153,7 +153,9 @@ impl<'a> Engine<'a> {
                 device.hits(source, target, &bars.0, &bars.1, keep)
             }
             (Units::Kernel(kernel), ..) => {
-                scratch.resize(SOURCE_STRIPE * TARGET_STRIPE, 0.0);
+                if scratch.is_empty() {
+                    *scratch = laser_memory::filled(0.0, SOURCE_STRIPE * TARGET_STRIPE)?;
+                }
                 kernel.tile(source, target, own.dimensions, scratch);
                 let (mut rows, mut columns) = lock();
                 tile::sieve(scratch, &mut rows, &mut columns, own, others);

@@ -3,14 +3,22 @@
 
 use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
 
-pub(super) fn pack(rows: &[f32], inverse: &[f64], dimensions: usize) -> (Packed, f64) {
-    let (unit, worst) = unit_rows(rows, inverse, dimensions);
-    (Packed::Float(unit), worst)
+pub(super) fn pack(
+    rows: &[f32],
+    inverse: &[f64],
+    dimensions: usize,
+) -> laser_memory::Result<(Packed, f64)> {
+    let (unit, worst) = unit_rows(rows, inverse, dimensions)?;
+    Ok((Packed::Float(unit), worst))
 }
 
 /// Rows of norm 1, rounded, and the largest residual of one.
-pub(super) fn unit_rows(rows: &[f32], inverse: &[f64], dimensions: usize) -> (Vec<f32>, f64) {
-    let mut unit = Vec::with_capacity(rows.len());
+pub(super) fn unit_rows(
+    rows: &[f32],
+    inverse: &[f64],
+    dimensions: usize,
+) -> laser_memory::Result<(Vec<f32>, f64)> {
+    let mut unit = laser_memory::with_capacity(rows.len())?;
     let mut worst = 0.0f64;
     for (row, &inverse) in rows.chunks_exact(dimensions).zip(inverse) {
         let from = unit.len();
@@ -21,7 +29,7 @@ pub(super) fn unit_rows(rows: &[f32], inverse: &[f64], dimensions: usize) -> (Ve
             unit[from..].iter().map(|&v| f64::from(v)),
         ));
     }
-    (unit, worst)
+    Ok((unit, worst))
 }
 
 pub(super) fn tile(source: &[f32], target: &[f32], dimensions: usize, out: &mut [f32]) {

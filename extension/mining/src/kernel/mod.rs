@@ -90,7 +90,13 @@ impl Kernel {
 
     /// Rounds and packs one stripe of rows. `inverse` are the inverse norms. Returns the packed
     /// rows and the largest `r(u)`.
-    fn pack(self, rows: &[f32], inverse: &[f64], dimensions: usize, target: bool) -> (Packed, f64) {
+    fn pack(
+        self,
+        rows: &[f32],
+        inverse: &[f64],
+        dimensions: usize,
+        target: bool,
+    ) -> laser_memory::Result<(Packed, f64)> {
         match self {
             #[cfg(target_arch = "x86_64")]
             Kernel::I16 => int16::pack(int16::Units::Avx2, rows, inverse, dimensions, target),

@@ -67,12 +67,12 @@ pub(super) fn pack(
     inverse: &[f64],
     dimensions: usize,
     target: bool,
-) -> (Packed, f64) {
+) -> laser_memory::Result<(Packed, f64)> {
     let width = units.width(target);
     let depth = dimensions.div_ceil(2);
     let panels = inverse.len().div_ceil(width);
-    let mut pairs = vec![[0i16; 2]; panels * width * depth];
-    let mut rounded = vec![0i16; depth * 2];
+    let mut pairs = laser_memory::filled([0i16; 2], panels * width * depth)?;
+    let mut rounded = laser_memory::filled(0i16, depth * 2)?;
     let mut worst = 0.0f64;
     for (at, (row, &inverse)) in rows.chunks_exact(dimensions).zip(inverse).enumerate() {
         avx2::round(row, inverse * SCALE, &mut rounded);
@@ -85,7 +85,7 @@ pub(super) fn pack(
             panel[pair * width + at % width] = [values[0], values[1]];
         }
     }
-    (
+    Ok((
         Packed::Int16(Panels {
             units,
             depth,
@@ -93,7 +93,7 @@ pub(super) fn pack(
             pairs,
         }),
         worst,
-    )
+    ))
 }
 
 pub(super) fn tile(source: &Panels, target: &Panels, out: &mut [f32]) {

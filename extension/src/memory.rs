@@ -1,0 +1,269 @@
+//! What happens when there is no memory.
+//!
+//! Rust aborts where an allocation fails, and a backend that aborts takes the server with it. So
+//! whatever is as large as a user's data is allocated by `laser-memory`, and the lack of memory is
+//! an error ([`or_raise`]). For all the rest, small things, and the larger ones of libraries, there
+//! is a last resort in the allocator ([`exhausted`]): the session ends with an error, as FATAL
+//! errors of the server end it, and the server goes on.
+//!
+//! An allocator must not unwind, but it need not return: a FATAL error does neither, it exits after
+//! it has given back what the session holds. In a critical section the server makes a PANIC of it,
+//! which is what must happen there.
+//!
+//! Reporting an error takes memory too. The server keeps some for that; pgrx does not: it copies the
+//! server's error to where the caller allocates, and an error in that copy begins it anew, until the
+//! server's stack of errors is full and it panics. So some addresses are kept free (the reserve),
+//! and given up when the server reports that there is no memory, or when an error is raised here
+//! while there is little. They are taken back when the transaction ends.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::hash::Hash;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+use laser_memory::OutOfMemory;
+use pgrx::{PgSqlErrorCode, pg_sys};
+
+use crate::types::raise_hint;
+
+/// Addresses that are kept free for the end of a session that has run out of memory.
+const RESERVE: usize = 2 << 20;
+
+/// The reserve, null where there is none.
+static KEPT: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
+/// The thread that the server runs on; 0 before [`init`].
+static MAIN: AtomicUsize = AtomicUsize::new(0);
+/// Whether the session is ending for want of memory.
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// Whether a thread beside the server's own has stopped for want of memory.
+static THREAD_STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// To be called once, on the server's thread; what it makes is inherited by sessions.
+pub fn init() {
+    MAIN.store(this_thread(), Relaxed);
+    restock();
+    // SAFETY: both functions stay where they are, for the life of the process.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_ends), ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_ends), ptr::null_mut());
+    }
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        make_room();
+        hook(info);
+    }));
+}
+
+/// Takes the reserve, unless it is there, and sees to it that errors of the server are noticed.
+fn restock() {
+    notice_errors();
+    if !KEPT.load(Relaxed).is_null() {
+        return;
+    }
+    // SAFETY: a new mapping at an address that the kernel chooses, never touched.
+    let reserve = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            RESERVE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if reserve != libc::MAP_FAILED {
+        KEPT.store(reserve, Relaxed);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction_ends(_event: pg_sys::XactEvent::Type, _state: *mut c_void) {
+    restock();
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction_ends(
+    _event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _state: *mut c_void,
+) {
+    restock();
+}
+
+/// An entry of the server's stack of error contexts.
+struct Noticing(UnsafeCell<pg_sys::ErrorContextCallback>);
+
+// SAFETY: the server's thread alone comes near it.
+unsafe impl Sync for Noticing {}
+
+static NOTICING: Noticing = Noticing(UnsafeCell::new(pg_sys::ErrorContextCallback {
+    previous: ptr::null_mut(),
+    callback: Some(notice_error),
+    arg: ptr::null_mut(),
+}));
+
+/// Puts an entry at the bottom of the server's stack of error contexts: what is on it is called when
+/// an error is reported, before anybody catches it. The server empties the stack when an error ends
+/// a statement.
+fn notice_errors() {
+    // SAFETY: the stack is a list that ends with null; its entries live as long as they are on it.
+    // On the server's thread.
+    unsafe {
+        let own = NOTICING.0.get();
+        let mut end = &raw mut pg_sys::error_context_stack;
+        while !(*end).is_null() {
+            if *end == own {
+                return;
+            }
+            end = &raw mut (**end).previous;
+        }
+        *end = own;
+    }
+}
+
+/// Called by the server while it reports an error.
+unsafe extern "C-unwind" fn notice_error(_state: *mut c_void) {
+    // SAFETY: an error is being reported.
+    if unsafe { geterrcode() } == PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int {
+        release_reserve();
+    }
+}
+
+/// Gives up the reserve if there is too little memory for an error to be reported.
+fn make_room() {
+    /// More than that takes.
+    const ENOUGH: usize = 256 << 10;
+    if this_thread() != MAIN.load(Relaxed) {
+        return;
+    }
+    // SAFETY: a block that is freed at once.
+    unsafe {
+        let block = libc::malloc(ENOUGH);
+        if block.is_null() {
+            release_reserve();
+        }
+        libc::free(block);
+    }
+}
+
+/// The value, or the SQL error for want of memory.
+pub fn or_raise<T>(result: laser_memory::Result<T>) -> T {
+    result.unwrap_or_else(|error| raise(error))
+}
+
+/// Appends a value, or raises the SQL error for want of memory.
+#[inline]
+pub fn push<T>(to: &mut Vec<T>, value: T) {
+    or_raise(laser_memory::push(to, value));
+}
+
+/// Adds a value to a set, or raises the SQL error for want of memory; whether it is new.
+pub fn insert<T: Eq + Hash>(to: &mut HashSet<T>, value: T) -> bool {
+    or_raise(laser_memory::reserve(size_of::<T>(), || to.try_reserve(1)));
+    to.insert(value)
+}
+
+/// A place in a map, or the SQL error for want of memory.
+pub fn entry<K: Eq + Hash, V>(of: &mut HashMap<K, V>, key: K) -> Entry<'_, K, V> {
+    let bytes = size_of::<(K, V)>();
+    or_raise(laser_memory::reserve(bytes, || of.try_reserve(1)));
+    of.entry(key)
+}
+
+/// Raises the SQL error for want of memory.
+#[cold]
+pub fn raise(error: OutOfMemory) -> ! {
+    raise_hint(
+        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        error.to_string(),
+        "Work on less at a time, or make more memory available to the server.",
+    )
+}
+
+/// Whether a thread has stopped for want of memory and will never end: it must not be waited for.
+/// The session has been told to end.
+pub fn thread_stopped() -> bool {
+    THREAD_STOPPED.load(Relaxed)
+}
+
+fn this_thread() -> usize {
+    // SAFETY: a plain question.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Called by the allocator when there is no memory for so many bytes. Returns to those who can cope
+/// with that, and where the process is none of a running server's; else ends the session.
+#[cold]
+pub fn exhausted(bytes: usize) {
+    let main = MAIN.load(Relaxed);
+    // SAFETY: reads a variable that is set when the process starts.
+    let in_server = main != 0 && unsafe { pg_sys::IsUnderPostmaster };
+    if laser_memory::attempting() || !in_server {
+        return;
+    }
+    if this_thread() == main {
+        // Out of memory while it ends: the server has to be told by a crash.
+        if !ENDING.swap(true, Relaxed) {
+            end_session(bytes);
+        }
+    } else {
+        stop_thread(main);
+    }
+}
+
+/// Gives the reserve back to the system, for what the end of the session needs.
+fn release_reserve() {
+    let reserve = KEPT.swap(ptr::null_mut(), Relaxed);
+    if !reserve.is_null() {
+        // SAFETY: the mapping of `init`, to which nobody has a pointer.
+        unsafe { libc::munmap(reserve, RESERVE) };
+    }
+}
+
+// As the server's headers declare them. pgrx's own way of reporting allocates.
+unsafe extern "C" {
+    fn geterrcode() -> c_int;
+    fn errstart(level: c_int, domain: *const c_char) -> bool;
+    fn errcode(code: c_int) -> c_int;
+    fn errmsg(format: *const c_char, ...) -> c_int;
+    fn errdetail(format: *const c_char, ...) -> c_int;
+    fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+}
+
+/// On the server's thread: a FATAL error.
+fn end_session(bytes: usize) {
+    release_reserve();
+    // SAFETY: the calls that ereport(FATAL) makes, in its order, on the thread that may make them.
+    // The last one does not return, and unwinds nothing: the process exits.
+    unsafe {
+        errstart(pg_sys::FATAL as c_int, ptr::null());
+        errcode(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int);
+        errmsg(c"out of memory in laser: the session ends".as_ptr());
+        errdetail(
+            c"Failed on a request of %ld bytes.".as_ptr(),
+            c_long::try_from(bytes).unwrap_or(c_long::MAX),
+        );
+        errfinish(c"memory.rs".as_ptr(), 0, c"end_session".as_ptr());
+    }
+}
+
+/// On another thread: asks the server's thread to end the session, and never returns.
+fn stop_thread(main: usize) -> ! {
+    THREAD_STOPPED.store(true, Relaxed);
+    release_reserve();
+    let message = b"laser: out of memory in a thread: its session ends\n";
+    // SAFETY: writes a constant; the signal is the one that ends a session, to the thread that has
+    // its handler and that outlives all others.
+    unsafe {
+        libc::write(2, message.as_ptr().cast(), message.len());
+        libc::pthread_kill(main as libc::pthread_t, libc::SIGTERM);
+        loop {
+            libc::pause();
+        }
+    }
+}

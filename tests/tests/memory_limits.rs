@@ -1,0 +1,337 @@
+//! Memory that is not there: a statement fails, a session may end, the server goes on.
+#![allow(unsafe_code)] // the size of a page
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::{Cluster, failure};
+use postgres::Client;
+use postgres::error::SqlState;
+
+const MIB: u64 = 1 << 20;
+
+/// Process id of a session.
+fn backend(client: &mut Client) -> Result<i32> {
+    Ok(client.query_one("SELECT pg_backend_pid()", &[])?.get(0))
+}
+
+/// Sets a limit of a session, as the server's account.
+fn limit(cluster: &Cluster, client: &mut Client, limit: &str) -> Result<()> {
+    let pid = backend(client)?;
+    cluster.connect("postgres")?.batch_execute(&format!(
+        "COPY (SELECT WHERE false) TO PROGRAM 'prlimit --pid {pid} --{limit}:'"
+    ))?;
+    Ok(())
+}
+
+/// Leaves a session so many bytes of addresses beyond those that it has.
+fn leave(cluster: &Cluster, client: &mut Client, bytes: u64) -> Result<()> {
+    let pid = backend(client)?;
+    let pages: u64 = fs::read_to_string(format!("/proc/{pid}/statm"))?
+        .split(' ')
+        .next()
+        .context("statm")?
+        .parse()?;
+    // SAFETY: a plain question.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    limit(cluster, client, &format!("as={}", pages * page + bytes))
+}
+
+/// That no process of the server has crashed so far, for which all sessions are ended.
+fn unharmed(cluster: &Cluster, witness: &mut Client, after: &str) -> Result<()> {
+    let log = cluster.log();
+    let crash = log.lines().find(|line| line.contains("terminated by signal"));
+    ensure!(crash.is_none(), "{after}: {}", crash.unwrap_or_default());
+    witness
+        .batch_execute("SELECT 1")
+        .with_context(|| format!("{after}: the server has ended its sessions"))
+}
+
+#[test]
+fn an_array_of_too_many_texts_is_refused() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("arrays")?;
+    let (code, message, hint) = failure(
+        &mut client,
+        "SELECT laser_embed(array_fill('a'::text, ARRAY[20000000]))",
+    )?;
+    assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED, "{message}");
+    assert!(message.starts_with("array of 20000000 texts is too long"), "{message}");
+    assert!(hint.contains("unnest"), "{hint}");
+    // Several batches; where there is no text there is no embedding.
+    let row = client.query_one(
+        "WITH e AS (SELECT laser_embed(array_agg(CASE WHEN g % 7 <> 0 THEN 'text ' || g % 100 END
+                                                ORDER BY g)) AS e
+                    FROM generate_series(1, 9000) g)
+         SELECT cardinality(e), (SELECT count(*) FROM unnest(e) x WHERE x IS NULL),
+                (SELECT bool_and(e[g] = laser_embed('text ' || g % 100))
+                 FROM generate_series(1, 9000, 61) g WHERE g % 7 <> 0)
+         FROM e",
+        &[],
+    )?;
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (9000, 1285));
+    assert!(row.get::<_, bool>(2));
+    Ok(())
+}
+
+/// One row has all others as neighbours, and each of them has that one: lists of the same room for
+/// all would take hundreds of gigabytes.
+#[test]
+fn lists_take_what_they_hold() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("hub")?;
+    let lists = "$$SELECT 0, g, g / 1e6::float8 FROM generate_series(0, 199999) g
+                   UNION ALL SELECT g, 0, g / 1e6::float8 FROM generate_series(1, 199999) g$$";
+    let sql = format!("SELECT count(*) FROM laser_mine_neighbours({lists}, {lists})");
+    assert!(client.query_one(&sql, &[])?.get::<_, i64>(0) > 0);
+
+    client.batch_execute(
+        "CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         INSERT INTO state (side, id, content, embedding, neighbours, cosines)
+         SELECT side, g, decode(md5(g::text), 'hex'), '[1,2]',
+                CASE WHEN g = 0 THEN (SELECT array_agg(n) FROM generate_series(0, 99999) n)
+                     ELSE ARRAY[0] END,
+                CASE WHEN g = 0 THEN (SELECT array_agg(n / 1e6::float8) FROM generate_series(0, 99999) n)
+                     ELSE ARRAY[g / 1e6::float8] END
+         FROM generate_series(0, 99999) g, unnest(ARRAY['s', 't']) side",
+    )?;
+    let sql = "SELECT count(*) FROM laser_mine_stored('state')";
+    assert!(client.query_one(sql, &[])?.get::<_, i64>(0) > 0);
+
+    client.batch_execute("SET laser.mining_memory = '1MB'")?;
+    for sql in [
+        format!("SELECT * FROM laser_mine_neighbours({lists}, {lists})"),
+        format!("SELECT * FROM laser_knn_merge({lists}, 3)"),
+        "SELECT * FROM laser_mine_stored('state')".into(),
+    ] {
+        let (code, message, hint) = failure(&mut client, &sql)?;
+        assert_eq!(code, SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
+        assert!(hint.contains("laser.mining_memory"), "{hint}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("limits")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id, format('[%s,1]', g)::embedding AS v
+                           FROM generate_series(1, 60000) g;
+         CREATE ROLE somebody; GRANT SELECT ON t TO somebody",
+    )?;
+    let mine = "SELECT * FROM laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t', k => 60000)";
+    client.batch_execute("SET ROLE somebody; SET laser.mining_memory = '2147483647kB'")?;
+    let (code, message, _) = failure(&mut client, mine)?;
+    assert_eq!(code, SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
+    let (code, ..) = failure(&mut client, "SET laser.mining_memory_limit = '2147483647kB'")?;
+    assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
+
+    // A superuser may; and then it is not there.
+    client.batch_execute("RESET ROLE; SET laser.mining_memory_limit = '2147483647kB'")?;
+    leave(&cluster, &mut client, 200 * MIB)?;
+    let (code, message, _) = failure(&mut client, mine)?;
+    assert_eq!(code, SqlState::OUT_OF_MEMORY, "{message}");
+    client.batch_execute("SELECT 1")?;
+    Ok(())
+}
+
+/// Calls of functions whose arguments mean something; the table has 4,000 rows.
+const CALLS: [(&str, &str); 22] = [
+    ("laser_embed", "laser_embed((SELECT array_agg(body) FROM t))"),
+    ("laser_embed", "laser_embed(repeat('a b ', 250000))"),
+    ("laser_embed", "laser_embed(repeat(U&'\\FDFA', 340000))"),
+    ("laser_mine", "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t')"),
+    ("laser_mine", "laser_mine('SELECT id, body FROM t', 'SELECT id, body FROM t')"),
+    ("laser_mine", "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t', k => 2000)"),
+    (
+        "laser_mine",
+        "laser_mine('SELECT id, v FROM t LIMIT 300', 'SELECT id, v FROM t', method => 'index')",
+    ),
+    ("laser_knn_join", "laser_knn_join('SELECT id, v FROM t', 'SELECT id, v FROM t', 100)"),
+    (
+        "laser_knn_merge",
+        "laser_knn_merge('SELECT g % 100, g, g / 1e9::float8 FROM generate_series(1, 500000) g', 4)",
+    ),
+    (
+        "laser_mine_neighbours",
+        "laser_mine_neighbours('SELECT g, g, 0.5::float8 FROM generate_series(1, 300000) g',
+                               'SELECT g, g, 0.5::float8 FROM generate_series(1, 300000) g')",
+    ),
+    (
+        "laser_margin_scores",
+        "laser_margin_scores('SELECT a.id, b.id FROM t a, t b WHERE b.id < 100',
+                             'SELECT id, v FROM t', 'SELECT id, v FROM t')",
+    ),
+    (
+        "laser_similarity_error",
+        "laser_similarity_error('SELECT id, v FROM t', 'SELECT id, v FROM t')",
+    ),
+    (
+        "laser_bucc_score",
+        "laser_bucc_score('SELECT g, g, g / 1e9::float8 FROM generate_series(1, 1000000) g',
+                          'SELECT g, g FROM generate_series(1, 1000000, 2) g')",
+    ),
+    (
+        "laser_mine_update",
+        "laser_mine_update('state', 'SELECT id, v FROM t', 'SELECT id, v FROM t WHERE id > 5')",
+    ),
+    ("laser_mine_stored", "laser_mine_stored('state')"),
+    ("laser_index_info", "laser_index_info('t_v_idx')"),
+    ("laser_index_check", "laser_index_check('t_v_idx')"),
+    ("laser_index_recall", "laser_index_recall('t_v_idx', 1000)"),
+    ("laser_merge", "laser_merge('t_v_idx')"),
+    ("laser_prewarm", "laser_prewarm('t_v_idx')"),
+    ("laser_embed_table", "laser_embed_table('t', 'body', 'e', 1000)"),
+    ("cosine_distance", "cosine_distance(repeat('a', 1000000), repeat('b c', 300000))"),
+];
+
+/// Statements that no function stands for.
+const STATEMENTS: [&str; 6] = [
+    "CREATE INDEX CONCURRENTLY ON t USING laser (v)",
+    "CREATE INDEX ON t USING laser (body)",
+    "INSERT INTO t (id, body, v) SELECT -id, body, v FROM t WHERE id < 500",
+    "DELETE FROM t WHERE id < 0",
+    "VACUUM t",
+    "SET enable_seqscan = off; SELECT id FROM t ORDER BY v <=> (SELECT v FROM t LIMIT 1) LIMIT 100",
+];
+
+/// A large argument of a type.
+fn argument(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "integer" => "1000",
+        "bigint" => "1",
+        "double precision" => "0.5",
+        "boolean" => "true",
+        "text" => "repeat('a ', 500000)",
+        "text[]" => "array_fill(repeat('a', 1000), ARRAY[20000])",
+        "regclass" => "'t_v_idx'::regclass",
+        "oid" => "'t'::regclass::oid",
+        "bytea" => "decode(repeat('00', 10000000), 'hex')",
+        "cstring" => "(('[1' || repeat(',1', 15999) || ']')::cstring)",
+        "embedding" => "array_fill(1, ARRAY[16000])::embedding",
+        "halfembedding" => "array_fill(1, ARRAY[16000])::halfembedding",
+        "embedding[]" => "array_fill(array_fill(1, ARRAY[16000])::embedding, ARRAY[200])",
+        "real[]" => "array_fill(1::real, ARRAY[16000])",
+        "double precision[]" => "array_fill(1::double precision, ARRAY[16000])",
+        "integer[]" => "array_fill(1, ARRAY[16000])",
+        "numeric[]" => "array_fill(1::numeric, ARRAY[16000])",
+        "cstring[]" => "ARRAY['3'::cstring]",
+        _ => return None,
+    })
+}
+
+/// A call of every function of the extension that SQL can call.
+fn statements(client: &mut Client) -> Result<Vec<String>> {
+    let functions = client.query(
+        "SELECT p.proname::text, p.prokind::text,
+                ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY u(a, n)
+                      ORDER BY n)
+         FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+         JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+         WHERE e.extname = 'laser' AND d.deptype = 'e' ORDER BY p.oid",
+        &[],
+    )?;
+    ensure!(functions.len() > 50, "{} functions", functions.len());
+    let mut statements: Vec<String> = STATEMENTS.map(String::from).into();
+    for row in functions {
+        let (name, kind): (String, String) = (row.get(0), row.get(1));
+        let mut known = CALLS.iter().filter(|call| call.0 == name).peekable();
+        if known.peek().is_some() {
+            let verb = if kind == "p" { "CALL" } else { "SELECT" };
+            statements.extend(known.map(|call| format!("{verb} {}", call.1)));
+            continue;
+        }
+        let types: Vec<String> = row.get(2);
+        let arguments: Option<Vec<&str>> = types.iter().map(|t| argument(t)).collect();
+        match arguments {
+            Some(arguments) => statements.push(match kind.as_str() {
+                "a" => format!(
+                    "SELECT {name}({}) FROM generate_series(1, 50)",
+                    arguments.join(", ")
+                ),
+                _ => format!("SELECT {name}({})", arguments.join(", ")),
+            }),
+            None => ensure!(
+                types.iter().any(|t| t == "internal"),
+                "the test has no argument for {name}({})",
+                types.join(", ")
+            ),
+        }
+    }
+    statements.sort();
+    statements.dedup();
+    Ok(statements)
+}
+
+#[test]
+fn every_function_survives_without_memory() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("max_parallel_maintenance_workers", "2")
+        .start()?;
+    let mut witness = cluster.database("memory")?;
+    witness.batch_execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, body text, v embedding(128), e embedding(384));
+         INSERT INTO t SELECT g, 'text ' || g,
+                              (SELECT array_agg(sin(g * (n + 1.7))) FROM generate_series(1, 128) n)
+         FROM generate_series(1, 4000) g;
+         CREATE INDEX ON t USING laser (v);
+         CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         SELECT laser_mine_update('state', 'SELECT id, v FROM t', 'SELECT id, v FROM t WHERE id > 9')",
+    )?;
+    let (mut done, mut failed, mut ended) = (0, 0, 0);
+    for statement in statements(&mut witness)? {
+        for room in [1, 6, 24] {
+            let mut client = cluster.connect("memory")?;
+            // What the session needs in any case: the library, its model, the catalogue.
+            client.batch_execute("SELECT laser_embed('warm'), '[1,2]'::embedding")?;
+            leave(&cluster, &mut client, room * MIB)?;
+            let name = format!("{statement}, with {room} MiB");
+            match client.batch_execute(&statement) {
+                Ok(()) => done += 1,
+                Err(error) => {
+                    let severity = error.as_db_error().map_or("", |e| e.severity());
+                    match (severity, error.code()) {
+                        ("ERROR", _) => failed += 1,
+                        ("FATAL", Some(&SqlState::OUT_OF_MEMORY)) => {
+                            eprintln!("ended: {name}");
+                            ended += 1;
+                        }
+                        _ => {
+                            unharmed(&cluster, &mut witness, &name)?;
+                            // No memory for the message.
+                            eprintln!("ended without a message: {name}: {error}");
+                            ended += 1;
+                        }
+                    }
+                }
+            }
+            unharmed(&cluster, &mut witness, &name)?;
+        }
+    }
+    eprintln!("{done} done, {failed} failed, {ended} sessions ended");
+    assert!(done > 50 && failed > 50 && ended * 20 < done + failed);
+    Ok(())
+}
+
+#[test]
+fn without_threads_there_is_an_error() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut witness = cluster.database("threads")?;
+    witness.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id, format('[%s,%s]', sin(g), cos(g))::embedding(2) AS v
+                           FROM generate_series(1, 3000) g",
+    )?;
+    for sql in [
+        "SELECT * FROM laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t')",
+        "CREATE INDEX ON t USING laser (v)",
+    ] {
+        let mut client = cluster.connect("threads")?;
+        client.batch_execute("SELECT '[1]'::embedding; SET laser.mining_threads = 4")?;
+        limit(&cluster, &mut client, "nproc=1")?;
+        let (code, message, _) = failure(&mut client, sql)?;
+        assert_eq!(code, SqlState::INSUFFICIENT_RESOURCES, "{message}");
+        unharmed(&cluster, &mut witness, sql)?;
+    }
+    Ok(())
+}
