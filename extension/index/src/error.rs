@@ -74,6 +74,9 @@ pub enum IndexError {
     /// There was no memory.
     #[error(transparent)]
     OutOfMemory(#[from] laser_memory::OutOfMemory),
+    /// usearch had no memory.
+    #[error("out of memory while a graph was made")]
+    GraphMemory,
     /// The system gave no thread.
     #[error("could not start a thread: {0}")]
     Thread(io::Error),

@@ -28,7 +28,29 @@ impl std::fmt::Debug for Graph {
 }
 
 fn graph_error(error: impl std::fmt::Display) -> IndexError {
-    IndexError::Graph(error.to_string())
+    let message = error.to_string();
+    if message.to_ascii_lowercase().contains("memory") {
+        IndexError::GraphMemory
+    } else {
+        IndexError::Graph(message)
+    }
+}
+
+/// The first block that usearch takes from the system for vectors, and for nodes; each one after it
+/// is twice as large.
+const FIRST_BLOCK: usize = 8 << 20;
+
+/// Whether there is memory to load a serialized graph of so many bytes. While it loads one, usearch
+/// does not look whether it got the memory that it asked for.
+fn room_to_load(bytes: usize) -> bool {
+    let (mut block, mut blocks) = (FIRST_BLOCK, FIRST_BLOCK);
+    while blocks < bytes {
+        block *= 2;
+        blocks += block;
+    }
+    // Vectors and nodes each, and tables.
+    let all = blocks.saturating_mul(2).saturating_add(bytes);
+    memmap2::MmapMut::map_anon(all).is_ok()
 }
 
 /// Dimensions and scalars as usearch sees them.
@@ -101,6 +123,9 @@ impl Graph {
     /// # Errors
     /// Damage.
     pub fn load(codec: Codec, m: usize, ef_construction: usize, bytes: &[u8]) -> Result<Self> {
+        if !room_to_load(bytes.len()) {
+            return Err(IndexError::GraphMemory);
+        }
         let mut graph = Self::empty(codec, m, ef_construction)?;
         graph.index.load_from_buffer(bytes).map_err(graph_error)?;
         graph.check_shape()?;

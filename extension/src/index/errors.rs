@@ -50,9 +50,15 @@ pub fn report(error: IndexError) -> ! {
             raise_hint(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message, hint)
         }
         IndexError::OutOfMemory(error) => crate::memory::raise(error),
+        IndexError::GraphMemory => raise_hint(
+            Code::ERRCODE_OUT_OF_MEMORY,
+            message,
+            "Lower maintenance_work_mem, or make more memory available to the server.",
+        ),
         IndexError::Thread(_) => raise(Code::ERRCODE_INSUFFICIENT_RESOURCES, message),
         IndexError::Io { ref source, .. } => {
             let code = match source.kind() {
+                ErrorKind::OutOfMemory => Code::ERRCODE_OUT_OF_MEMORY,
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,
                 _ => Code::ERRCODE_IO_ERROR,
             };
