@@ -27,7 +27,7 @@ fn functions_of_a_query_do_not_pull_it_away() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
     client.batch_execute(SETUP)?;
-    let mut act = |client: &mut postgres::Client, what: &str| {
+    let act = |client: &mut postgres::Client, what: &str| {
         client.batch_execute(&format!(
             "CREATE OR REPLACE FUNCTION act() RETURNS void LANGUAGE plpgsql VOLATILE AS
              $$ BEGIN {what}; END $$"
