@@ -126,8 +126,7 @@ fn expressions_run_under_a_safe_path() -> Result<()> {
     ] {
         root.batch_execute(&format!("SET search_path = {path}, owner"))?;
         for sql in &WORKS[2..] {
-            let sql = sql.to_owned();
-            let (code, message, _) = failure(&mut root, &sql)?;
+            let (code, message, _) = failure(&mut root, sql)?;
             ensure!(code == SqlState::UNDEFINED_FUNCTION, "{sql}: {message}");
             ensure!(
                 message.contains("helper(integer) does not exist"),
