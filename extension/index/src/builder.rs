@@ -23,6 +23,7 @@ use crate::page::UNPLACED;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::space;
 use crate::view::SegmentView;
+use crate::width;
 
 /// How to build.
 #[derive(Debug, Clone)]
@@ -608,6 +609,9 @@ fn assemble(
     let tail = &mut header.tids.of_mut(&mut bytes)[8 * count..];
     for (out, tid) in tail.chunks_exact_mut(8).zip(unplaced) {
         out.copy_from_slice(&tid.to_le_bytes());
+    }
+    if nodes > 0 {
+        header.ef = width::measure(&codec, header.graph.of(&bytes), pause)? as u32;
     }
     header.seal(&mut bytes);
     pause();

@@ -9,10 +9,11 @@
 
 use laser_vector::kernels::f32_l2_squared;
 
-use crate::codec::{Codec, Metric, Quantization};
+use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::kernels::dot_i8;
 use crate::query::{Probe, Query};
 use crate::space::Space;
+use crate::trial;
 
 /// Vectors that are enough to decide by.
 pub const SAMPLE: usize = 8192;
@@ -26,6 +27,10 @@ const GROWTH: f64 = 4.0;
 /// An encoding that is there already is kept unless its errors are so much larger than those of a
 /// new one: vectors then keep their bytes through merges.
 const KEEP: f64 = 1.25;
+
+/// How much longer than the radius of a space a vector may be; the walk's idea of its distance is a
+/// little wrong then.
+const BEYOND: f64 = 1.05;
 
 /// How a segment keeps its vectors.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,16 +58,27 @@ impl Encoding {
         existing: impl IntoIterator<Item = &'a Encoding>,
         pause: &dyn Fn(),
     ) -> Self {
+        let existing: Vec<&Encoding> = existing.into_iter().collect();
         let (quantization, noise) = match asked {
             Some(quantization) => (quantization, None),
             None => decide(metric, dims, sample, rows, pause),
         };
-        let codec = Codec::new(dims, metric, quantization);
+        let mut codec = Codec::new(dims, metric, quantization);
+        if metric == Metric::InnerProduct {
+            let known = existing.iter().map(|old| old.codec.format);
+            codec.format = match known.into_iter().find(|format| *format != Format::First) {
+                Some(format) => format,
+                None => trial::best(dims, sample, pause).unwrap_or(Format::Second),
+            };
+        }
         // Floats lose nothing far from the origin, and moving them would round them.
         let centred = quantization != Quantization::F32;
         let new = Self {
             codec,
-            space: Space::fit(metric, dims, sample, centred),
+            space: match codec.format {
+                Format::SecondInner => Space::fit_inner(dims, sample),
+                _ => Space::fit(metric, dims, sample, centred),
+            },
             noise,
         };
         let few = &sample[..sample.len().min(256)];
@@ -85,8 +101,9 @@ impl Encoding {
         for x in sample {
             let error = self.space.enter(x, 0.0, &mut place);
             // Beyond the radius the last coordinate for inner products says nothing any more.
-            let beyond = self.space.metric == Metric::InnerProduct
-                && laser_vector::kernels::norm(x) > f64::from(self.space.radius);
+            let beyond = self.codec.format == Format::Second
+                && self.space.metric == Metric::InnerProduct
+                && laser_vector::kernels::norm(x) > BEYOND * f64::from(self.space.radius);
             if beyond {
                 return f64::INFINITY;
             }

@@ -118,6 +118,9 @@ pub enum Format {
     First,
     /// What this module describes.
     Second,
+    /// The same for inner products, whose graph is one of inner products as well: the space has no
+    /// further coordinate.
+    SecondInner,
 }
 
 /// Stores and compares vectors of one segment.
@@ -152,6 +155,13 @@ impl Codec {
         }
     }
 
+    /// Whether the graph is one of inner products. Graphs of Euclidean distances are the better ones
+    /// for walks, but bringing inner products into such a space costs most of the recall where
+    /// vectors of many dimensions have different lengths: [`crate::choice`] tries both.
+    pub fn walks_by_products(&self) -> bool {
+        self.metric == Metric::InnerProduct && self.format != Format::Second
+    }
+
     /// Components of a stored vector.
     pub fn width(&self) -> usize {
         match (self.format, self.metric) {
@@ -184,8 +194,8 @@ impl Codec {
     fn fine_head(&self) -> usize {
         match (self.format, self.quantization) {
             (Format::First, _) => 0,
-            (Format::Second, Quantization::I8) => ERROR + SQUARE,
-            (Format::Second, _) => ERROR,
+            (_, Quantization::I8) => ERROR + SQUARE,
+            _ => ERROR,
         }
     }
 
@@ -208,7 +218,7 @@ impl Codec {
     /// Writes the stored form of a place in the segment's space to `out`, which has [`Codec::len`]
     /// bytes; `error` bounds how far from there the true vector may be.
     pub fn encode(&self, place: &[f32], error: f64, out: &mut [u8]) {
-        debug_assert!(self.format == Format::Second && place.len() == self.width());
+        debug_assert!(self.format != Format::First && place.len() == self.width());
         let (graph, fine) = out.split_at_mut(self.graph_len());
         let (head, codes) = fine.split_at_mut(self.fine_head());
         self.encode_graph(place, graph);
@@ -300,7 +310,7 @@ impl Codec {
 
     /// A bound of the distance between a stored vector and the one that it stands for.
     pub fn error(&self, graph: &[u8], fine: &[u8]) -> f64 {
-        if self.format == Format::Second {
+        if self.format != Format::First {
             return f64::from(f32_at(fine, 0));
         }
         let spread = (self.dims as f64).sqrt();
@@ -354,7 +364,7 @@ impl Codec {
                 let dot = scale * (dot_f32_i12(vector, coarse, codes) - 7.5 * sum) / 16.0;
                 let square = match self.format {
                     Format::First => square,
-                    Format::Second => f32_at(fine, ERROR),
+                    _ => f32_at(fine, ERROR),
                 };
                 (dot, square)
             }
@@ -466,7 +476,7 @@ impl Codec {
                         scratch
                     }
                 };
-                if self.format == Format::First && self.metric == Metric::InnerProduct {
+                if self.walks_by_products() {
                     -f32_dot(&probe.vector, x)
                 } else {
                     f32_l2_squared(&probe.vector, x)
@@ -483,7 +493,7 @@ impl Codec {
         let (ca, sa, na) = scalar_parts(a);
         let (cb, sb, nb) = scalar_parts(b);
         let dot = sa * sb * dot(ca, cb) as f32;
-        if self.format == Format::First && self.metric == Metric::InnerProduct {
+        if self.walks_by_products() {
             -dot
         } else {
             na + nb - 2.0 * dot

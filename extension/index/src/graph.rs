@@ -67,9 +67,10 @@ fn shape(codec: &Codec) -> (usize, ScalarKind) {
 impl Graph {
     fn empty(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
         let (dimensions, quantization) = shape(&codec);
-        debug_assert_eq!(codec.format, Format::Second, "old graphs are only read");
+        debug_assert_ne!(codec.format, Format::First, "old graphs are only read");
         let metric = match codec.quantization {
             Quantization::B1 => MetricKind::Hamming,
+            _ if codec.walks_by_products() => MetricKind::IP,
             _ => MetricKind::L2sq,
         };
         let options = IndexOptions {

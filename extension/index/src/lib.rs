@@ -10,6 +10,7 @@
 //! * [`space`], [`codec`], [`raw`], [`kernels`] – the space of a segment, quantisation, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be
 //! * [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
@@ -36,7 +37,9 @@ pub mod scan;
 pub mod segment;
 pub mod space;
 pub mod store;
+pub mod trial;
 pub mod view;
 pub mod walk;
+pub mod width;
 
 pub use error::{IndexError, Result};

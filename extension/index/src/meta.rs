@@ -100,7 +100,9 @@ pub struct SegmentEntry {
     pub count: u32,
     /// Dead ones among them, as of the last VACUUM.
     pub dead: u32,
-    reserved: u32,
+    /// Candidates of a walk that finds nearly all of the nearest, see [`crate::width`]; zero where
+    /// that was not measured.
+    pub ef: u32,
 }
 
 impl SegmentEntry {
@@ -123,7 +125,7 @@ impl SegmentEntry {
             bitmap_pages,
             count,
             dead,
-            reserved: 0,
+            ef: 0,
         }
     }
 

@@ -51,11 +51,12 @@ pub type Hit = (Distance, u64);
 /// How a scan goes about.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Candidates of the first search in each segment.
+    /// Candidates of the first search in each segment; zero for as many as the segment needs.
     pub ef: usize,
     /// How it goes on.
     pub iterate: Iterate,
-    /// Rows that are given at most, but at least `ef`; without iteration the first search decides.
+    /// Rows that are given at most, but at least as many as the first
+    /// search keeps in a segment; without iteration the first search decides.
     pub max_tuples: usize,
     /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
     /// their likely distances, for who does not.
@@ -65,8 +66,17 @@ pub struct Settings {
 struct Part {
     view: Rc<SegmentView>,
     probe: Probe,
+    /// Candidates of its next search.
+    ef: usize,
     /// Every live entry that may be given has been found.
     complete: bool,
+}
+
+impl Part {
+    /// Whether looking at every vector is no dearer than the walk.
+    fn is_small(&self) -> bool {
+        self.ef.saturating_mul(WALK_PART) >= self.view.len()
+    }
 }
 
 /// A row with the number that it is ordered by.
@@ -81,7 +91,8 @@ struct Found {
 pub struct Scan {
     settings: Settings,
     has_distances: bool,
-    ef: usize,
+    /// The largest width of a first search.
+    first: usize,
     parts: Vec<Part>,
     started: bool,
     /// Found and not given yet; not in order.
@@ -108,7 +119,7 @@ pub struct Scan {
 impl std::fmt::Debug for Scan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Scan")
-            .field("ef", &self.ef)
+            .field("first", &self.first)
             .field("returned", &self.returned)
             .finish()
     }
@@ -138,6 +149,11 @@ impl Scan {
                 unplaced.extend(view.unplaced());
                 Part {
                     probe: view.probe(query),
+                    ef: if settings.ef > 0 {
+                        settings.ef
+                    } else {
+                        view.ef()
+                    },
                     view,
                     complete: false,
                 }
@@ -148,7 +164,7 @@ impl Scan {
         let mut scan = Self {
             settings,
             has_distances: query.has_distances(),
-            ef: settings.ef,
+            first: parts.iter().map(|part| part.ef).max().unwrap_or(1),
             parts,
             started: false,
             waiting: Vec::new(),
@@ -218,12 +234,20 @@ impl Scan {
                     self.cut = true;
                     return None;
                 }
-                if self.ef >= widest {
+                let open = |part: &&mut Part| !part.complete;
+                if self
+                    .parts
+                    .iter_mut()
+                    .filter(open)
+                    .all(|part| part.ef >= widest)
+                {
                     // The widest walk has been made; what it has found is given.
                     self.cut = true;
                     self.parts.iter_mut().for_each(|part| part.complete = true);
                 } else {
-                    self.ef = self.ef.saturating_mul(WIDEN).min(widest);
+                    for part in &mut self.parts {
+                        part.ef = part.ef.saturating_mul(WIDEN).min(widest);
+                    }
                     self.search(pause);
                 }
             }
@@ -235,7 +259,7 @@ impl Scan {
     fn limit(&self) -> usize {
         match self.settings.iterate {
             Iterate::Off => usize::MAX,
-            _ => self.settings.max_tuples.max(self.settings.ef),
+            _ => self.settings.max_tuples.max(self.first),
         }
     }
 
@@ -255,8 +279,7 @@ impl Scan {
 
     /// Whether the first search looks at every vector.
     fn exhaustive(&self) -> bool {
-        let every = |part: &Part| self.ef.saturating_mul(WALK_PART) >= part.view.len();
-        self.parts.iter().all(every)
+        self.parts.iter().all(Part::is_small)
     }
 
     /// Moves what nothing nearer can come before any more from `waiting` to `ready`.
@@ -282,7 +305,7 @@ impl Scan {
             pause();
             self.searches += 1;
             let view = &part.view;
-            if self.ef.saturating_mul(WALK_PART) >= view.len() {
+            if part.is_small() {
                 part.complete = true;
                 self.ranked += view.len();
                 let mut nearest = Vec::new();
@@ -302,7 +325,7 @@ impl Scan {
                 self.cut |= keep(&mut nearest, left);
                 fresh.append(&mut nearest);
             } else {
-                let found = view.search(&part.probe, self.ef, &mut self.scratch);
+                let found = view.search(&part.probe, part.ef, &mut self.scratch);
                 self.ranked += found.len();
                 let mut keys = Vec::with_capacity(found.len());
                 for (estimate, entry) in found {
@@ -312,7 +335,7 @@ impl Scan {
                 }
                 // Where the graph's distance is coarse, so is its idea of who belongs to the
                 // nearest: of the many that were fetched only the best are trusted to be complete.
-                let trusted = keys.len().min(self.ef);
+                let trusted = keys.len().min(part.ef);
                 if trusted > 0 {
                     let (_, nth, _) = keys.select_nth_unstable_by(trusted - 1, f64::total_cmp);
                     bound = bound.min(*nth);

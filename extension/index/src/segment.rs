@@ -74,7 +74,8 @@ pub struct SegmentHeader {
     dims: u32,
     metric: u8,
     quantization: u8,
-    reserved: u16,
+    /// Whether walks go by inner products, see [`Format::SecondInner`].
+    inner: u16,
     /// Nodes of the graph.
     pub nodes: u64,
     /// Serialized graph.
@@ -91,7 +92,9 @@ pub struct SegmentHeader {
     pub placed: u64,
     /// Blur of eight bits, see [`Encoding::noise`]; negative where it was not measured.
     noise: f32,
-    reserved_2: u32,
+    /// Candidates of a walk that finds nearly all of the nearest, see [`crate::width`]; zero where
+    /// that was not measured.
+    pub ef: u32,
 }
 
 const FILE_HEADER: usize = 256;
@@ -135,7 +138,7 @@ impl SegmentHeader {
         let tids = section(end(&fine), 8 * counts.entries);
         let (version, space, placed) = match codec.format {
             Format::First => (1, Section::zeroed(), 0),
-            Format::Second => (VERSION, section(end(&tids), space), counts.placed),
+            _ => (VERSION, section(end(&tids), space), counts.placed),
         };
         Self {
             magic: MAGIC,
@@ -146,7 +149,7 @@ impl SegmentHeader {
             dims: codec.dims as u32,
             metric: codec.metric as u8,
             quantization: codec.quantization as u8,
-            reserved: 0,
+            inner: u16::from(codec.format == Format::SecondInner),
             nodes: counts.nodes as u64,
             graph,
             starts,
@@ -155,7 +158,7 @@ impl SegmentHeader {
             space,
             placed: placed as u64,
             noise: 0.0,
-            reserved_2: 0,
+            ef: 0,
         }
     }
 
@@ -220,7 +223,8 @@ impl SegmentHeader {
             });
         }
         if head.version == 1 {
-            (head.space, head.placed, head.noise) = (Section::zeroed(), 0, 0.0);
+            (head.space, head.placed) = (Section::zeroed(), 0);
+            (head.noise, head.ef) = (0.0, 0);
         }
         let crc = std::mem::take(&mut head.crc);
         if crc != crc32c(head.checked_bytes()) {
@@ -263,7 +267,16 @@ impl SegmentHeader {
     fn codec_of(&self, parameters: &Parameters, quantization: Quantization) -> Codec {
         match self.version {
             1 => Codec::first(parameters.dims, parameters.metric, quantization),
-            _ => Codec::new(parameters.dims, parameters.metric, quantization),
+            _ => {
+                let codec = Codec::new(parameters.dims, parameters.metric, quantization);
+                match self.inner {
+                    0 => codec,
+                    _ => Codec {
+                        format: Format::SecondInner,
+                        ..codec
+                    },
+                }
+            }
         }
     }
 
@@ -409,7 +422,7 @@ pub fn write_pages(
         next = block;
     }
     let count_dead: u32 = dead.iter().map(|b| b.count_ones()).sum();
-    Ok(SegmentEntry::new(
+    let mut entry = SegmentEntry::new(
         nonce,
         file.len() as u64,
         next,
@@ -417,7 +430,9 @@ pub fn write_pages(
         bitmap_pages as u32,
         head.count as u32,
         count_dead,
-    ))
+    );
+    entry.ef = head.ef;
+    Ok(entry)
 }
 
 /// Bytes of a bitmap for `count` entries.

@@ -7,6 +7,7 @@
 //! | L2 | `x` | it is the distance |
 //! | cosine | `u = x / ‖x‖` | `‖u - v‖² = 2 - 2 cos` |
 //! | inner product | `x` and `√(R² - ‖x‖²)`, the query with 0 | `‖q‖² + R² - 2 q·x` (Bachrach et al. 2014) |
+//! | the same, without `R` | `x`, not centred | walks go by inner products |
 //!
 //! Rounding to few bits costs precision in proportion to the length of what is rounded. Vectors that
 //! lie far from the origin and near each other would lose their differences; centred, they keep
@@ -35,7 +36,7 @@ pub struct Space {
     pub centre: Vec<f32>,
     /// Factor of all coordinates, a power of two.
     pub gain: f32,
-    /// `R` of the table above: the longest vector of the segment, more or less.
+    /// `R` of the table above: the longest vector of the segment, more or less; zero without it.
     pub radius: f32,
 }
 
@@ -55,11 +56,22 @@ impl Space {
     /// The space of vectors like those of a sample, which [`prepare`] has prepared. Without
     /// `centred` the origin stays where it is.
     pub fn fit(metric: Metric, dims: usize, sample: &[Vec<f32>], centred: bool) -> Self {
-        let mut space = Self::plain(metric, dims);
+        Self::plain(metric, dims).fitted(sample, centred)
+    }
+
+    /// The same for inner products by which walks go themselves. They are not those of moved vectors.
+    pub fn fit_inner(dims: usize, sample: &[Vec<f32>]) -> Self {
+        let mut space = Self::plain(Metric::InnerProduct, dims);
+        space.radius = 0.0;
+        space.fitted(sample, false)
+    }
+
+    fn fitted(self, sample: &[Vec<f32>], centred: bool) -> Self {
+        let mut space = self;
         if sample.is_empty() {
             return space;
         }
-        if metric == Metric::InnerProduct {
+        if space.is_extended() {
             let longest = sample.iter().map(|x| norm(x)).fold(0.0, f64::max);
             space.radius = if longest > 0.0 { longest as f32 } else { 1.0 };
         }
@@ -99,7 +111,12 @@ impl Space {
 
     /// Numbers of a vector in this space.
     pub fn width(&self) -> usize {
-        self.dims + usize::from(self.metric == Metric::InnerProduct)
+        self.dims + usize::from(self.is_extended())
+    }
+
+    /// Whether there is a further coordinate, which makes inner products distances.
+    fn is_extended(&self) -> bool {
+        self.metric == Metric::InnerProduct && self.radius > 0.0
     }
 
     fn centre_at(&self, i: usize) -> f32 {
@@ -111,7 +128,7 @@ impl Space {
         for (out, x) in out.iter_mut().zip(x) {
             *out = f64::from(*x);
         }
-        if self.metric == Metric::InnerProduct {
+        if self.is_extended() {
             let square: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
             out[self.dims] = (f64::from(self.radius).powi(2) - square).max(0.0).sqrt();
         }
@@ -130,7 +147,7 @@ impl Space {
     /// the vectors, which changes no order.
     pub fn enter_query(&self, q: &[f32], out: &mut Vec<f32>) {
         let mut wide: Vec<f64> = q.iter().map(|q| f64::from(*q)).collect();
-        if self.metric == Metric::InnerProduct {
+        if self.is_extended() {
             let length = norm(q);
             if length > 0.0 {
                 let scale = f64::from(self.radius) / length;

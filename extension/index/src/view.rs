@@ -64,6 +64,9 @@ pub struct SegmentView {
     dead_version: Cell<Option<u64>>,
 }
 
+/// Candidates of a walk in a segment that does not say how many it needs.
+pub const DEFAULT_EF: usize = 100;
+
 /// A candidate of a search: what is known of its distance, and the number of the entry.
 pub type Candidate = (Estimate, u32);
 
@@ -114,6 +117,14 @@ impl SegmentView {
     /// How vectors are stored.
     pub fn encoding(&self) -> &Encoding {
         &self.encoding
+    }
+
+    /// Candidates of a walk that finds nearly all of the nearest, see [`crate::width`].
+    pub fn ef(&self) -> usize {
+        match self.head.ef {
+            0 => DEFAULT_EF,
+            ef => ef as usize,
+        }
     }
 
     /// A query as this segment sees it.

@@ -11,8 +11,8 @@ use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::choice::Encoding;
 use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
-use laser_index::raw::RawForm;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
+use laser_index::raw::RawForm;
 use laser_index::segment::{SegmentMap, write_pages};
 use laser_index::{IndexError, cache, maintain};
 
@@ -165,7 +165,9 @@ fn files_are_opened_with_care() {
     // What cannot be replaced is done without.
     std::fs::create_dir_all(path.join("full")).unwrap();
     assert_eq!(
-        cache::open(&store, &parameters(), &entry, &path).unwrap().len(),
+        cache::open(&store, &parameters(), &entry, &path)
+            .unwrap()
+            .len(),
         500
     );
 }

@@ -20,9 +20,10 @@
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
 use laser_index::scan::{Iterate, WALK_PART};
+use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
-use super::element::Element;
+use super::element::{self, Element};
 use super::options;
 use super::pages::RelationStore;
 
@@ -42,10 +43,19 @@ const PENDING_PAGE: f64 = 0.1;
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
 
+/// Candidates of the first search in a segment that says it needs so many.
+fn width(needed: u32) -> f64 {
+    match (options::ef_search(), needed) {
+        (0, 0) => DEFAULT_EF as f64,
+        (0, needed) => f64::from(needed),
+        (asked, _) => asked as f64,
+    }
+}
+
 /// What the metapage says about the work.
 struct Shape {
-    /// Live entries of the segments.
-    segments: Vec<f64>,
+    /// Live entries of the segments, and the candidates of a first search in each.
+    segments: Vec<(f64, f64)>,
     pending_entries: f64,
     pending_pages: f64,
     /// Operators' worth of work for one distance.
@@ -64,7 +74,7 @@ impl Shape {
     /// `index` is the description of an index of this access method.
     unsafe fn read(index: &pg_sys::IndexOptInfo) -> Self {
         let unknown = Self {
-            segments: vec![index.tuples.max(1.0)],
+            segments: vec![(index.tuples.max(1.0), width(0))],
             pending_entries: 0.0,
             pending_pages: 0.0,
             distance: 2.0,
@@ -86,10 +96,10 @@ impl Shape {
         let parameters = &meta.parameters;
         let quantization = parameters.quantization.unwrap_or(Quantization::I8);
         let codec = Codec::new(parameters.dims, parameters.metric, quantization);
-        let segments: Vec<f64> = meta
+        let segments: Vec<(f64, f64)> = meta
             .segments
             .iter()
-            .map(|entry| f64::from(entry.live()))
+            .map(|entry| (f64::from(entry.live()), width(entry.ef)))
             .collect();
         let pages = meta.pending.pages() as f64;
         let entries = pages * laser_index::pending::entries_per_page(parameters) as f64;
@@ -99,7 +109,7 @@ impl Shape {
             pending_pages: pages,
             distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
             m: meta.parameters.m as f64,
-            text: Element::from_u8(meta.parameters.element) == Some(Element::Text),
+            text: element::of(&meta.parameters) == Element::Text,
             complete: meta.complete,
         }
     }
@@ -114,13 +124,19 @@ impl Shape {
         (levels * self.m + 2.0 * self.m * ef * novelty).min(n)
     }
 
-    /// Distances computed by one search of all segments.
-    fn search(&self, ef: f64) -> f64 {
-        self.segments.iter().map(|&n| self.walk(n, ef)).sum()
+    /// Distances computed by the first search of all segments, or by one that is so wide.
+    fn search(&self, at_least: f64) -> f64 {
+        let walk = |&(n, ef): &(f64, f64)| self.walk(n, ef.max(at_least));
+        self.segments.iter().map(walk).sum()
+    }
+
+    /// Candidates of the first search of all segments.
+    fn first(&self) -> f64 {
+        self.segments.iter().map(|(n, ef)| ef.min(*n)).sum()
     }
 
     fn entries(&self) -> f64 {
-        self.segments.iter().sum::<f64>() + self.pending_entries
+        self.segments.iter().map(|(n, _)| n).sum::<f64>() + self.pending_entries
     }
 }
 
@@ -192,11 +208,11 @@ pub unsafe extern "C-unwind" fn estimate(
             return;
         }
         let shape = Shape::read(index);
-        let ef = options::ef_search() as f64;
+        let widest = shape.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max);
         let entries = shape.entries();
         let deliverable = match options::iterate() {
-            Iterate::Off => ef * shape.segments.len().max(1) as f64 + shape.pending_entries,
-            _ => (options::max_scan_tuples() as f64).max(ef),
+            Iterate::Off => shape.first() + shape.pending_entries,
+            _ => (options::max_scan_tuples() as f64).max(widest),
         };
         let visited = visited(&*root, &*index.rel, entries);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. An
@@ -212,7 +228,7 @@ pub unsafe extern "C-unwind" fn estimate(
         let operator = pg_sys::cpu_operator_cost;
         let more_segments = shape.segments.len().saturating_sub(1) as f64;
         let embed = if shape.text { EMBED } else { 0.0 };
-        let distances = shape.search(ef) + shape.pending_entries;
+        let distances = shape.search(0.0) + shape.pending_entries;
         let start = random_page
             + PENDING_PAGE * seq_page * shape.pending_pages
             + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + shape.distance * distances);
@@ -220,7 +236,7 @@ pub unsafe extern "C-unwind" fn estimate(
         // Each wider search looks again at what the ones before have seen, which doubles the work
         // at most; the last of them looks at everything. LIMIT takes a share of what comes after
         // the start, so that share is made to be the work for the rows that are wanted.
-        let rest = if visited <= ef {
+        let rest = if visited <= widest {
             0.0
         } else {
             let wider = shape.search(visited) + shape.pending_entries;

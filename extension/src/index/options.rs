@@ -23,13 +23,13 @@ pub enum IterativeScan {
     StrictOrder,
 }
 
-static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(100);
+static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
 
-/// `laser.ef_search`.
+/// `laser.ef_search`; zero leaves it to the segments.
 pub fn ef_search() -> usize {
     EF_SEARCH.get() as usize
 }
@@ -200,9 +200,9 @@ pub fn init() {
     GucRegistry::define_int_guc(
         c"laser.ef_search",
         c"Sets how many candidates a search keeps in each segment of an index.",
-        c"More of them find more of the nearest rows and take longer.",
+        c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest.",
         &EF_SEARCH,
-        1,
+        0,
         10_000,
         GucContext::Userset,
         flags,

@@ -1,0 +1,85 @@
+//! How many candidates a walk must keep to find nearly all of the nearest nodes.
+//!
+//! Graphs differ: one with clear neighbourhoods needs forty candidates, one of a million sentences
+//! about everything a thousand. When a segment has been built, nodes of it are searched for as if
+//! they were not in it, and what is found is compared with what a look at every node finds.
+
+use std::collections::HashSet;
+
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::graph::Layout;
+use crate::kernels::dot_i8;
+use crate::query::Probe;
+use crate::walk::Walk;
+
+/// Nodes that are searched for.
+const QUERIES: usize = 64;
+/// Nearest nodes that are to be found.
+const NEAREST: usize = 10;
+/// Share of them that is to be found. Queries from elsewhere are a little harder than nodes.
+const WANTED: f64 = 0.993;
+/// Widths that are tried.
+const WIDTHS: [usize; 10] = [40, 64, 100, 150, 200, 300, 400, 600, 800, 1200];
+
+/// The least width of [`WIDTHS`] that is enough, or the largest. `pause` is called now and then, and
+/// may unwind.
+///
+/// # Errors
+/// Damage.
+pub fn measure(codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
+    let walk = Walk::new(&Layout::parse(codec, graph)?)?;
+    let nodes = walk.nodes;
+    if nodes <= WIDTHS[0] {
+        return Ok(WIDTHS[0]);
+    }
+    let (dot, mut scratch) = (dot_i8(), Vec::new());
+    let step = (nodes / QUERIES).max(1);
+    let mut queries = Vec::new();
+    for node in (0..nodes).step_by(step).take(QUERIES) {
+        let node = node as u32;
+        let probe = Probe::at(codec, walk.vector(graph, node));
+        let mut all: Vec<(f32, u32)> = Vec::new();
+        for other in (0..nodes as u32).filter(|other| *other != node) {
+            if other % 4096 == 0 {
+                pause();
+            }
+            let stored = walk.vector(graph, other);
+            all.push((
+                codec.graph_distance(&probe, stored, dot, &mut scratch),
+                other,
+            ));
+            if all.len() == 1024 {
+                all.select_nth_unstable_by(NEAREST, |a, b| a.0.total_cmp(&b.0));
+                all.truncate(NEAREST);
+            }
+        }
+        all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        all.truncate(NEAREST);
+        queries.push((node, probe, all));
+    }
+    for width in WIDTHS {
+        let (mut found, mut wanted) = (0, 0);
+        for (node, probe, nearest) in &queries {
+            pause();
+            let own = walk.vector(graph, *node).as_ptr();
+            let found_nodes = walk.search(graph, width, |stored| {
+                if stored.as_ptr() == own {
+                    // Nothing leads through the node that is searched for.
+                    return f32::INFINITY;
+                }
+                codec.graph_distance(probe, stored, dot, &mut scratch)
+            });
+            let hits: HashSet<u32> = found_nodes.into_iter().collect();
+            wanted += nearest.len();
+            found += nearest
+                .iter()
+                .filter(|(_, node)| hits.contains(node))
+                .count();
+        }
+        if found as f64 >= WANTED * wanted as f64 {
+            return Ok(width);
+        }
+    }
+    Ok(WIDTHS[WIDTHS.len() - 1])
+}
