@@ -25,7 +25,8 @@ const NEAREST: usize = 10;
 const EF: usize = 20;
 /// Neighbours of a node, and candidates while one is added: the defaults.
 const GRAPH: (usize, usize) = (16, 64);
-/// By how much the extended space must be better.
+/// By how much the graph of inner products must be better: where it is as good among few vectors, it
+/// is worse among many.
 const BETTER: f64 = 0.02;
 
 /// The form to take; `None` if there are too few vectors to tell, or none can be built.
@@ -63,10 +64,10 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
         pause,
     )
     .ok()?;
-    Some(if extended > inner + BETTER {
-        Format::Second
-    } else {
+    Some(if inner > extended + BETTER {
         Format::SecondInner
+    } else {
+        Format::Second
     })
 }
 
