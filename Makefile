@@ -4,10 +4,12 @@
 # make test [ARGS="…"]         every test; ARGS go to cargo test
 # make install PG_CONFIG=…     installs laser into your own PostgreSQL
 # make bench                   all benchmarks: bench-encoder bench-index bench-mining bench-trainer
+# make bench-recall            recall over kinds of data, beside pgvector (ARGS=--write: docs/recall.md)
+# make bench-plans             whether the planner chooses the fastest plan
 # make lint | fmt | clean
 
 .PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
-        bench-trainer lint fmt clean help
+        bench-trainer bench-recall bench-plans lint fmt clean help
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -37,7 +39,7 @@ install: build
 
 bench: bench-encoder bench-index bench-mining bench-trainer
 
-bench-encoder bench-index bench-mining bench-trainer: deps
+bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans: deps
 	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
 
 fmt:

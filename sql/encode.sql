@@ -37,7 +37,7 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 CREATE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
        error
-FROM laser_models();
+FROM @extschema@.laser_models();
 
 COMMENT ON VIEW laser_models IS 'models that are installed';
 COMMENT ON COLUMN laser_models.fingerprint IS 'hash of the model''s files';
@@ -60,10 +60,10 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 1;
 CREATE VIEW laser_encoder_status AS
 SELECT state, pid, worker_pid, device, default_model, loaded_models, memory_bytes, sessions,
        queue_length, queue_limit, batches, sentences, tokens,
-       round(sentences_per_second::numeric, 1) AS sentences_per_second, restarts,
-       uptime_ms * interval '1 millisecond' AS uptime, last_error, backend_model,
+       pg_catalog.round(sentences_per_second::numeric, 1) AS sentences_per_second, restarts,
+       uptime_ms OPERATOR(pg_catalog.*) interval '1 millisecond' AS uptime, last_error, backend_model,
        backend_sentences
-FROM laser_encoder_status();
+FROM @extschema@.laser_encoder_status();
 
 COMMENT ON VIEW laser_encoder_status IS 'state of the encoder process; answers when it is down as well';
 COMMENT ON COLUMN laser_encoder_status.state
@@ -86,34 +86,48 @@ IS 'whether a procedure called now could not commit: BEGIN was sent, or several 
 -- Fills an embedding column, in transactions of batch_size rows. It walks the table by physical
 -- position (ctid), needs no key, takes only rows whose embedding is still null, and can therefore
 -- be stopped and called again at any time. Rows that others change meanwhile are met in a later
--- pass, since what has no embedding yet is looked for until nothing is left.
+-- pass, since what has no embedding yet is looked for until nothing is left, or until ten passes
+-- were no shorter than half of the shortest before them: rows then lose their embeddings, or come
+-- without one, as fast as they get it.
+--
+-- It runs with the rights and the search path of the caller. A procedure that commits cannot set a
+-- path of its own, so every name in it is qualified: what is on the caller's path is never looked
+-- at, whoever has put it there.
 CREATE PROCEDURE laser_embed_table(
     tbl regclass, text_column name, embedding_column name, batch_size integer DEFAULT 1000)
 LANGUAGE plpgsql AS $procedure$
 DECLARE
-    laser name := (SELECT n.nspname FROM pg_catalog.pg_extension e
-                   JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
-                   WHERE e.extname = 'laser');
+    laser pg_catalog.name := (
+        SELECT n.nspname FROM pg_catalog.pg_extension e
+        JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
+        WHERE e.extname OPERATOR(pg_catalog.=) 'laser');
     in_block boolean;
-    kind "char";
-    text_type oid;
-    embedding_type oid;
-    parts regclass[];
-    part regclass;
+    kind pg_catalog."char";
+    text_type pg_catalog.oid;
+    embedding_type pg_catalog.oid;
+    parts pg_catalog.regclass[];
+    part pg_catalog.regclass;
     estimate bigint;
-    fetch_batch text;
-    store_batch text;
+    fetch_batch pg_catalog.text;
+    store_batch pg_catalog.text;
     last_block bigint;
-    position tid;
-    rows_read bigint;
+    place pg_catalog.tid;
+    rows_read integer;
     rows_stored bigint;
+    rows_reset bigint;
     pass_stored bigint;
+    pass_reset bigint;
+    part_stored bigint;
+    shortest bigint;
+    stalled integer;
+    has_rules boolean;
+    has_embedding boolean;
     total bigint := 0;
-    started timestamptz := pg_catalog.clock_timestamp();
-    noticed timestamptz := started;
-    positions tid[];
-    texts text[];
-    next_position tid;
+    started pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    noticed pg_catalog.timestamptz := started;
+    positions pg_catalog.tid[];
+    texts pg_catalog.text[];
+    next_place pg_catalog.tid;
 BEGIN
     IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL OR batch_size IS NULL THEN
         RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
@@ -125,39 +139,45 @@ BEGIN
             message = 'laser_embed_table cannot run inside a transaction block',
             hint = 'It commits each batch. Call it without BEGIN, with autocommit, and as the only statement.';
     END IF;
-    IF batch_size NOT BETWEEN 1 AND 100000 THEN
+    IF batch_size OPERATOR(pg_catalog.<) 1 OR batch_size OPERATOR(pg_catalog.>) 100000 THEN
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
             message = pg_catalog.format('batch size is %s, must be 1 to 100000', batch_size);
     END IF;
-    SELECT c.relkind INTO kind FROM pg_catalog.pg_class c WHERE c.oid = tbl;
-    IF kind IS NULL OR kind NOT IN ('r', 'p') THEN
+    SELECT c.relkind INTO kind FROM pg_catalog.pg_class c
+    WHERE c.oid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid;
+    IF kind IS NULL OR NOT kind OPERATOR(pg_catalog.=) ANY ('{r,p}'::pg_catalog."char"[]) THEN
         RAISE EXCEPTION USING errcode = 'wrong_object_type',
             message = pg_catalog.format('"%s" is not a table', tbl),
             hint = 'Name a table or a partitioned table.';
     END IF;
     SELECT a.atttypid INTO text_type FROM pg_catalog.pg_attribute a
-    WHERE a.attrelid = tbl AND a.attname = text_column AND a.attnum > 0 AND NOT a.attisdropped;
+    WHERE a.attrelid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+      AND a.attname OPERATOR(pg_catalog.=) text_column
+      AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped;
     IF text_type IS NULL THEN
         RAISE EXCEPTION USING errcode = 'undefined_column',
             message = pg_catalog.format('column "%s" of table "%s" does not exist', text_column, tbl);
     END IF;
-    IF (SELECT t.typcategory FROM pg_catalog.pg_type t WHERE t.oid = text_type) <> 'S' THEN
+    IF (SELECT t.typcategory FROM pg_catalog.pg_type t
+        WHERE t.oid OPERATOR(pg_catalog.=) text_type) OPERATOR(pg_catalog.<>) 'S'
+    THEN
         RAISE EXCEPTION USING errcode = 'datatype_mismatch',
             message = pg_catalog.format('column "%s" of table "%s" is of type %s, which is no text type',
                              text_column, tbl, pg_catalog.format_type(text_type, NULL)),
             hint = 'Name a column of type text, varchar or char.';
     END IF;
     SELECT a.atttypid INTO embedding_type FROM pg_catalog.pg_attribute a
-    WHERE a.attrelid = tbl AND a.attname = embedding_column AND a.attnum > 0
-      AND NOT a.attisdropped;
+    WHERE a.attrelid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+      AND a.attname OPERATOR(pg_catalog.=) embedding_column
+      AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped;
     IF embedding_type IS NULL THEN
         RAISE EXCEPTION USING errcode = 'undefined_column',
             message = pg_catalog.format('column "%s" of table "%s" does not exist', embedding_column, tbl),
             hint = pg_catalog.format('ALTER TABLE %s ADD COLUMN %I %I.embedding;', tbl, embedding_column, laser);
     END IF;
-    IF embedding_type NOT IN (
-        pg_catalog.format('%I.embedding', laser)::regtype,
-        pg_catalog.format('%I.halfembedding', laser)::regtype)
+    IF NOT embedding_type OPERATOR(pg_catalog.=) ANY (ARRAY[
+        pg_catalog.format('%I.embedding', laser)::pg_catalog.regtype,
+        pg_catalog.format('%I.halfembedding', laser)::pg_catalog.regtype]::pg_catalog.oid[])
     THEN
         RAISE EXCEPTION USING errcode = 'datatype_mismatch',
             message = pg_catalog.format('column "%s" of table "%s" is of type %s, not embedding or halfembedding',
@@ -167,60 +187,113 @@ BEGIN
 
     -- Called by a function, this raises the error at once, and not after the first batch.
     COMMIT;
-    IF kind = 'p' THEN
+    IF kind OPERATOR(pg_catalog.=) 'p' THEN
         SELECT pg_catalog.array_agg(p.relid) INTO parts
         FROM pg_catalog.pg_partition_tree(tbl) p
-        JOIN pg_catalog.pg_class c ON c.oid = p.relid
-        WHERE p.isleaf AND c.relkind = 'r';
+        JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relid::pg_catalog.oid
+        WHERE p.isleaf AND c.relkind OPERATOR(pg_catalog.=) 'r';
     ELSE
         parts := ARRAY[tbl];
     END IF;
     SELECT COALESCE(pg_catalog.sum(GREATEST(c.reltuples, 0)), 0)::bigint INTO estimate
-    FROM pg_catalog.pg_class c WHERE c.oid = ANY (parts);
+    FROM pg_catalog.pg_class c
+    WHERE c.oid OPERATOR(pg_catalog.=) ANY (parts::pg_catalog.oid[]);
 
     FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
         -- Locking the rows keeps their text from changing before the embedding is stored.
         fetch_batch := pg_catalog.format(
             'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
              FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
-                   WHERE ctid > $1 AND ctid < $2 AND %3$I IS NULL AND %1$I IS NOT NULL
+                   WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
+                     AND %3$I IS NULL AND %1$I IS NOT NULL
                    LIMIT $3 FOR NO KEY UPDATE) b',
             text_column, part, embedding_column);
+        -- What is returned is the row as triggers have left it. Where rules add statements, the
+        -- server cannot return rows.
+        SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
+        WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
         store_batch := pg_catalog.format(
             'UPDATE ONLY %1$s AS t SET %2$I = e.value
              FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2)))
-                  AS e(position, value)
-             WHERE t.ctid = e.position AND t.%2$I IS NULL',
+                  AS e(place, value)
+             WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
             part, embedding_column, laser);
+        IF NOT has_rules THEN
+            store_batch := pg_catalog.concat(
+                store_batch, pg_catalog.format(' RETURNING t.%I IS NOT NULL', embedding_column));
+        END IF;
+        part_stored := 0;
+        shortest := NULL;
+        stalled := 0;
         LOOP
-            position := '(0,0)';
+            place := '(0,0)';
             pass_stored := 0;
+            pass_reset := 0;
             last_block := pg_catalog.pg_relation_size(part)
-                          / pg_catalog.current_setting('block_size')::bigint;
+                          OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
             LOOP
                 PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
                     'laser_embed_table %s: %s of about %s rows', part, total, estimate), true);
-                EXECUTE fetch_batch INTO positions, texts, next_position
-                USING position, pg_catalog.format('(%s,0)', last_block)::tid, batch_size;
+                EXECUTE fetch_batch INTO positions, texts, next_place
+                USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, batch_size;
                 rows_read := pg_catalog.cardinality(positions);
                 EXIT WHEN rows_read IS NULL;
-                EXECUTE store_batch USING positions, texts;
-                GET DIAGNOSTICS rows_stored = ROW_COUNT;
-                position := next_position;
-                pass_stored := pass_stored + rows_stored;
-                total := total + rows_stored;
+                rows_stored := 0;
+                rows_reset := 0;
+                IF has_rules THEN
+                    EXECUTE store_batch USING positions, texts;
+                    GET DIAGNOSTICS rows_stored = ROW_COUNT;
+                ELSE
+                    FOR has_embedding IN EXECUTE store_batch USING positions, texts LOOP
+                        IF has_embedding THEN
+                            rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
+                        ELSE
+                            rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
+                        END IF;
+                    END LOOP;
+                END IF;
+                place := next_place;
+                pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
+                pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
+                total := total OPERATOR(pg_catalog.+) rows_stored;
                 COMMIT;
-                IF pg_catalog.clock_timestamp() - noticed > interval '2 seconds' THEN
+                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
+                   OPERATOR(pg_catalog.>) interval '2 seconds'
+                THEN
                     noticed := pg_catalog.clock_timestamp();
                     RAISE NOTICE '% of about % rows embedded, % rows/s', total, estimate,
-                        pg_catalog.round(total / EXTRACT(epoch FROM noticed - started));
+                        pg_catalog.round(total OPERATOR(pg_catalog./)
+                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
                 END IF;
             END LOOP;
             COMMIT;
+            part_stored := part_stored OPERATOR(pg_catalog.+) pass_stored;
             -- A pass that stores nothing ends the part: nothing is left, or a trigger keeps it so.
-            EXIT WHEN pass_stored = 0;
+            EXIT WHEN pass_stored OPERATOR(pg_catalog.=) 0;
+            IF shortest IS NULL
+               OR pass_stored OPERATOR(pg_catalog.*) 2::bigint OPERATOR(pg_catalog.<=) shortest
+            THEN
+                shortest := pass_stored;
+            ELSE
+                stalled := stalled OPERATOR(pg_catalog.+) 1;
+            END IF;
+            IF stalled OPERATOR(pg_catalog.>=) 10 THEN
+                RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                    message = pg_catalog.format('rows of table "%s" are without an embedding again as fast as they are embedded', part),
+                    detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
+                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
+            END IF;
         END LOOP;
+        IF pass_reset OPERATOR(pg_catalog.>) 0 THEN
+            IF part_stored OPERATOR(pg_catalog.=) 0 THEN
+                RAISE EXCEPTION USING errcode = 'triggered_data_change_violation',
+                    message = pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column),
+                    hint = pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER …;', part);
+            END IF;
+            RAISE WARNING 'rows of table "%" stay without an embedding: a trigger sets column "%" back to null',
+                part, embedding_column;
+        END IF;
     END LOOP;
     RAISE NOTICE '% rows embedded', total;
 END

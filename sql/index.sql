@@ -24,21 +24,29 @@ CREATE OPERATOR <=> (
 COMMENT ON OPERATOR <=> (text, text) IS 'cosine distance of two texts'' embeddings';
 
 -- Support function 1 of an operator class says what it is for: 16 times the type (0 embedding,
--- 1 halfembedding, 2 text) plus the metric (0 cosine, 1 L2, 2 inner product).
+-- 1 halfembedding, 2 text) plus the metric (0 cosine, 1 L2, 2 inner product). In C, since an index is
+-- built during a commit as well (ON COMMIT DELETE ROWS), where there is no snapshot to run SQL with.
 CREATE FUNCTION laser_embedding_cosine_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 0;
+AS 'MODULE_PATHNAME', 'laser_embedding_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_embedding_l2_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 1;
+AS 'MODULE_PATHNAME', 'laser_embedding_l2_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_embedding_ip_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 2;
+AS 'MODULE_PATHNAME', 'laser_embedding_ip_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_cosine_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 16;
+AS 'MODULE_PATHNAME', 'laser_halfembedding_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_l2_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 17;
+AS 'MODULE_PATHNAME', 'laser_halfembedding_l2_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_halfembedding_ip_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 18;
+AS 'MODULE_PATHNAME', 'laser_halfembedding_ip_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 CREATE FUNCTION laser_text_cosine_kind() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 32;
+AS 'MODULE_PATHNAME', 'laser_text_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 
 CREATE OPERATOR CLASS embedding_cosine_ops DEFAULT FOR TYPE embedding USING laser AS
     OPERATOR 1 <=> (embedding, embedding) FOR ORDER BY float_ops,
@@ -73,7 +81,8 @@ CREATE FUNCTION laser_index_info(
     OUT segments integer, OUT live bigint, OUT dead bigint, OUT pending bigint,
     OUT pending_bytes bigint, OUT bytes bigint, OUT type text, OUT dimensions integer,
     OUT metric text, OUT quantization text, OUT m integer, OUT ef_construction integer,
-    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer)
+    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer,
+    OUT stored_as text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
@@ -110,3 +119,10 @@ LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
 COMMENT ON FUNCTION laser_prewarm(regclass) IS
     'opens the segments of a laser index, making their files where they are missing; returns their bytes';
+
+-- All of these ask for more than EXECUTE: laser_index_info() for SELECT on the table or the role
+-- pg_stat_scan_tables, the others for ownership of the index or, from PostgreSQL 17 on, the privilege
+-- MAINTAIN on the table. Those that evaluate expressions of the index, as the owner of its table,
+-- are for roles that were given EXECUTE besides.
+REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;

@@ -82,7 +82,7 @@ COMMENT ON FUNCTION laser_bucc_score IS
 -- The shape of a table with the state of incremental mining:
 --   CREATE TABLE de_en (LIKE laser_mining_state INCLUDING ALL);
 CREATE TABLE laser_mining_state (
-    side "char" NOT NULL CHECK (side IN ('s', 't')),
+    side "char" NOT NULL CHECK (side OPERATOR(pg_catalog.=) ANY ('{s,t}'::pg_catalog."char"[])),
     id bigint NOT NULL,
     content bytea NOT NULL,
     embedding embedding NOT NULL,
@@ -132,9 +132,9 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE ROWS 5;
 CREATE VIEW laser_mining_progress AS
 SELECT p.pid, p.datid, d.datname, r.rolname AS usename, p.started_at, p.phase, p.source_rows,
        p.target_rows, p.pairs_done, p.pairs_total, p.threads, p.memory_kb
-FROM laser_mining_progress() AS p
-LEFT JOIN pg_catalog.pg_database AS d ON d.oid = p.datid
-LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.usesysid;
+FROM @extschema@.laser_mining_progress() AS p
+LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) p.datid
+LEFT JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) p.usesysid;
 GRANT SELECT ON laser_mining_progress TO PUBLIC;
 
 COMMENT ON VIEW laser_mining_progress IS 'sessions that are mining, and how far they are';

@@ -6,6 +6,7 @@
 
 pgrx::pg_module_magic!();
 
+mod backtraces;
 mod encode;
 mod index;
 mod mining;
@@ -15,6 +16,7 @@ mod types;
 /// else at the first call in a session.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    backtraces::off();
     encode::init();
     index::init();
     mining::init();

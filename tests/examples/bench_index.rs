@@ -20,17 +20,17 @@
 //! vectors: among rows at equal distances any is right. What is printed also goes to the output file
 //! (`bench-index.txt` in the build folder), line by line.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use laser_tests::{Cluster, wait_until};
+use laser_tests::bench::{
+    Vectors, begin, clusters, load, normalize, pgvector, progress, sentences,
+};
+use laser_tests::{Cluster, say, wait_until};
 use postgres::Client;
-use rand::{Rng, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -54,29 +54,6 @@ struct Settings {
     model: PathBuf,
     sentences: Option<PathBuf>,
     output: PathBuf,
-}
-
-/// Where lines go besides the standard output, and when the benchmark began.
-static OUTPUT: OnceLock<(Mutex<File>, Instant)> = OnceLock::new();
-
-fn write_line(line: &str) {
-    println!("{line}");
-    if let Some((file, _)) = OUTPUT.get() {
-        let mut file = file.lock().expect("no holder panics");
-        // The benchmark goes on without its file.
-        let _ = writeln!(file, "{line}");
-    }
-}
-
-macro_rules! say {
-    ($($part:tt)*) => { write_line(&format!($($part)*)) };
-}
-
-/// Says what is being done, on the standard error.
-fn progress(what: &str) {
-    if let Some((_, start)) = OUTPUT.get() {
-        eprintln!("[{:4.0} s] {what}", start.elapsed().as_secs_f64());
-    }
 }
 
 fn settings() -> Result<Settings> {
@@ -122,103 +99,37 @@ fn settings() -> Result<Settings> {
     Ok(s)
 }
 
-/// Row-major vectors: those that are indexed, then [`EXTRA`] to insert, then the queries.
+/// Vectors: those that are indexed, then [`EXTRA`] to insert, then the queries.
 struct Set {
     name: &'static str,
-    dimensions: usize,
-    data: Vec<f32>,
-}
-
-impl Set {
-    fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
-    }
-}
-
-fn normalize(row: &mut [f32]) {
-    let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-    row.iter_mut().for_each(|x| *x /= norm);
-}
-
-/// A standard normal number (Box and Muller).
-fn normal(rng: &mut ChaCha8Rng) -> f32 {
-    let (u, v): (f32, f32) = (1.0 - rng.random::<f32>(), rng.random());
-    (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
+    vectors: Vectors,
 }
 
 fn easy(s: &Settings) -> Set {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let d = s.dimensions;
-    let centres: Vec<f32> = (0..500 * d).map(|_| normal(&mut rng)).collect();
-    let mut data = Vec::with_capacity((s.rows + EXTRA + s.queries) * d);
-    for _ in 0..s.rows + EXTRA + s.queries {
-        let centre = rng.random_range(0..500) * d;
-        let start = data.len();
-        data.extend((0..d).map(|i| centres[centre + i] + 0.7 * normal(&mut rng)));
-        normalize(&mut data[start..]);
-    }
+    let wanted = s.rows + EXTRA + s.queries;
+    let mut vectors = clusters(&mut rng, wanted, s.dimensions, 500, 0.7);
+    vectors
+        .data
+        .chunks_exact_mut(s.dimensions)
+        .for_each(normalize);
     Set {
         name: "easy",
-        dimensions: d,
-        data,
+        vectors,
     }
 }
 
-/// Embeds lines of the file, spread over all of it, without repetitions.
+/// Embeds lines of the file.
 fn hard(s: &Settings, client: &mut Client) -> Result<Option<Set>> {
     let Some(path) = &s.sentences else {
         say!("\nhard set: left out, it needs --sentences FILE, with a sentence a line");
         return Ok(None);
     };
     progress("embedding sentences");
-    let wanted = s.rows + EXTRA + s.queries;
-    let mut seen = HashSet::new();
-    let mut lines = Vec::new();
-    for line in std::io::BufReader::new(std::fs::File::open(path)?).lines() {
-        let line = line?.trim().to_owned();
-        if !line.is_empty() && !line.contains('\0') && seen.insert(line.clone()) {
-            lines.push(line);
-        }
-    }
-    ensure!(
-        lines.len() >= wanted,
-        "{} has {} lines, not {wanted}",
-        path.display(),
-        lines.len()
-    );
-    // A deterministic shuffle, so that queries and rows come from the same places.
-    let mut rng = ChaCha8Rng::seed_from_u64(2);
-    for i in (1..lines.len()).rev() {
-        lines.swap(i, rng.random_range(0..=i));
-    }
-    lines.truncate(wanted);
-    let mut data = Vec::new();
-    for chunk in lines.chunks(1000) {
-        let row: Vec<String> = client
-            .query_one(
-                "SELECT array_agg(e::text ORDER BY i) FROM unnest(laser_embed($1::text[])) WITH ORDINALITY x(e, i)",
-                &[&chunk],
-            )?
-            .get(0);
-        for text in row {
-            let numbers = text.trim_matches(['[', ']', '{', '}']).split(',');
-            data.extend(
-                numbers
-                    .map(str::parse::<f32>)
-                    .collect::<Result<Vec<_>, _>>()?,
-            );
-        }
-    }
-    let dimensions = data.len() / wanted;
-    ensure!(
-        data.len() == dimensions * wanted,
-        "embeddings differ in their dimensions"
-    );
-    data.chunks_exact_mut(dimensions).for_each(normalize);
+    let vectors = sentences(client, path, s.rows + EXTRA + s.queries)?;
     Ok(Some(Set {
         name: "hard",
-        dimensions,
-        data,
+        vectors,
     }))
 }
 
@@ -259,7 +170,9 @@ fn truth(set: &Set, s: &Settings) -> Vec<f32> {
 }
 
 fn tenth(set: &Set, rows: usize, query: usize) -> f32 {
-    let mut all: Vec<f32> = (0..rows).map(|i| dot(set.row(i), set.row(query))).collect();
+    let mut all: Vec<f32> = (0..rows)
+        .map(|i| dot(set.vectors.row(i), set.vectors.row(query)))
+        .collect();
     let (_, tenth, _) = all.select_nth_unstable_by(K - 1, |a, b| b.total_cmp(a));
     *tenth
 }
@@ -276,7 +189,6 @@ struct Contender {
 }
 
 fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
-    let available = "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'vector'";
     let mut list = Vec::new();
     let mut add = |name: String, kind, index: String, ef| {
         let table = format!("items{}", list.len());
@@ -288,8 +200,7 @@ fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
             table,
         });
     };
-    if client.query_one(available, &[])?.get(0) {
-        client.batch_execute("CREATE EXTENSION IF NOT EXISTS vector")?;
+    if pgvector(client)? {
         let ef = "hnsw.ef_search";
         add(
             "pgvector vector".into(),
@@ -324,8 +235,8 @@ fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
     Ok(list)
 }
 
-/// Writes rows of a set into a table, in the binary format that all types share.
-fn load(
+/// Makes a table of rows of a set.
+fn fill(
     client: &mut Client,
     table: &str,
     kind: &str,
@@ -334,34 +245,9 @@ fn load(
 ) -> Result<()> {
     client.batch_execute(&format!(
         "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v {kind}({}))",
-        set.dimensions
+        set.vectors.dimensions
     ))?;
-    let mut writer = client.copy_in(&format!("COPY {table} FROM STDIN (FORMAT binary)"))?;
-    writer.write_all(b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0")?;
-    let half = kind == "halfvec";
-    let mut line = Vec::new();
-    for (id, i) in rows.enumerate() {
-        line.clear();
-        line.extend_from_slice(&2i16.to_be_bytes());
-        line.extend_from_slice(&4i32.to_be_bytes());
-        line.extend_from_slice(&(id as i32).to_be_bytes());
-        let row = set.row(i);
-        let size = 4 + row.len() * if half { 2 } else { 4 };
-        line.extend_from_slice(&(size as i32).to_be_bytes());
-        line.extend_from_slice(&(row.len() as i16).to_be_bytes());
-        line.extend_from_slice(&[0, 0]);
-        for x in row {
-            if half {
-                line.extend_from_slice(&laser_vector::f16::from_f32(*x).to_be_bytes());
-            } else {
-                line.extend_from_slice(&x.to_be_bytes());
-            }
-        }
-        writer.write_all(&line)?;
-    }
-    writer.write_all(&(-1i16).to_be_bytes())?;
-    writer.finish()?;
-    Ok(())
+    load(client, table, kind == "halfvec", &set.vectors, rows)
 }
 
 /// Seconds of processor time of a process, and of its children that have ended.
@@ -491,9 +377,9 @@ fn measure(
     let table = &c.table;
     progress(&format!("{}: loading", c.name));
     let (extra, queries) = (format!("{table}_extra"), format!("{table}_queries"));
-    load(client, table, c.kind, set, 0..s.rows)?;
-    load(client, &extra, c.kind, set, s.rows..s.rows + EXTRA)?;
-    load(
+    fill(client, table, c.kind, set, 0..s.rows)?;
+    fill(client, &extra, c.kind, set, s.rows..s.rows + EXTRA)?;
+    fill(
         client,
         &queries,
         c.kind,
@@ -540,8 +426,8 @@ fn measure(
         let rows = client.query(&lateral, &[])?;
         let found = rows.iter().filter(|row| {
             let (q, i): (i32, i32) = (row.get(0), row.get(1));
-            let query = set.row(s.rows + EXTRA + q as usize);
-            dot(query, set.row(i as usize)) >= truth[q as usize] - ROUNDING
+            let query = set.vectors.row(s.rows + EXTRA + q as usize);
+            dot(query, set.vectors.row(i as usize)) >= truth[q as usize] - ROUNDING
         });
         let recall = found.count() as f64 / (s.queries * K) as f64;
         let last = recall >= WANTED || i + 1 == s.ef.len();
@@ -720,9 +606,7 @@ fn compare(ours: &Outcome, theirs: &Outcome, factor: f64, size: f64) {
 
 fn main() -> Result<()> {
     let s = settings()?;
-    let file =
-        File::create(&s.output).with_context(|| format!("creating {}", s.output.display()))?;
-    let _ = OUTPUT.set((Mutex::new(file), Instant::now()));
+    begin(&s.output)?;
     let mut builder = Cluster::builder()
         .setting("shared_buffers", "2GB")
         .setting("maintenance_work_mem", &s.memory)
@@ -751,7 +635,7 @@ fn main() -> Result<()> {
             "\n{} set: {} x {}, {} queries, {} threads\n",
             set.name,
             s.rows,
-            set.dimensions,
+            set.vectors.dimensions,
             s.queries,
             std::thread::available_parallelism().map_or(1, |n| n.get())
         );

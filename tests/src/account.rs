@@ -11,12 +11,17 @@ use anyhow::{Context, Result};
 /// User and group that server programs run as, or `None` when the current user will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
+    /// Its number.
     pub uid: u32,
+    /// The number of its group.
     pub gid: u32,
 }
 
 impl Account {
     /// `postgres` if there is such an account, else `nobody`; `None` unless called by root.
+    ///
+    /// # Errors
+    /// When root calls it and there is neither.
     pub fn for_servers() -> Result<Option<Account>> {
         if fs::metadata("/proc/self")
             .context("reading /proc/self")?
@@ -45,6 +50,9 @@ impl Account {
     }
 
     /// Gives `path` to this account; nothing to do for `None`.
+    ///
+    /// # Errors
+    /// When the owner cannot be changed.
     pub fn own(account: Option<Account>, path: &Path) -> Result<()> {
         if let Some(Account { uid, gid }) = account {
             std::os::unix::fs::chown(path, Some(uid), Some(gid))

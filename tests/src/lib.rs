@@ -7,9 +7,11 @@
 //! is removed when it is dropped, and a watchdog process removes it if the test is killed.
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
-//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with.
+//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`bench`] has what
+//! benchmarks share.
 
 mod account;
+pub mod bench;
 mod cluster;
 mod disk;
 mod failure;
@@ -17,6 +19,7 @@ pub mod model;
 pub mod slt;
 mod tree;
 
+pub use account::Account;
 pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
 pub use disk::SmallDisk;
 pub use failure::failure;

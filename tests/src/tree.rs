@@ -40,12 +40,18 @@ impl Tree {
         &self.bin
     }
 
-    pub(crate) fn account(&self) -> Option<Account> {
+    /// A folder of this build beside the programs, which the account of the servers can read.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// The account that servers run as.
+    pub fn account(&self) -> Option<Account> {
         self.account
     }
 
     /// A command that runs a program of the tree as the account of the servers.
-    pub(crate) fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: &str) -> Command {
         Account::command(self.account, self.bin.join(program))
     }
 

@@ -7,11 +7,15 @@
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::choice::Encoding;
+use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
+use laser_index::query::Query;
+use laser_index::raw::RawForm;
 use laser_index::segment::write_pages;
-use laser_index::view::{SegmentBytes, SegmentView};
+use laser_index::space::prepare;
+use laser_index::view::{Candidate, SegmentBytes, SegmentView};
 use laser_vector::Element;
 
 fn floats(path: &str) -> Vec<f32> {
@@ -43,25 +47,39 @@ fn main() {
     let number = |i: usize| args[i].parse::<usize>().expect("a number");
     let dims = number(2);
     let (rows, queries) = (floats(&args[0]), floats(&args[1]));
-    let quantization = Quantization::from_name(&args[3]).expect("a quantization");
-    let codec = Codec::new(dims, Metric::Cosine, quantization).expect("dimensions");
+    let quantization = match args[3].as_str() {
+        "auto" => None,
+        name => Some(Quantization::from_name(name).expect("a quantization")),
+    };
+    let metric = Metric::Cosine;
+    let parameters = Parameters {
+        dims,
+        metric,
+        quantization,
+        raw: RawForm::choose(dims, false, quantization).expect("dimensions"),
+        element: 0,
+        m: number(4),
+        ef_construction: number(5),
+        fingerprint: [0; 32],
+        model: String::new(),
+    };
     let folder = std::env::temp_dir().join(format!("laser-graph-{}", std::process::id()));
     let options = BuildOptions {
-        parameters: Parameters {
-            codec,
-            element: 0,
-            m: number(4),
-            ef_construction: number(5),
-            fingerprint: [0; 32],
-            model: String::new(),
-        },
+        parameters: parameters.clone(),
         threads: 1,
         memory: 8 << 30,
         expected: rows.len() / dims,
         folder: folder.clone(),
     };
-    let mut builder = SegmentBuilder::new(options, None).expect("a graph");
     let start = cpu();
+    let count = rows.len() / dims;
+    let sample: Vec<Vec<f32>> = rows
+        .chunks_exact(dims)
+        .step_by(count.div_ceil(8192))
+        .filter_map(|x| prepare(metric, dims, x).expect("a vector"))
+        .collect();
+    let encoding = Encoding::choose(metric, dims, quantization, &sample, count, [], &|| ());
+    let mut builder = SegmentBuilder::new(options, encoding, None).expect("a graph");
     for (i, row) in rows.chunks_exact(dims).enumerate() {
         builder.push(i as u64, row, &|| ()).expect("a vector");
     }
@@ -70,7 +88,7 @@ fn main() {
     let store = MemoryStore::new();
     let entry =
         write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
-    let view = SegmentView::open(codec, &entry, SegmentBytes::File(built.into_bytes()))
+    let view = SegmentView::open(&parameters, &entry, SegmentBytes::File(built.into_bytes()))
         .expect("a segment");
     let exact: Vec<f32> = queries
         .chunks_exact(dims)
@@ -90,10 +108,10 @@ fn main() {
         for _ in 0..rounds {
             found = 0;
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
-                let query = codec.query(q).expect("a query");
-                let mut hits = view.search(&query, ef, &mut scratch);
-                hits.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-                let good = |hit: &&(f32, u32)| {
+                let probe = view.probe(&Query::new(metric, dims, q).expect("a query"));
+                let mut hits = view.search(&probe, ef, &mut scratch);
+                hits.sort_unstable_by(|a, b| a.0.estimate.total_cmp(&b.0.estimate));
+                let good = |hit: &&Candidate| {
                     f32::dot(q, &rows[view.tid(hit.1 as usize) as usize * dims..][..dims])
                         >= tenth - 1e-6
                 };
@@ -104,7 +122,7 @@ fn main() {
         let used = cpu() - start;
         println!(
             "{} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
-            args[3],
+            view.encoding().codec.quantization.name(),
             args[4],
             args[5],
             entry.bytes as f64 / 1e6,

@@ -12,12 +12,16 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::Mmap;
 
+use crate::background;
 use crate::cache::Scratch;
+use crate::choice::Encoding;
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout, bytes_per_vector};
 use crate::meta::{Parameters, nonce};
-use crate::segment::{SegmentHeader, bitmap_len, is_dead};
+use crate::page::UNPLACED;
+use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
+use crate::space;
 use crate::view::SegmentView;
 
 /// How to build.
@@ -42,7 +46,9 @@ const BATCH: usize = 64;
 const FIXED_MEMORY: usize = 1 << 20;
 
 enum Vectors {
-    Plain(Vec<f32>),
+    /// Prepared vectors and bounds of their errors.
+    Prepared(Vec<f32>, Vec<f64>),
+    /// In the stored form of the segment.
     Stored(Vec<u8>),
 }
 
@@ -53,7 +59,7 @@ struct Batch {
 }
 
 struct Shared {
-    codec: Codec,
+    encoding: Encoding,
     /// Adding shares the graph, making room needs it alone.
     graph: RwLock<Graph>,
     /// Keys of the graph's nodes by the fingerprints of their vectors.
@@ -75,7 +81,7 @@ impl Shared {
     fn work(&self, batches: &Receiver<Batch>) {
         let mut scratch = Vec::new();
         let mut spilled = Vec::new();
-        let mut buffer = vec![0; self.codec.len()];
+        let mut buffer = vec![0; self.encoding.codec.len()];
         for batch in batches {
             if self.stop.load(Ordering::Relaxed) {
                 return;
@@ -93,13 +99,16 @@ impl Shared {
         spilled: &mut Vec<u8>,
         scratch: &mut Vec<f32>,
     ) -> Result<()> {
-        let codec = &self.codec;
+        let Encoding { codec, space, .. } = &self.encoding;
+        let mut place = Vec::new();
         let graph = self.graph.read().unwrap_or_else(|e| e.into_inner());
         spilled.clear();
         for (i, tid) in batch.tids.iter().enumerate() {
             let stored: &[u8] = match &batch.vectors {
-                Vectors::Plain(x) => {
-                    codec.encode(&x[i * codec.dims..][..codec.dims], buffer)?;
+                Vectors::Prepared(x, errors) => {
+                    let x = &x[i * codec.dims..][..codec.dims];
+                    let error = space.enter(x, errors[i], &mut place);
+                    codec.encode(&place, error, buffer);
                     buffer
                 }
                 Vectors::Stored(bytes) => &bytes[i * codec.len()..][..codec.len()],
@@ -155,6 +164,8 @@ pub struct SegmentBuilder {
     reserved: usize,
     limit: usize,
     dead: Vec<u8>,
+    /// Addresses of entries without a place in the graph.
+    unplaced: Vec<u64>,
 }
 
 impl std::fmt::Debug for SegmentBuilder {
@@ -195,32 +206,38 @@ impl BuiltSegment {
 }
 
 /// Vectors that fit into a memory budget, at least a few.
-pub fn capacity(parameters: &Parameters, memory: usize) -> usize {
-    let each = bytes_per_vector(&parameters.codec, parameters.m);
-    let codec = &parameters.codec;
+pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
+    let each = bytes_per_vector(codec, m);
     let moving = 8 * BATCH * (4 * codec.dims + codec.len());
     (memory.saturating_sub(FIXED_MEMORY + moving) / each).max(BATCH)
 }
 
 impl SegmentBuilder {
-    /// Starts a segment. With `base`, its entries are in it from the beginning, dead ones included.
+    /// Starts a segment. With `base`, which has the same encoding, its entries are in it from the
+    /// beginning, dead ones included.
     ///
     /// # Errors
     /// No memory, no file.
-    pub fn new(options: BuildOptions, base: Option<&SegmentView>) -> Result<Self> {
+    pub fn new(
+        options: BuildOptions,
+        encoding: Encoding,
+        base: Option<&SegmentView>,
+    ) -> Result<Self> {
         let p = &options.parameters;
-        let codec = p.codec;
+        let codec = encoding.codec;
         let threads = options.threads.max(1);
         let spill = Scratch::new(&options.folder)?;
-        let limit = capacity(p, options.memory).min(u32::MAX as usize - 1);
+        let limit = capacity(&codec, p.m, options.memory).min(u32::MAX as usize - 1);
         let mut dead = Vec::new();
+        let mut unplaced = Vec::new();
         let mut nodes = HashMap::new();
         let (graph, already) = match base {
             None => (Graph::new(codec, p.m, p.ef_construction)?, 0),
             Some(view) => {
                 let bytes = view.header().graph.of(view.bytes());
                 let graph = Graph::load(codec, p.m, p.ef_construction, bytes)?;
-                let mut spilled = Vec::with_capacity(view.len() * spill_len(&codec));
+                let mut spilled =
+                    Vec::with_capacity(view.header().placed() as usize * spill_len(&codec));
                 // In a loaded graph the keys are the slots. New entries have greater keys, because
                 // there are at least as many entries as nodes.
                 for node in 0..view.nodes() {
@@ -235,14 +252,23 @@ impl SegmentBuilder {
                     .file()
                     .write_all_at(&spilled, 0)
                     .map_err(|e| IndexError::io("write", spill.path(), e))?;
+                let placed = view.header().placed() as usize;
                 dead.clone_from(&view.dead());
-                (graph, view.len())
+                dead.truncate(bitmap_len(placed));
+                if let Some(last) = dead.last_mut()
+                    && !placed.is_multiple_of(8)
+                {
+                    // Bits behind the placed entries are those of others.
+                    *last &= (1 << (placed % 8)) - 1;
+                }
+                unplaced.extend(view.unplaced());
+                (graph, placed)
             }
         };
         let reserved = (already + options.expected.max(16 * BATCH)).min(limit.max(already + BATCH));
         graph.reserve(reserved, threads)?;
         let shared = Arc::new(Shared {
-            codec,
+            encoding,
             graph: RwLock::new(graph),
             nodes: Mutex::new(nodes),
             spill,
@@ -260,23 +286,29 @@ impl SegmentBuilder {
             batch: Batch {
                 first: 0,
                 tids: Vec::new(),
-                vectors: Vectors::Plain(Vec::new()),
+                vectors: Vectors::Stored(Vec::new()),
             },
             pushed: already,
             reserved,
             limit: limit.max(already + BATCH),
             dead,
+            unplaced,
         })
     }
 
     /// Entries so far.
     pub fn len(&self) -> usize {
-        self.pushed
+        self.pushed + self.unplaced.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.pushed == 0
+        self.len() == 0
+    }
+
+    /// How vectors are stored.
+    pub fn encoding(&self) -> &Encoding {
+        &self.shared.encoding
     }
 
     /// Entries that the threads have added.
@@ -295,40 +327,55 @@ impl SegmentBuilder {
 
     /// Whether the budget is used up: finish this segment and start another one.
     pub fn is_full(&self) -> bool {
-        self.pushed >= self.limit
+        // An address alone takes little; a billion of them do not.
+        self.pushed + self.unplaced.len() / 16 >= self.limit
     }
 
-    /// Adds a vector. Returns false for one that has no direction under the cosine metric. `pause`
-    /// is called while waiting for the threads, and may unwind.
+    /// Adds a vector as it came; one that has no direction under the cosine metric gets no place in
+    /// the graph. `pause` is called while waiting for the threads, and may unwind.
     ///
     /// # Errors
     /// A vector that cannot be indexed, or what went wrong in a thread.
-    pub fn push(&mut self, tid: u64, x: &[f32], pause: &dyn Fn()) -> Result<bool> {
-        let codec = self.shared.codec;
-        if x.len() != codec.dims {
-            return Err(IndexError::Dimensions {
-                expected: codec.dims,
-                found: x.len(),
-            });
+    pub fn push(&mut self, tid: u64, x: &[f32], pause: &dyn Fn()) -> Result<()> {
+        let codec = self.shared.encoding.codec;
+        match space::prepare(codec.metric, codec.dims, x)? {
+            Some(x) => self.push_prepared(tid, &x, 0.0, pause),
+            None => {
+                self.push_unplaced(tid | crate::page::UNDIRECTED);
+                Ok(())
+            }
         }
-        if !x.iter().all(|x| x.is_finite()) {
-            return Err(IndexError::NotFinite);
-        }
-        if !codec.indexes(x) {
-            return Ok(false);
-        }
-        if let Vectors::Stored(_) = self.batch.vectors {
-            self.flush(pause)?;
-            self.batch.vectors = Vectors::Plain(Vec::new());
-        }
-        if let Vectors::Plain(all) = &mut self.batch.vectors {
-            all.extend_from_slice(x);
-        }
-        self.pushed_one(tid, pause)?;
-        Ok(true)
     }
 
-    /// Adds a vector in its stored form.
+    /// Adds an entry without a place; its address says why.
+    pub fn push_unplaced(&mut self, tid: u64) {
+        debug_assert!(tid & UNPLACED != 0);
+        self.unplaced.push(tid);
+    }
+
+    /// Adds a prepared vector ([`space::prepare`]) and a bound of its distance from the true one.
+    ///
+    /// # Errors
+    /// What went wrong in a thread.
+    pub fn push_prepared(
+        &mut self,
+        tid: u64,
+        x: &[f32],
+        error: f64,
+        pause: &dyn Fn(),
+    ) -> Result<()> {
+        if let Vectors::Stored(_) = self.batch.vectors {
+            self.flush(pause)?;
+            self.batch.vectors = Vectors::Prepared(Vec::new(), Vec::new());
+        }
+        if let Vectors::Prepared(all, errors) = &mut self.batch.vectors {
+            all.extend_from_slice(x);
+            errors.push(error);
+        }
+        self.pushed_one(tid, pause)
+    }
+
+    /// Adds a vector in the stored form of this segment's encoding.
     ///
     /// # Errors
     /// What went wrong in a thread.
@@ -339,7 +386,7 @@ impl SegmentBuilder {
         fine: &[u8],
         pause: &dyn Fn(),
     ) -> Result<()> {
-        if let Vectors::Plain(_) = self.batch.vectors {
+        if let Vectors::Prepared(..) = self.batch.vectors {
             self.flush(pause)?;
             self.batch.vectors = Vectors::Stored(Vec::new());
         }
@@ -368,19 +415,27 @@ impl SegmentBuilder {
         if self.batch.tids.is_empty() {
             return Ok(());
         }
+        // Threads that keep up let nobody wait, and so nobody pause, below.
+        pause();
         if self.pushed > self.reserved {
             self.wait(self.pushed - self.batch.tids.len(), pause)?;
             self.reserved = (self.reserved * 2)
                 .max(self.pushed)
                 .min(self.limit.max(self.pushed));
-            let graph = self.shared.graph.write().unwrap_or_else(|e| e.into_inner());
-            graph.reserve(self.reserved, self.options.threads.max(1))?;
+            let (shared, room) = (self.shared.clone(), self.reserved);
+            let threads = self.options.threads.max(1);
+            background::run(pause, move |_| {
+                let graph = shared.graph.write().unwrap_or_else(|e| e.into_inner());
+                graph.reserve(room, threads)
+            })?;
         }
+        let codec = &self.shared.encoding.codec;
         let vectors = match self.batch.vectors {
-            Vectors::Plain(_) => Vectors::Plain(Vec::with_capacity(BATCH * self.shared.codec.dims)),
-            Vectors::Stored(_) => {
-                Vectors::Stored(Vec::with_capacity(BATCH * self.shared.codec.len()))
-            }
+            Vectors::Prepared(..) => Vectors::Prepared(
+                Vec::with_capacity(BATCH * codec.dims),
+                Vec::with_capacity(BATCH),
+            ),
+            Vectors::Stored(_) => Vectors::Stored(Vec::with_capacity(BATCH * codec.len())),
         };
         let empty = Batch {
             first: 0,
@@ -433,88 +488,16 @@ impl SegmentBuilder {
         self.flush(pause)?;
         self.wait(self.pushed, pause)?;
         self.stop();
-        let codec = self.shared.codec;
-        let graph = self.shared.graph.read().unwrap_or_else(|e| e.into_inner());
-        let (count, nodes) = (self.pushed, graph.len());
-        let expected = self
-            .shared
-            .nodes
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .len();
-        if nodes != expected {
-            let message = format!("the graph has {nodes} nodes instead of {expected}");
-            return Err(IndexError::Graph(message));
-        }
-        let serialized = graph.serialized_len();
-        let mut header = SegmentHeader::new(&codec, nonce(), count, nodes, serialized);
-        let file = Scratch::new(&self.options.folder)?;
-        let mut bytes = file.map(header.file_len())?;
-        graph.save(header.graph.of_mut(&mut bytes), pause)?;
-        drop(graph);
-        pause();
-
-        // Threads add in any order, so that slots and keys differ. Slots become the keys: then
-        // nothing needs to translate between them.
-        let spill = self.shared.spill.file();
-        // SAFETY: only this process knows the file, and its threads have stopped.
-        let spill = unsafe { Mmap::map(spill) }
-            .map_err(|e| IndexError::io("map", self.shared.spill.path(), e))?;
-        let each = spill_len(&codec);
-        if spill.len() < count * each {
-            return Err(IndexError::Graph("entries are missing".into()));
-        }
-        let mut slots = vec![u32::MAX; count];
-        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
-        for (slot, (at, key)) in keys.into_iter().enumerate() {
-            slots[key as usize] = slot as u32;
-            let key = (slot as u64).to_le_bytes();
-            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
-        }
-        let node = |entry: usize| {
-            let at = entry * each + 8;
-            let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
-            slots[key as usize] as usize
-        };
-        // Entries in the order of their nodes: count, sum up, place.
-        let mut starts = vec![0u32; nodes + 1];
-        for entry in 0..count {
-            starts[node(entry) + 1] += 1;
-        }
-        for node in 0..nodes {
-            starts[node + 1] += starts[node];
-        }
-        header
-            .starts
-            .of_mut(&mut bytes)
-            .copy_from_slice(bytemuck::cast_slice(&starts));
-        let mut dead = vec![0u8; bitmap_len(count)];
-        for entry in 0..count {
-            if entry % 4096 == 0 {
-                pause();
-            }
-            let next = &mut starts[node(entry)];
-            let place = *next as usize;
-            *next += 1;
-            let from = &spill[entry * each..(entry + 1) * each];
-            header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
-            let len = codec.fine_len();
-            header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
-                .copy_from_slice(&from[SPILL_HEAD..]);
-            if is_dead(&self.dead, entry) {
-                dead[place / 8] |= 1 << (place % 8);
-            }
-        }
-        header.seal(&mut bytes);
-        pause();
-        let bytes = bytes
-            .make_read_only()
-            .map_err(|e| IndexError::io("map", file.path(), e))?;
-        Ok(BuiltSegment {
-            header,
-            bytes,
-            dead,
-            file,
+        let (shared, count) = (self.shared.clone(), self.pushed);
+        let (dead, unplaced) = (
+            std::mem::take(&mut self.dead),
+            std::mem::take(&mut self.unplaced),
+        );
+        let folder = self.options.folder.clone();
+        // The thread is the graph's last owner: freeing it takes a while as well.
+        drop(self);
+        background::run(pause, move |pause| {
+            assemble(&shared, count, &unplaced, &dead, &folder, pause)
         })
     }
 
@@ -527,6 +510,118 @@ impl SegmentBuilder {
     }
 }
 
+/// Makes the file of a segment whose threads have stopped.
+fn assemble(
+    shared: &Shared,
+    count: usize,
+    unplaced: &[u64],
+    already_dead: &[u8],
+    folder: &Path,
+    pause: &dyn Fn(),
+) -> Result<BuiltSegment> {
+    let encoding = &shared.encoding;
+    let codec = encoding.codec;
+    let graph = shared.graph.read().unwrap_or_else(|e| e.into_inner());
+    let nodes = graph.len();
+    let expected = shared.nodes.lock().unwrap_or_else(|e| e.into_inner()).len();
+    if nodes != expected {
+        let message = format!("the graph has {nodes} nodes instead of {expected}");
+        return Err(IndexError::Graph(message));
+    }
+    // Entries without a place alone need no graph.
+    let serialized = if nodes == 0 {
+        0
+    } else {
+        graph.serialized_len()
+    };
+    let counts = Counts {
+        entries: count + unplaced.len(),
+        placed: count,
+        nodes,
+        graph: serialized,
+    };
+    let mut header = SegmentHeader::new(encoding, nonce(), counts);
+    let file = Scratch::new(folder)?;
+    let mut bytes = file.map(header.file_len())?;
+    if nodes > 0 {
+        graph.save(header.graph.of_mut(&mut bytes), pause)?;
+    }
+    drop(graph);
+    pause();
+
+    // Threads add in any order, so that slots and keys differ. Slots become the keys: then
+    // nothing needs to translate between them.
+    let spill = shared.spill.file();
+    // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
+    // as an empty slice.
+    let spill =
+        unsafe { Mmap::map(spill) }.map_err(|e| IndexError::io("map", shared.spill.path(), e))?;
+    let each = spill_len(&codec);
+    if spill.len() < count * each {
+        return Err(IndexError::Graph("entries are missing".into()));
+    }
+    let mut slots = vec![u32::MAX; count];
+    let keys = match nodes {
+        0 => Vec::new(),
+        _ => Layout::parse(&codec, header.graph.of(&bytes))?.keys()?,
+    };
+    for (slot, (at, key)) in keys.into_iter().enumerate() {
+        slots[key as usize] = slot as u32;
+        let key = (slot as u64).to_le_bytes();
+        header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+    }
+    let node = |entry: usize| {
+        let at = entry * each + 8;
+        let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
+        slots[key as usize] as usize
+    };
+    // Entries in the order of their nodes: count, sum up, place.
+    let mut starts = vec![0u32; nodes + 1];
+    for entry in 0..count {
+        starts[node(entry) + 1] += 1;
+    }
+    for node in 0..nodes {
+        starts[node + 1] += starts[node];
+    }
+    header
+        .starts
+        .of_mut(&mut bytes)
+        .copy_from_slice(bytemuck::cast_slice(&starts));
+    encoding.space.write(header.space.of_mut(&mut bytes));
+    let mut dead = vec![0u8; bitmap_len(counts.entries)];
+    for entry in 0..count {
+        if entry % 4096 == 0 {
+            pause();
+        }
+        let next = &mut starts[node(entry)];
+        let place = *next as usize;
+        *next += 1;
+        let from = &spill[entry * each..(entry + 1) * each];
+        header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
+        let len = codec.fine_len();
+        header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
+            .copy_from_slice(&from[SPILL_HEAD..]);
+        if is_dead(already_dead, entry) {
+            dead[place / 8] |= 1 << (place % 8);
+        }
+    }
+    let tail = &mut header.tids.of_mut(&mut bytes)[8 * count..];
+    for (out, tid) in tail.chunks_exact_mut(8).zip(unplaced) {
+        out.copy_from_slice(&tid.to_le_bytes());
+    }
+    header.seal(&mut bytes);
+    pause();
+    let bytes = bytes
+        .make_read_only()
+        .map_err(|e| IndexError::io("map", file.path(), e))?;
+    Ok(BuiltSegment {
+        header,
+        bytes,
+        dead,
+        file,
+    })
+}
+
 impl Drop for SegmentBuilder {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -534,30 +629,17 @@ impl Drop for SegmentBuilder {
     }
 }
 
-/// Starts threads that receive no signals: the server's handlers must run on its own thread.
+/// Starts the threads of a build.
 fn spawn(
     threads: usize,
     shared: &Arc<Shared>,
     batches: &Receiver<Batch>,
 ) -> Result<Vec<JoinHandle<()>>> {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are written before they are read.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let workers = (0..threads)
+    (0..threads)
         .map(|_| {
             let (shared, batches) = (shared.clone(), batches.clone());
-            std::thread::Builder::new()
-                .name("laser build".into())
-                .spawn(move || shared.work(&batches))
+            background::spawn("laser build", move || shared.work(&batches))
         })
-        .collect::<std::io::Result<Vec<_>>>();
-    // SAFETY: `before` was filled above.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-    }
-    workers.map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(|e| IndexError::Graph(format!("could not start a thread: {e}")))
 }

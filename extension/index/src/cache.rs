@@ -12,12 +12,17 @@ use std::path::{Path, PathBuf};
 
 use memmap2::MmapMut;
 
-use crate::codec::Codec;
+use crate::background;
 use crate::error::{IndexError, Result};
-use crate::meta::SegmentEntry;
+use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::SegmentMap;
 use crate::store::PageStore;
 use crate::view::{SegmentBytes, SegmentView};
+
+/// What names of this process's temporary files begin with.
+pub fn scratch_prefix() -> String {
+    format!("pgsql_tmp.laser.{}.", std::process::id())
+}
 
 /// A temporary file that is removed when it is dropped before it was kept.
 #[derive(Debug)]
@@ -39,11 +44,7 @@ impl Scratch {
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             options.open(path)
         };
-        let name = format!(
-            "pgsql_tmp.laser.{}.{:016x}",
-            std::process::id(),
-            crate::meta::nonce()
-        );
+        let name = format!("{}{:016x}", scratch_prefix(), crate::meta::nonce());
         let path = folder.join(name);
         let mut file = create(&path);
         if matches!(&file, Err(e) if e.kind() == io::ErrorKind::NotFound) {
@@ -108,6 +109,40 @@ impl Drop for Scratch {
     }
 }
 
+/// Bytes that the file system of a folder has left for this account, if there is such a folder.
+pub fn free_space(folder: &Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the name ends with a zero, and what is found is looked at only after success.
+    unsafe {
+        if libc::statvfs(folder.as_ptr(), found.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let found = found.assume_init();
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+}
+
+/// Bytes of a file that are verified before anybody has waited long for it.
+const LONG_FILE: u64 = 32 << 20;
+
+/// Opens what a segment's file should be: a plain file of this account that nobody else may write
+/// to, not what a link leads to, and never with waiting, as a pipe would want it.
+fn open_file(path: &Path) -> Option<File> {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .ok()?;
+    let found = file.metadata().ok()?;
+    // SAFETY: a plain question to the system.
+    let account = unsafe { libc::geteuid() };
+    (found.is_file() && found.uid() == account && found.mode() & 0o022 == 0).then_some(file)
+}
+
 /// Opens the file of a segment; makes it from the pages if it is missing or damaged, and does
 /// without a file if there is no room for one.
 ///
@@ -115,34 +150,40 @@ impl Drop for Scratch {
 /// [`IndexError::Moved`] when the segment is gone, or damage of the pages.
 pub fn open(
     store: &impl PageStore,
-    codec: Codec,
+    parameters: &Parameters,
     entry: &SegmentEntry,
     path: &Path,
 ) -> Result<SegmentView> {
-    if let Ok(file) = File::open(path) {
+    let verify = |bytes| {
+        if entry.bytes < LONG_FILE {
+            return SegmentView::open(parameters, entry, bytes);
+        }
+        let (parameters, entry) = (parameters.clone(), *entry);
+        background::run(&|| store.pause(), move |_| {
+            SegmentView::open(&parameters, &entry, bytes)
+        })
+    };
+    if let Some(file) = open_file(path) {
         let good = file.metadata().is_ok_and(|m| m.len() == entry.bytes);
         let view = good
             .then(|| SegmentBytes::map(&file, path))
             .and_then(Result::ok)
-            .and_then(|bytes| SegmentView::open(codec, entry, bytes).ok());
+            .and_then(|bytes| verify(bytes).ok());
         if let Some(view) = view {
             return Ok(view);
         }
-        let _ = fs::remove_file(path);
     }
+    // Whatever else has the name makes room for the file.
+    let _ = fs::remove_file(path);
     let map = SegmentMap::read(store, entry)?;
-    map.header(store, &codec)?;
+    map.header(store, parameters)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     if let Ok(scratch) = Scratch::new(folder)
         && let Ok(mut bytes) = scratch.map(entry.bytes)
     {
         map.read_bytes(store, 0, &mut bytes)?;
         drop(bytes);
-        let view = SegmentView::open(
-            codec,
-            entry,
-            SegmentBytes::map(scratch.file(), scratch.path())?,
-        )?;
+        let view = verify(SegmentBytes::map(scratch.file(), scratch.path())?)?;
         // Without its name the file still serves this process.
         let _ = scratch.keep(path);
         return Ok(view);
@@ -150,5 +191,5 @@ pub fn open(
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
         .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
-    SegmentView::open(codec, entry, SegmentBytes::Memory(bytes))
+    verify(SegmentBytes::Memory(bytes))
 }

@@ -2,15 +2,15 @@
 //! serialized form, by [`crate::walk`].
 //!
 //! Integer codes are compared by a distance of ours, because every vector has a scale of its own
-//! (see [`crate::codec`]). Unit vectors are compared by their inner product, which costs a third of
-//! usearch's cosine.
+//! (see [`crate::codec`]).
 #![allow(unsafe_code)]
 
 use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 
-use crate::codec::{Codec, Metric, Quantization};
+use crate::codec::{Codec, Format, Quantization};
 use crate::error::{IndexError, Result};
 use crate::kernels::{dot_i8, prefetch};
+use crate::reach;
 
 /// A graph in memory, to be added to and serialized.
 pub struct Graph {
@@ -27,9 +27,6 @@ impl std::fmt::Debug for Graph {
     }
 }
 
-/// How often nodes that nothing leads to are linked again: a node may lose its edges to nearer ones.
-const RELINK_ROUNDS: usize = 3;
-
 fn graph_error(error: impl std::fmt::Display) -> IndexError {
     IndexError::Graph(error.to_string())
 }
@@ -37,9 +34,9 @@ fn graph_error(error: impl std::fmt::Display) -> IndexError {
 /// Dimensions and scalars as usearch sees them.
 fn shape(codec: &Codec) -> (usize, ScalarKind) {
     match codec.quantization {
-        Quantization::F32 => (codec.dims, ScalarKind::F32),
-        Quantization::F16 => (codec.dims, ScalarKind::F16),
-        Quantization::Bf16 => (codec.dims, ScalarKind::BF16),
+        Quantization::F32 => (codec.width(), ScalarKind::F32),
+        Quantization::F16 => (codec.width(), ScalarKind::F16),
+        Quantization::Bf16 => (codec.width(), ScalarKind::BF16),
         Quantization::I8 => (codec.graph_len(), ScalarKind::I8),
         Quantization::B1 => (codec.graph_len() * 8, ScalarKind::B1),
     }
@@ -48,10 +45,10 @@ fn shape(codec: &Codec) -> (usize, ScalarKind) {
 impl Graph {
     fn empty(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
         let (dimensions, quantization) = shape(&codec);
-        let metric = match (codec.quantization, codec.metric) {
-            (Quantization::B1, _) => MetricKind::Hamming,
-            (_, Metric::L2) => MetricKind::L2sq,
-            _ => MetricKind::IP,
+        debug_assert_eq!(codec.format, Format::Second, "old graphs are only read");
+        let metric = match codec.quantization {
+            Quantization::B1 => MetricKind::Hamming,
+            _ => MetricKind::L2sq,
         };
         let options = IndexOptions {
             dimensions,
@@ -176,34 +173,21 @@ impl Graph {
         self.index.serialized_length()
     }
 
-    /// Serializes the graph into exactly that many bytes. No thread adds to it any more.
-    ///
-    /// usearch links a new node from its highest level downwards. A thread that comes through it
-    /// meanwhile finds no way on and links what it adds to this node alone; when the node's own
-    /// list is written at last, nothing leads there any more. Such nodes are linked once more.
-    /// `pause` is called now and then, and may unwind.
+    /// Serializes the graph into exactly that many bytes. No thread adds to it any more. Nodes that
+    /// a walk could not get to are linked, see [`reach`]. `pause` is called now and then, and may
+    /// unwind.
     ///
     /// # Errors
     /// When usearch fails.
     pub fn save(&self, out: &mut [u8], pause: &dyn Fn()) -> Result<()> {
-        let mut scratch = Vec::new();
-        for _ in 0..RELINK_ROUNDS {
-            self.index.save_to_buffer(out).map_err(graph_error)?;
-            pause();
-            let layout = Layout::parse(&self.codec, out)?;
-            let lost = layout.unreached()?;
-            if lost.is_empty() {
-                return Ok(());
-            }
-            let keys = layout.keys()?;
-            for slot in lost {
-                pause();
-                // The next vector takes the place of a removed one, and keeps its level.
-                let vector = &out[layout.vector_at(slot)..][..layout.columns];
-                self.index.remove(keys[slot].1).map_err(graph_error)?;
-                self.add(keys[slot].1, vector, &mut scratch)?;
-            }
-        }
+        self.serialize(out)?;
+        pause();
+        reach::link(&self.codec, out, pause)?;
+        Ok(())
+    }
+
+    /// The graph as usearch leaves it.
+    pub(crate) fn serialize(&self, out: &mut [u8]) -> Result<()> {
         self.index.save_to_buffer(out).map_err(graph_error)
     }
 }
@@ -396,43 +380,12 @@ impl<'a> Layout<'a> {
             .collect()
     }
 
-    /// Which nodes can be reached, level by level, from where walks begin.
-    fn reached(&self, starts: &[(usize, usize)]) -> Result<Vec<bool>> {
-        let mut seen = vec![false; self.rows];
-        let Some(&(_, top)) = starts.get(self.entry as usize) else {
-            return Ok(seen);
-        };
-        seen[self.entry as usize] = true;
-        let mut reached = vec![self.entry as usize];
-        for level in (0..=top).rev() {
-            let mut front = reached.clone();
-            while let Some(slot) = front.pop() {
-                for to in self.neighbours(starts, slot, level)? {
-                    if !std::mem::replace(&mut seen[to], true) {
-                        reached.push(to);
-                        front.push(to);
-                    }
-                }
-            }
-        }
-        Ok(seen)
-    }
-
-    /// The nodes that no walk can reach.
-    ///
-    /// # Errors
-    /// Damage.
-    pub fn unreached(&self) -> Result<Vec<usize>> {
-        let seen = self.reached(&self.starts()?)?;
-        Ok((0..self.rows).filter(|&slot| !seen[slot]).collect())
-    }
-
     /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere. Returns how many nodes it can reach.
+    /// begins somewhere.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn verify(&self) -> Result<usize> {
+    pub fn verify(&self) -> Result<()> {
         for (slot, (_, key)) in self.keys()?.into_iter().enumerate() {
             if key != slot as u64 {
                 return Err(IndexError::Graph(format!(
@@ -446,68 +399,6 @@ impl<'a> Layout<'a> {
                 self.neighbours(&starts, slot, level)?;
             }
         }
-        Ok(self
-            .reached(&starts)?
-            .into_iter()
-            .filter(|seen| *seen)
-            .count())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rand::{Rng, SeedableRng};
-    use rand_chacha::ChaCha8Rng;
-
-    use super::*;
-
-    /// What another thread does to a graph that meets a node between two of its levels: nodes with
-    /// edges, but none to them.
-    #[test]
-    fn lost_nodes_are_linked_again() {
-        let codec = Codec::new(16, Metric::L2, Quantization::F32).unwrap();
-        let graph = Graph::new(codec, 8, 48).unwrap();
-        graph.reserve(1000, 1).unwrap();
-        let mut rng = ChaCha8Rng::seed_from_u64(3);
-        let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
-        for key in 0..1000 {
-            let x: Vec<f32> = (0..16).map(|_| rng.random_range(-1.0..1.0)).collect();
-            codec.encode(&x, &mut stored).unwrap();
-            graph
-                .add(key, &stored[..codec.graph_len()], &mut scratch)
-                .unwrap();
-        }
-        let mut bytes = vec![0; graph.serialized_len()];
-        graph.save(&mut bytes, &|| ()).unwrap();
-        assert_eq!(
-            Layout::parse(&codec, &bytes).unwrap().unreached().unwrap(),
-            []
-        );
-
-        // All edges from the others to the last hundred go somewhere else.
-        let layout = Layout::parse(&codec, &bytes).unwrap();
-        let entry = layout.entry as usize;
-        let lost = |slot: usize| slot >= 900 && slot != entry;
-        let mut cut = Vec::new();
-        for (slot, (at, level)) in layout.starts().unwrap().into_iter().enumerate() {
-            let edges = 1 + layout.base_edges + level * (1 + layout.edges);
-            for at in (0..edges).map(|i| at + NODE_HEAD + 4 * i) {
-                if !lost(slot) && lost(u32_at(&bytes, at).unwrap() as usize) {
-                    cut.push(at);
-                }
-            }
-        }
-        for at in cut {
-            bytes[at..at + 4].copy_from_slice(&(entry as u32).to_le_bytes());
-        }
-        let before = Layout::parse(&codec, &bytes).unwrap().unreached().unwrap();
-        assert!(before.len() > 90, "{}", before.len());
-
-        let graph = Graph::load(codec, 8, 48, &bytes).unwrap();
-        graph.reserve(1000, 1).unwrap();
-        graph.save(&mut bytes, &|| ()).unwrap();
-        let after = Layout::parse(&codec, &bytes).unwrap();
-        assert_eq!(after.unreached().unwrap(), []);
-        assert_eq!(after.verify().unwrap(), 1000);
+        Ok(())
     }
 }

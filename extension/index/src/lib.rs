@@ -7,13 +7,18 @@
 //!
 //! * [`page`] – layouts of pages, [`meta`] – the metapage
 //! * [`store`] – where pages live; [`memory`] – in memory, for tests
-//! * [`codec`], [`kernels`] – quantisation and distances
+//! * [`space`], [`codec`], [`raw`], [`kernels`] – the space of a segment, quantisation, distances
+//! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`reach`] – linking what a walk cannot get to
+//! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
 
+pub mod background;
 pub mod builder;
 pub mod cache;
+pub mod choice;
 pub mod codec;
 pub mod crc;
 pub mod error;
@@ -24,8 +29,12 @@ pub mod memory;
 pub mod meta;
 pub mod page;
 pub mod pending;
+pub mod query;
+pub mod raw;
+pub mod reach;
 pub mod scan;
 pub mod segment;
+pub mod space;
 pub mod store;
 pub mod view;
 pub mod walk;

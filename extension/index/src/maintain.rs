@@ -6,15 +6,21 @@
 
 use std::collections::HashSet;
 
+use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
+use crate::choice::{Encoding, SAMPLE};
+use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
-use crate::meta::{META_BLOCK, Meta, Pending, SegmentEntry};
-use crate::page::{self, DEAD, PageKind};
+use crate::meta::{MAX_SEGMENTS, META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
+use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
+use crate::reach::reach;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
+use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 use crate::view::{SegmentBytes, SegmentView};
+use laser_vector::kernels::norm;
 
 /// Share of dead entries above which a segment is built anew, without them.
 const TOO_MANY_DEAD: f64 = 0.2;
@@ -57,13 +63,13 @@ pub fn replace(
 /// Damage.
 pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Result<Deleted> {
     let meta = Meta::read(store)?;
-    let codec = meta.parameters.codec;
+    let parameters = &meta.parameters;
     let mut done = Deleted::default();
     let mut counts = Vec::new();
     let mut any = false;
     for entry in &meta.segments {
         let map = SegmentMap::read(store, entry)?;
-        let head = map.header(store, &codec)?;
+        let head = map.header(store, parameters)?;
         let bits = map.bitmap(store)?;
         let mut tids = vec![0; 8 * entry.count as usize];
         map.read_bytes(store, head.tids.offset, &mut tids)?;
@@ -73,7 +79,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
             if slot % 4096 == 0 {
                 store.pause();
             }
-            let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
+            let tid = address(u64::from_le_bytes(tid.try_into().expect("eight bytes")));
             if is_dead(&bits, slot) {
                 already += 1;
             } else if dead(tid) {
@@ -88,7 +94,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
         done.live += u64::from(entry.count - all);
         counts.push((entry.nonce, all));
     }
-    let (marked, live) = pending::mark(store, &codec, &meta.pending, dead)?;
+    let (marked, live) = pending::mark(store, parameters, &meta.pending, dead)?;
     done.removed += marked;
     done.live += live;
     if any {
@@ -131,8 +137,14 @@ pub struct Merge<'a> {
 
 /// Merges of the directory as it is now: groups of segments, each to become one segment. The
 /// first group takes the pending list as well, if `list` entries of it are to be merged.
-fn groups(meta: &Meta, plan: Plan, list: usize, options: &BuildOptions) -> Vec<Vec<SegmentEntry>> {
-    let room = capacity(&meta.parameters, options.memory);
+fn groups(
+    meta: &Meta,
+    codec: &Codec,
+    plan: Plan,
+    list: usize,
+    options: &BuildOptions,
+) -> Vec<Vec<SegmentEntry>> {
+    let room = capacity(codec, meta.parameters.m, options.memory);
     let mut by_size = meta.segments.clone();
     by_size.sort_by_key(SegmentEntry::live);
     let crowded = by_size.len() > 64;
@@ -167,6 +179,36 @@ fn groups(meta: &Meta, plan: Plan, list: usize, options: &BuildOptions) -> Vec<V
     groups
 }
 
+/// Whether the directory has places for what becomes of `expected` entries, once the segments of
+/// their group have left it.
+fn fits(
+    meta: &Meta,
+    codec: &Codec,
+    group: usize,
+    expected: usize,
+    options: &BuildOptions,
+) -> Result<()> {
+    let new = expected.div_ceil(capacity(codec, meta.parameters.m, options.memory));
+    if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
+        return Err(IndexError::TooManySegments(MAX_SEGMENTS));
+    }
+    Ok(())
+}
+
+/// Whether there is room for the files of a merge, roughly: vectors, addresses and edges of
+/// `expected` entries.
+fn room(codec: &Codec, expected: usize, options: &BuildOptions) -> Result<()> {
+    let each = codec.len() + codec.fine_len() + 8 * options.parameters.m + 32;
+    let needed = (expected * each) as u64;
+    match crate::cache::free_space(&options.folder) {
+        Some(free) if free < needed => {
+            let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+            Err(IndexError::io("merge within", &options.folder, full))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Opens a segment to read its entries.
 fn open(
     store: &impl PageStore,
@@ -175,16 +217,97 @@ fn open(
     options: &BuildOptions,
 ) -> Result<SegmentView> {
     let map = SegmentMap::read(store, entry)?;
-    map.header(store, &meta.parameters.codec)?;
+    map.header(store, &meta.parameters)?;
     // Under a temporary name of its own, which is enough for one merge.
     let scratch = crate::cache::Scratch::new(&options.folder)?;
     let mut bytes = scratch.map(entry.bytes)?;
     map.read_bytes(store, 0, &mut bytes)?;
     drop(bytes);
     let bytes = SegmentBytes::map(scratch.file(), scratch.path())?;
-    let view = SegmentView::open(meta.parameters.codec, entry, bytes)?;
+    let (parameters, of) = (meta.parameters.clone(), *entry);
+    let view = background::run(&|| store.pause(), move |_| {
+        SegmentView::open(&parameters, &of, bytes)
+    })?;
     view.refresh(store, entry, meta.dead_version)?;
     Ok(view)
+}
+
+/// How a segment stores its vectors, from its pages.
+///
+/// # Errors
+/// Damage, or [`IndexError::Moved`] when the segment is gone.
+pub fn encoding(
+    store: &impl PageStore,
+    parameters: &Parameters,
+    entry: &SegmentEntry,
+) -> Result<Encoding> {
+    let map = SegmentMap::read(store, entry)?;
+    let head = map.header(store, parameters)?;
+    let codec = head.codec(parameters);
+    let (metric, dims) = (parameters.metric, parameters.dims);
+    let space = if codec.format == Format::First {
+        Space::plain(metric, dims)
+    } else {
+        // Headers are protected by a checksum; a space has at most one number more than a vector.
+        let len = head.space.len.min(8 + 4 * (dims as u64 + 1));
+        let mut bytes = vec![0; len as usize];
+        map.read_bytes(store, head.space.offset, &mut bytes)?;
+        Space::read(metric, dims, &bytes)?
+    };
+    Ok(Encoding {
+        codec,
+        space,
+        noise: head.noise(),
+    })
+}
+
+/// Prepared vectors, evenly from the live entries of segments and of a sealed list.
+fn sample(
+    store: &impl PageStore,
+    parameters: &Parameters,
+    views: &[SegmentView],
+    list: Option<(&Pending, usize)>,
+    memory: usize,
+) -> Result<Vec<Vec<f32>>> {
+    let entries: usize = views.iter().map(SegmentView::len).sum();
+    let total = entries + list.map_or(0, |(_, len)| len);
+    let fits = memory / 8 / (4 * parameters.dims);
+    let step = total.div_ceil(SAMPLE.min(fits).max(16)).max(1);
+    let (mut sample, mut at) = (Vec::new(), 0);
+    let mut chosen = || {
+        at += 1;
+        (at - 1) % step == 0
+    };
+    for view in views {
+        let mut entry = 0;
+        view.for_each(|slot, _, _| {
+            if entry % 4096 == 0 {
+                store.pause();
+            }
+            entry += 1;
+            if chosen() {
+                sample.push(view.vector(slot).0);
+            }
+            Ok::<(), IndexError>(())
+        })?;
+    }
+    if let Some((list, _)) = list {
+        let mut raw = Vec::new();
+        let mut failed = None;
+        pending::read(store, parameters, list, false, |entry| {
+            if entry.is_live() && entry.tid & UNPLACED == 0 && chosen() {
+                entry.decode(parameters, &mut raw);
+                match space::prepare(parameters.metric, parameters.dims, &raw) {
+                    Ok(x) => sample.extend(x),
+                    Err(error) => failed = Some(error),
+                }
+            }
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+    }
+    Ok(sample)
 }
 
 /// Merges according to a plan. `finished` is given every new segment once it is in the directory.
@@ -197,23 +320,30 @@ pub fn merge<S: PageStore>(
     how: &Merge<'_>,
     mut finished: impl FnMut(&SegmentEntry, BuiltSegment),
 ) -> Result<usize> {
-    let codec = Meta::read(store)?.parameters.codec;
     let options = how.options;
     let pause = || store.pause();
     let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
-    let sealed = if short {
-        None
-    } else {
-        pending::seal(store, &codec)?
-    };
+    let sealed = if short { None } else { pending::seal(store)? };
     let meta = Meta::read(store)?;
+    let parameters = &meta.parameters;
     let mut list = 0;
     if let Some(sealed) = &sealed {
-        pending::read(store, &codec, sealed, false, |tid, _| {
-            list += usize::from(tid & DEAD == 0)
+        pending::read(store, parameters, sealed, false, |entry| {
+            list += usize::from(entry.is_live())
         })?;
     }
-    let mut groups = groups(&meta, how.plan, list, options);
+    // The largest segment knows best how vectors of this index are stored.
+    let largest = meta.segments.iter().max_by_key(|s| s.live());
+    let largest = match largest {
+        Some(entry) => Some(encoding(store, parameters, entry)?),
+        None => None,
+    };
+    let quantization = parameters.quantization.unwrap_or(Quantization::I8);
+    let codec = largest.as_ref().map_or(
+        Codec::new(parameters.dims, parameters.metric, quantization),
+        |encoding| encoding.codec,
+    );
+    let mut groups = groups(&meta, &codec, how.plan, list, options);
     if sealed.is_some() && list == 0 {
         // Nothing but dead entries: drop the pages.
         groups.insert(0, Vec::new());
@@ -224,36 +354,72 @@ pub fn merge<S: PageStore>(
         let taken = sealed.take();
         let live = group.iter().map(|s| s.live() as usize).sum::<usize>();
         let expected = live + if taken.is_some() { list } else { 0 };
-        // The largest segment is continued rather than built anew, unless it is mostly dead.
+        // What cannot end well is not begun.
+        fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
+        room(&codec, expected, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let rotten = |s: &SegmentEntry| {
             f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count)
                 || (how.plan == Plan::All && s.dead > 0)
         };
-        let base = match group.first() {
-            Some(first) if !rotten(first) && (group.len() > 1 || taken.is_some()) => {
-                Some(open(store, &meta, first, options)?)
-            }
-            _ => None,
-        };
+        let mut views = Vec::with_capacity(group.len());
+        for entry in &group {
+            views.push(open(store, &meta, entry, options)?);
+        }
+        let vectors = sample(
+            store,
+            parameters,
+            &views,
+            taken.as_ref().map(|taken| (taken, list)),
+            options.memory,
+        )?;
+        let encoding = Encoding::choose(
+            parameters.metric,
+            parameters.dims,
+            parameters.quantization,
+            &vectors,
+            expected,
+            views.iter().map(SegmentView::encoding).chain(&largest),
+            &pause,
+        );
+        drop(vectors);
+        // The largest segment is continued rather than built anew, unless it is mostly dead or its
+        // vectors need another encoding.
+        let continued = group.first().is_some_and(|first| {
+            !rotten(first)
+                && (group.len() > 1 || taken.is_some())
+                && views[0].nodes() > 0
+                && views[0].encoding() == &encoding
+        });
+        let base = continued.then(|| views.remove(0));
         let mut new = Vec::new();
         let with_capacity = BuildOptions {
             expected: expected + 1,
             ..options.clone()
         };
-        let mut builder = SegmentBuilder::new(with_capacity.clone(), base.as_ref())?;
-        let others = group.iter().skip(usize::from(base.is_some()));
-        drop(base);
-        for entry in others {
-            let view = open(store, &meta, entry, options)?;
+        let start = || SegmentBuilder::new(with_capacity.clone(), encoding.clone(), None);
+        let (own, how_stored) = (with_capacity.clone(), encoding.clone());
+        let mut builder = background::run(&pause, move |_| {
+            SegmentBuilder::new(own, how_stored, base.as_ref())
+        })?;
+        for view in views {
+            let same =
+                view.encoding().codec == encoding.codec && view.encoding().space == encoding.space;
             view.for_each(|slot, graph, fine| {
-                builder.push_stored(view.tid(slot), graph, fine, &pause)?;
+                let tid = view.tid(slot);
+                if same {
+                    builder.push_stored(tid, graph, fine, &pause)?;
+                } else {
+                    let (x, error) = view.vector(slot);
+                    builder.push_prepared(tid, &x, error, &pause)?;
+                }
                 if builder.is_full() {
-                    let next = SegmentBuilder::new(with_capacity.clone(), None)?;
-                    new.push(write(store, std::mem::replace(&mut builder, next), &pause)?);
+                    let full = std::mem::replace(&mut builder, start()?);
+                    new.push(write(store, full, &pause)?);
                 }
                 Ok::<(), IndexError>(())
             })?;
+            view.unplaced().for_each(|tid| builder.push_unplaced(tid));
         }
         let mut consumed = None;
         if let Some(list) = taken {
@@ -301,7 +467,7 @@ fn push_list(
     new: &mut Vec<Written>,
     pause: &dyn Fn(),
 ) -> Result<(u64, u32)> {
-    let codec = options.parameters.codec;
+    let parameters = &options.parameters;
     let mut at = *list;
     loop {
         // One page at a time: handing vectors to the threads may wait, reading must not.
@@ -310,16 +476,36 @@ fn push_list(
             tail_seq: at.head_seq,
             ..at
         };
-        let (seq, block) = pending::read(store, &codec, &one, false, |tid, stored| {
-            if tid & DEAD == 0 {
-                entries.push((tid, stored.to_vec()));
+        let (seq, block) = pending::read(store, parameters, &one, false, |entry| {
+            if entry.is_live() {
+                let mut x = Vec::new();
+                let error = if entry.tid & UNPLACED == 0 {
+                    entry.decode(parameters, &mut x)
+                } else {
+                    0.0
+                };
+                entries.push((entry.tid, x, error));
             }
         })?;
-        for (tid, stored) in entries {
-            let (graph, fine) = stored.split_at(codec.graph_len());
-            builder.push_stored(tid, graph, fine, pause)?;
+        for (tid, x, error) in entries {
+            if tid & UNPLACED != 0 {
+                builder.push_unplaced(tid);
+                continue;
+            }
+            match space::prepare(parameters.metric, parameters.dims, &x)? {
+                Some(unit) => {
+                    // Two vectors of length r that are e apart have directions at most 2 e / r apart.
+                    let error = match parameters.metric {
+                        Metric::Cosine => 2.0 * error / norm(&x),
+                        _ => error,
+                    };
+                    builder.push_prepared(tid, &unit, error, pause)?;
+                }
+                None => builder.push_unplaced(tid | UNDIRECTED),
+            }
             if builder.is_full() {
-                let next = SegmentBuilder::new(options.clone(), None)?;
+                let encoding = builder.encoding().clone();
+                let next = SegmentBuilder::new(options.clone(), encoding, None)?;
                 new.push(write(store, std::mem::replace(builder, next), pause)?);
             }
         }
@@ -345,13 +531,7 @@ fn write(store: &impl PageStore, builder: SegmentBuilder, pause: &dyn Fn()) -> R
 fn list_len(store: &impl PageStore) -> Result<usize> {
     let meta = Meta::read(store)?;
     let mut count = 0;
-    pending::read(
-        store,
-        &meta.parameters.codec,
-        &meta.pending,
-        true,
-        |_, _| count += 1,
-    )?;
+    pending::read(store, &meta.parameters, &meta.pending, true, |_| count += 1)?;
     Ok(count)
 }
 
@@ -455,6 +635,7 @@ fn outdated(store: &impl PageStore, meta: &Meta) -> Result<bool> {
 
 /// How problems call the row at an address.
 pub fn row_name(tid: u64) -> String {
+    let tid = address(tid);
     format!("row ({},{})", tid >> 16, tid & 0xffff)
 }
 
@@ -478,7 +659,7 @@ pub struct Report {
 /// A metapage that cannot be read, or a merge in the middle of the check.
 pub fn check(store: &impl PageStore) -> Result<Report> {
     let meta = Meta::read(store)?;
-    let codec = meta.parameters.codec;
+    let parameters = &meta.parameters;
     let mut report = Report::default();
     let mut owners = std::collections::HashMap::new();
     for entry in &meta.segments {
@@ -494,15 +675,24 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
             }
             let mut bytes = vec![0; entry.bytes as usize];
             map.read_bytes(store, 0, &mut bytes)?;
-            let head = SegmentHeader::parse(&codec, entry, &bytes)?;
+            let head = SegmentHeader::parse(parameters, entry, &bytes)?;
             head.verify(&bytes)?;
+            let codec = head.encoding(parameters, &bytes)?.codec;
             let bits = map.bitmap(store)?;
-            let layout = Layout::parse(&codec, head.graph.of(&bytes))?;
-            if layout.rows() as u64 != head.nodes {
-                return Err(IndexError::segment(entry.nonce, "number of nodes"));
+            if head.nodes > 0 {
+                let layout = Layout::parse(&codec, head.graph.of(&bytes))?;
+                if layout.rows() as u64 != head.nodes {
+                    return Err(IndexError::segment(entry.nonce, "number of nodes"));
+                }
+                layout.verify()?;
+                let reach = reach(&codec, head.graph.of(&bytes), &|| store.pause())?;
+                let lost = (reach.nodes - reach.connected) as u64;
+                report.unreachable += lost;
+                if lost > 0 && codec.format != Format::First {
+                    let what = format!("{lost} nodes of its graph cannot be reached");
+                    report.problems.push(format!("{name}: {what}"));
+                }
             }
-            let reached = layout.verify()?;
-            report.unreachable += head.nodes - reached as u64;
             let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
             if dead < entry.dead
                 || bits.len() != bitmap_len(entry.count as usize)
@@ -517,7 +707,14 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                 } else {
                     report.counts[1] += 1;
                     let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
-                    report.rows.push(tid);
+                    let placed = (slot as u64) < head.placed();
+                    if placed != (tid & UNPLACED == 0) {
+                        let what = "does not say rightly whether it has a vector";
+                        report
+                            .problems
+                            .push(format!("{name}: {} {what}", row_name(tid)));
+                    }
+                    report.rows.push(address(tid));
                 }
             }
             Ok(())
@@ -529,10 +726,13 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
             Err(error) => report.problems.push(error.to_string()),
         }
     }
-    let mut tids = Vec::new();
-    let list = pending::read(store, &codec, &meta.pending, true, |tid, stored| {
-        let (graph, fine) = stored.split_at(codec.graph_len());
-        tids.push((tid, codec.decode(graph, fine).iter().all(|x| x.is_finite())));
+    let (mut tids, mut x) = (Vec::new(), Vec::new());
+    let list = pending::read(store, parameters, &meta.pending, true, |entry| {
+        x.clear();
+        if entry.tid & UNPLACED == 0 {
+            entry.decode(parameters, &mut x);
+        }
+        tids.push((entry.tid, x.iter().all(|x| x.is_finite())));
     });
     for (tid, finite) in tids {
         if tid & DEAD != 0 {
@@ -546,7 +746,7 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                 .problems
                 .push(format!("{name}: the pending vector is not finite"));
         }
-        report.rows.push(tid);
+        report.rows.push(address(tid));
     }
     match list {
         Ok(_) => {}

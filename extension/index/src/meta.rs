@@ -2,9 +2,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codec::{Codec, Metric, Quantization};
+use crate::codec::{Metric, Quantization};
 use crate::error::{IndexError, Result};
-use crate::page::{self, FORMAT_VERSION, HEADER, PAYLOAD, PageKind};
+use crate::page::{
+    self, FORMAT_VERSION, HEADER, OLDEST_VERSION, PAYLOAD, PENDING_ENTRY_MAX, PageKind,
+};
+use crate::raw::RawForm;
 use crate::store::{PageStore, WriteSet};
 
 /// Block of the metapage.
@@ -13,8 +16,14 @@ pub const META_BLOCK: u32 = 0;
 /// What does not change while an index exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameters {
-    /// How vectors are stored and compared.
-    pub codec: Codec,
+    /// Components of a vector.
+    pub dims: usize,
+    /// What the order of results means.
+    pub metric: Metric,
+    /// How segments store components; `None`: as the data need it.
+    pub quantization: Option<Quantization>,
+    /// How vectors lie in the pending list.
+    pub raw: RawForm,
     /// Kind of the indexed column, for the layer above.
     pub element: u8,
     /// Neighbours of a node in the graph; twice as many on the lowest level.
@@ -32,6 +41,12 @@ pub struct Parameters {
 pub struct Meta {
     /// What does not change.
     pub parameters: Parameters,
+    /// Version of the format in which the metapage was written. What is written from now on has the
+    /// current one; segments and pending pages of the first one stay until they are merged.
+    pub format: u32,
+    /// Whether every row of the table is in the index, those without a vector included. The first
+    /// format left them out.
+    pub complete: bool,
     /// Counts changes of the directory.
     pub generation: u64,
     /// Changes whenever entries of segments have died.
@@ -62,7 +77,7 @@ impl Pending {
         if self.head == 0 {
             0
         } else {
-            self.tail_seq - self.head_seq + 1
+            (self.tail_seq - self.head_seq).saturating_add(1)
         }
     }
 }
@@ -133,10 +148,15 @@ struct Head {
     dead_version: u64,
     pending: Pending,
     segments: u32,
-    reserved: [u32; 7],
+    raw: u32,
+    complete: u32,
+    reserved: [u32; 5],
     fingerprint: [u8; 32],
     model: [u8; 64],
 }
+
+/// Number of the quantization that is left to the data.
+const AUTO: u8 = 255;
 
 const HEAD: usize = size_of::<Head>();
 const ENTRY: usize = size_of::<SegmentEntry>();
@@ -150,6 +170,8 @@ impl Meta {
     pub fn new(parameters: Parameters) -> Self {
         Self {
             parameters,
+            format: FORMAT_VERSION,
+            complete: true,
             generation: 1,
             dead_version: 0,
             pending: Pending::zeroed(),
@@ -174,17 +196,29 @@ impl Meta {
             return Err(bad("metapage is too short"));
         }
         let head: Head = bytemuck::pod_read_unaligned(&payload[..HEAD]);
-        if head.format != FORMAT_VERSION {
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&head.format) {
             return Err(IndexError::Version {
                 found: head.format,
                 supported: FORMAT_VERSION,
             });
         }
         let metric = Metric::from_u8(head.metric).ok_or_else(|| bad("unknown metric"))?;
-        let quantization =
-            Quantization::from_u8(head.quantization).ok_or_else(|| bad("unknown quantization"))?;
-        let codec = Codec::new(head.dims as usize, metric, quantization)
+        let quantization = match head.quantization {
+            AUTO if head.format > 1 => None,
+            value => Some(Quantization::from_u8(value).ok_or_else(|| bad("unknown quantization"))?),
+        };
+        let dims = head.dims as usize;
+        let best = RawForm::choose(dims, false, quantization)
+            .or_else(|_| RawForm::choose(dims, true, quantization))
             .map_err(|_| bad("impossible number of dimensions"))?;
+        let raw = match head.format {
+            1 => best,
+            _ => u8::try_from(head.raw)
+                .ok()
+                .and_then(RawForm::from_u8)
+                .filter(|raw| raw.len(dims) <= PENDING_ENTRY_MAX)
+                .ok_or_else(|| bad("unknown form of pending entries"))?,
+        };
         let name = head
             .model
             .get(..usize::from(head.model_len))
@@ -200,18 +234,26 @@ impl Meta {
             .chunks_exact(ENTRY)
             .map(bytemuck::pod_read_unaligned)
             .collect();
+        if !(1..=1024).contains(&head.m) || head.ef_construction > 10_000 {
+            return Err(bad("impossible parameters of the graph"));
+        }
         if head.pending.head != 0 && head.pending.head_seq > head.pending.tail_seq {
             return Err(bad("pending list ends before it begins"));
         }
         Ok(Self {
             parameters: Parameters {
-                codec,
+                dims,
+                metric,
+                quantization,
+                raw,
                 element: head.element,
                 m: usize::from(head.m),
                 ef_construction: usize::from(head.ef_construction),
                 fingerprint: head.fingerprint,
                 model,
             },
+            format: head.format,
+            complete: head.format > 1 && head.complete != 0,
             generation: head.generation,
             dead_version: head.dead_version,
             pending: head.pending,
@@ -232,10 +274,10 @@ impl Meta {
         model[..p.model.len()].copy_from_slice(p.model.as_bytes());
         let head = Head {
             format: FORMAT_VERSION,
-            dims: p.codec.dims as u32,
-            metric: p.codec.metric as u8,
+            dims: p.dims as u32,
+            metric: p.metric as u8,
             element: p.element,
-            quantization: p.codec.quantization as u8,
+            quantization: p.quantization.map_or(AUTO, |q| q as u8),
             model_len: p.model.len() as u8,
             m: p.m as u16,
             ef_construction: p.ef_construction as u16,
@@ -243,7 +285,9 @@ impl Meta {
             dead_version: self.dead_version,
             pending: self.pending,
             segments: self.segments.len() as u32,
-            reserved: [0; 7],
+            raw: u32::from(p.raw.to_u8()),
+            complete: u32::from(self.complete),
+            reserved: [0; 5],
             fingerprint: p.fingerprint,
             model,
         };
@@ -328,7 +372,10 @@ mod tests {
 
     pub fn parameters() -> Parameters {
         Parameters {
-            codec: Codec::new(8, Metric::Cosine, Quantization::I8).unwrap(),
+            dims: 8,
+            metric: Metric::Cosine,
+            quantization: None,
+            raw: RawForm::F32,
             element: 2,
             m: 16,
             ef_construction: 64,
@@ -363,10 +410,10 @@ mod tests {
             Ok(())
         });
         assert!(matches!(full, Err(IndexError::TooManySegments(_))));
-        store.damage(0, |body| body[4] = 2);
+        store.damage(0, |body| body[4] = 3);
         assert!(matches!(
             Meta::read(&store),
-            Err(IndexError::Version { found: 2, .. })
+            Err(IndexError::Version { found: 3, .. })
         ));
     }
 

@@ -28,8 +28,10 @@ pub const BODY: usize = 8192 - 24;
 pub const HEADER: usize = size_of::<PageHeader>();
 /// Bytes that a page carries.
 pub const PAYLOAD: usize = BODY - HEADER;
-/// Version of the format. An index with another one is refused.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of the format in which pages are written.
+pub const FORMAT_VERSION: u32 = 2;
+/// Oldest version that is still read. Beyond it an index is refused.
+pub const OLDEST_VERSION: u32 = 1;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"LasR");
 
@@ -56,7 +58,8 @@ pub enum PageKind {
 #[repr(C)]
 pub struct PageHeader {
     magic: u32,
-    version: u16,
+    /// Version of the format in which the page was written.
+    pub version: u16,
     kind: u16,
     /// Identity of the segment, or sequence number of a pending page.
     pub owner: u64,
@@ -86,8 +89,8 @@ pub fn kind(block: u32, body: &[u8]) -> Result<Option<PageKind>> {
     if head.magic != MAGIC {
         return Err(IndexError::corrupt(block, "no magic number"));
     }
-    if u32::from(head.version) != FORMAT_VERSION {
-        let found = u32::from(head.version);
+    let found = u32::from(head.version);
+    if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&found) {
         return Err(IndexError::Version {
             found,
             supported: FORMAT_VERSION,
@@ -177,6 +180,18 @@ pub const TID: usize = 8;
 pub const PENDING_ENTRY_MAX: usize = PAYLOAD - PENDING_HEADER - TID;
 /// Set in the row's address of a dead pending entry.
 pub const DEAD: u64 = 1 << 63;
+/// Set in the address of a row whose value is NULL.
+pub const NULL: u64 = 1 << 62;
+/// Set in the address of a row whose vector has no direction, under the cosine metric.
+pub const UNDIRECTED: u64 = 1 << 61;
+/// Either of them: an entry that has a row but no place in the graph. Searches give such rows when
+/// all others have been given.
+pub const UNPLACED: u64 = NULL | UNDIRECTED;
+
+/// The address alone.
+pub fn address(tid: u64) -> u64 {
+    tid & !(DEAD | UNPLACED)
+}
 
 /// First bytes of a map page's payload; block numbers follow.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]

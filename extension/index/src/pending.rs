@@ -4,34 +4,94 @@
 //! the metapage, to link a new one. Scans read the whole list, front to back. Merging takes pages
 //! from the front.
 
-use crate::codec::Codec;
 use crate::error::{IndexError, Result};
-use crate::meta::{META_BLOCK, Meta, Pending};
+use crate::meta::{META_BLOCK, Meta, Parameters, Pending};
 use crate::page::{self, DEAD, HEADER, PAYLOAD, PENDING_HEADER, PageKind, PendingHeader, TID};
+use crate::raw::RawForm;
 use crate::store::{PageStore, WriteSet};
 
-/// Bytes of an entry.
-fn stride(codec: &Codec) -> usize {
-    (TID + codec.len()).next_multiple_of(8)
+/// How entries lie on a page.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    raw: RawForm,
+    /// Bytes of a vector.
+    vector: usize,
+}
+
+impl Form {
+    /// On pages that are written now.
+    fn current(parameters: &Parameters) -> Self {
+        let raw = parameters.raw;
+        let vector = raw.len(parameters.dims);
+        Self { raw, vector }
+    }
+
+    /// On a page of this version: the first format kept entries as its segments did.
+    fn of(block: u32, version: u16, parameters: &Parameters) -> Result<Self> {
+        if version != 1 {
+            return Ok(Self::current(parameters));
+        }
+        let Some(quantization) = parameters.quantization else {
+            return Err(IndexError::corrupt(block, "pending page of another index"));
+        };
+        let raw = RawForm::Stored(quantization);
+        let vector = raw.len(parameters.dims);
+        Ok(Self { raw, vector })
+    }
+
+    /// Bytes from entry to entry.
+    fn stride(&self) -> usize {
+        (TID + self.vector).next_multiple_of(8)
+    }
+
+    fn per_page(&self) -> usize {
+        ((PAYLOAD - PENDING_HEADER) / self.stride()).max(1)
+    }
+
+    /// Bytes of the payload of a page with `count` entries.
+    fn len(&self, count: usize) -> usize {
+        // The last entry is not padded, see PENDING_ENTRY_MAX.
+        PENDING_HEADER
+            + count.saturating_sub(1) * self.stride()
+            + count.min(1) * (TID + self.vector)
+    }
+}
+
+/// An entry of the list.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry<'a> {
+    /// Address of the row, with the flags of [`crate::page`].
+    pub tid: u64,
+    raw: RawForm,
+    stored: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// Whether the row is alive.
+    pub fn is_live(&self) -> bool {
+        self.tid & DEAD == 0
+    }
+
+    /// Reads the vector of an entry that has one; returns a bound of its distance from the one that
+    /// was inserted, see [`RawForm::decode`].
+    pub fn decode(&self, parameters: &Parameters, out: &mut Vec<f32>) -> f64 {
+        self.raw
+            .decode(parameters.metric, parameters.dims, self.stored, out)
+    }
 }
 
 /// Entries that fit on a page.
-pub fn entries_per_page(codec: &Codec) -> usize {
-    ((PAYLOAD - PENDING_HEADER) / stride(codec)).max(1)
+pub fn entries_per_page(parameters: &Parameters) -> usize {
+    Form::current(parameters).per_page()
 }
 
-fn len(codec: &Codec, count: usize) -> usize {
-    // The last entry is not padded, see PENDING_ENTRY_MAX.
-    PENDING_HEADER + count.saturating_sub(1) * stride(codec) + count.min(1) * (TID + codec.len())
-}
-
-fn list_header(block: u32, payload: &[u8], codec: &Codec) -> Result<PendingHeader> {
+fn list_header(block: u32, payload: &[u8], form: &Form) -> Result<PendingHeader> {
     if payload.len() < PENDING_HEADER {
         return Err(IndexError::corrupt(block, "pending page is too short"));
     }
     let head: PendingHeader = bytemuck::pod_read_unaligned(&payload[..PENDING_HEADER]);
     let count = head.count as usize;
-    if count > entries_per_page(codec) || payload.len() != len(codec, count) {
+    if count > form.per_page() || payload.len() != form.len(count) {
         return Err(IndexError::corrupt(
             block,
             "pending page does not fit its count",
@@ -40,24 +100,53 @@ fn list_header(block: u32, payload: &[u8], codec: &Codec) -> Result<PendingHeade
     Ok(head)
 }
 
+/// The header and the entries of a pending page.
+fn parse<'a>(
+    block: u32,
+    body: &'a [u8],
+    seq: u64,
+    parameters: &Parameters,
+) -> Result<(
+    PendingHeader,
+    Form,
+    impl Iterator<Item = Entry<'a>> + use<'a>,
+)> {
+    let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
+    let form = Form::of(block, page::header(body).version, parameters)?;
+    let head = list_header(block, payload, &form)?;
+    let entries = payload[PENDING_HEADER..]
+        .chunks(form.stride())
+        .map(move |entry| Entry {
+            tid: u64::from_le_bytes(entry[..TID].try_into().expect("eight bytes")),
+            raw: form.raw,
+            stored: &entry[TID..TID + form.vector],
+        });
+    Ok((head, form, entries))
+}
+
 fn write_header(body: &mut [u8], head: PendingHeader) {
     body[HEADER..HEADER + PENDING_HEADER].copy_from_slice(bytemuck::bytes_of(&head));
 }
 
-/// Appends an entry: the address of its row and its stored form. Returns the pages of the list when
-/// a page was added, which is the moment to think of merging.
+/// Appends an entry: the address of its row and its vector, which has a direction where the metric
+/// asks for one, or a flag of [`crate::page::UNPLACED`] in the address. Returns the pages of the
+/// list when a page was added, which is the moment to think of merging.
 ///
 /// # Errors
-/// Damage, or an index that cannot grow.
+/// A vector that cannot be indexed, damage, or an index that cannot grow.
 pub fn append(
     store: &impl PageStore,
-    codec: &Codec,
+    parameters: &Parameters,
     tid: u64,
-    stored: &[u8],
+    x: Option<&[f32]>,
 ) -> Result<Option<u64>> {
-    assert_eq!(stored.len(), codec.len());
+    let mut stored = vec![0; parameters.raw.len(parameters.dims)];
+    if let Some(x) = x {
+        parameters.raw.encode(parameters.metric, x, &mut stored)?;
+    }
+    let form = Form::current(parameters);
     let pending = store.read(META_BLOCK, Meta::parse)?.pending;
-    if pending.head != 0 && append_to(store, codec, pending, tid, stored)? {
+    if pending.head != 0 && append_to(store, &form, pending, tid, &stored)? {
         return Ok(None);
     }
     // The page was full, or somebody has added one meanwhile: look again with the metapage locked,
@@ -72,9 +161,9 @@ pub fn append(
             set.page(old.tail),
             old.tail,
             old.tail_seq,
-            codec,
+            &form,
             tid,
-            stored,
+            &stored,
         )? {
             set.commit();
             return Ok(None);
@@ -97,37 +186,41 @@ pub fn append(
         }
     };
     if old.head != 0 {
-        let body = set.page(old.tail);
-        let payload = page::expect(old.tail, body, PageKind::Pending, old.tail_seq, 0)?;
-        let count = list_header(old.tail, payload, codec)?.count;
-        write_header(body, PendingHeader::new(block, count));
+        link(
+            set.page(old.tail),
+            old.tail,
+            old.tail_seq,
+            parameters,
+            block,
+        )?;
     }
     let body = set.page(block);
     write_header(body, PendingHeader::new(0, 0));
-    page::init(body, PageKind::Pending, seq, 0, len(codec, 0));
-    put(body, block, seq, codec, tid, stored)?;
+    page::init(body, PageKind::Pending, seq, 0, form.len(0));
+    put(body, block, seq, &form, tid, &stored)?;
     meta.write(set.page(META_BLOCK))?;
     set.commit();
     Ok(Some(meta.pending.pages()))
 }
 
+/// Closes a page: `next` follows it. Its entries stay as they are, also in the first format.
+fn link(body: &mut [u8], block: u32, seq: u64, parameters: &Parameters, next: u32) -> Result<()> {
+    let count = parse(block, body, seq, parameters)?.0.count;
+    write_header(body, PendingHeader::new(next, count));
+    Ok(())
+}
+
 fn append_to(
     store: &impl PageStore,
-    codec: &Codec,
+    form: &Form,
     pending: Pending,
     tid: u64,
     stored: &[u8],
 ) -> Result<bool> {
     let mut set = store.begin();
     set.lock(pending.tail)?;
-    match put(
-        set.page(pending.tail),
-        pending.tail,
-        pending.tail_seq,
-        codec,
-        tid,
-        stored,
-    ) {
+    let (block, seq) = (pending.tail, pending.tail_seq);
+    match put(set.page(block), block, seq, form, tid, stored) {
         Ok(true) => {
             set.commit();
             Ok(true)
@@ -137,26 +230,30 @@ fn append_to(
     }
 }
 
-/// Puts an entry on a page, unless the page is full or not the last one any more.
+/// Puts an entry on a page, unless the page is full, of the first format, or not the last one any
+/// more.
 fn put(
     body: &mut [u8],
     block: u32,
     seq: u64,
-    codec: &Codec,
+    form: &Form,
     tid: u64,
     stored: &[u8],
 ) -> Result<bool> {
     let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
-    let head = list_header(block, payload, codec)?;
-    let count = head.count as usize;
-    if head.next != 0 || count >= entries_per_page(codec) {
+    if page::header(body).version == 1 {
         return Ok(false);
     }
-    let at = HEADER + PENDING_HEADER + count * stride(codec);
+    let head = list_header(block, payload, form)?;
+    let count = head.count as usize;
+    if head.next != 0 || count >= form.per_page() {
+        return Ok(false);
+    }
+    let at = HEADER + PENDING_HEADER + count * form.stride();
     body[at..at + TID].copy_from_slice(&tid.to_le_bytes());
     body[at + TID..at + TID + stored.len()].copy_from_slice(stored);
     write_header(body, PendingHeader::new(0, head.count + 1));
-    page::init(body, PageKind::Pending, seq, 0, len(codec, count + 1));
+    page::init(body, PageKind::Pending, seq, 0, form.len(count + 1));
     Ok(true)
 }
 
@@ -165,7 +262,7 @@ fn put(
 ///
 /// # Errors
 /// Damage, or an index that cannot grow.
-pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
+pub fn seal(store: &impl PageStore) -> Result<Option<Pending>> {
     let mut set = store.begin();
     set.lock(META_BLOCK)?;
     let mut meta = Meta::parse(set.page(META_BLOCK))?;
@@ -174,22 +271,16 @@ pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
         return Ok(None);
     }
     set.lock(old.tail)?;
-    let payload = page::expect(
-        old.tail,
-        set.page(old.tail),
-        PageKind::Pending,
-        old.tail_seq,
-        0,
-    )?;
-    let head = list_header(old.tail, payload, codec)?;
+    let (head, ..) = parse(old.tail, set.page(old.tail), old.tail_seq, &meta.parameters)?;
     if old.head == old.tail && head.count == 0 {
         return Ok(None);
     }
     let block = set.allocate()?;
     write_header(set.page(old.tail), PendingHeader::new(block, head.count));
+    let form = Form::current(&meta.parameters);
     let body = set.page(block);
     write_header(body, PendingHeader::new(0, 0));
-    page::init(body, PageKind::Pending, old.tail_seq + 1, 0, len(codec, 0));
+    page::init(body, PageKind::Pending, old.tail_seq + 1, 0, form.len(0));
     meta.pending = Pending {
         tail_seq: old.tail_seq + 1,
         tail: block,
@@ -200,9 +291,8 @@ pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
     Ok(Some(old))
 }
 
-/// Shows every entry of the list to `look`: address (with [`DEAD`] set in dead ones) and stored
-/// form. Runs from the first page of `pending` to its last, or to the end when `whole`. Returns the
-/// first page behind what it showed.
+/// Shows every entry of the list to `look`. Runs from the first page of `pending` to its last, or to
+/// the end when `whole`. Returns the first page behind what it showed.
 ///
 /// `look` runs under a page's lock and does not touch the store.
 ///
@@ -210,20 +300,17 @@ pub fn seal(store: &impl PageStore, codec: &Codec) -> Result<Option<Pending>> {
 /// [`IndexError::Moved`] when the list has been merged meanwhile; start again from the metapage.
 pub fn read(
     store: &impl PageStore,
-    codec: &Codec,
+    parameters: &Parameters,
     pending: &Pending,
     whole: bool,
-    mut look: impl FnMut(u64, &[u8]),
+    mut look: impl FnMut(Entry<'_>),
 ) -> Result<(u64, u32)> {
     let (mut block, mut seq) = (pending.head, pending.head_seq);
     while block != 0 && (whole || seq <= pending.tail_seq) {
+        store.pause();
         let next = store.read(block, |body| {
-            let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
-            let head = list_header(block, payload, codec)?;
-            for entry in payload[PENDING_HEADER..].chunks(stride(codec)) {
-                let tid = u64::from_le_bytes(entry[..TID].try_into().expect("eight bytes"));
-                look(tid, &entry[TID..TID + codec.len()]);
-            }
+            let (head, _, entries) = parse(block, body, seq, parameters)?;
+            entries.for_each(&mut look);
             Ok(head.next)
         })?;
         block = next;
@@ -233,13 +320,13 @@ pub fn read(
 }
 
 /// Marks entries dead whose address `dead` says so, and shows it every live one. Returns how many
-/// were marked. The caller keeps merges away.
+/// were marked, and how many live. The caller keeps merges away.
 ///
 /// # Errors
 /// Damage.
 pub fn mark(
     store: &impl PageStore,
-    codec: &Codec,
+    parameters: &Parameters,
     pending: &Pending,
     mut dead: impl FnMut(u64) -> bool,
 ) -> Result<(u64, u64)> {
@@ -248,21 +335,16 @@ pub fn mark(
     while block != 0 {
         store.pause();
         let mut tids = Vec::new();
-        let next = store.read(block, |body| {
-            let payload = page::expect(block, body, PageKind::Pending, seq, 0)?;
-            let head = list_header(block, payload, codec)?;
-            for (i, entry) in payload[PENDING_HEADER..].chunks(stride(codec)).enumerate() {
-                let tid = u64::from_le_bytes(entry[..TID].try_into().expect("eight bytes"));
-                if tid & DEAD == 0 {
-                    tids.push((i, tid));
-                }
-            }
-            Ok(head.next)
+        let (next, form) = store.read(block, |body| {
+            let (head, form, entries) = parse(block, body, seq, parameters)?;
+            tids.extend(entries.map(|entry| entry.tid).enumerate());
+            Ok((head.next, form))
         })?;
+        tids.retain(|(_, tid)| tid & DEAD == 0);
         let before = tids.len();
         // The verdict may take its time, so it is asked for without a lock. Entries that are added
         // meanwhile belong to rows that are too young to die in this VACUUM.
-        tids.retain(|&(_, tid)| dead(tid));
+        tids.retain(|&(_, tid)| dead(page::address(tid)));
         live += (before - tids.len()) as u64;
         if !tids.is_empty() {
             let mut set = store.begin();
@@ -270,7 +352,7 @@ pub fn mark(
             let body = set.page(block);
             page::expect(block, body, PageKind::Pending, seq, 0)?;
             for (i, tid) in &tids {
-                let at = HEADER + PENDING_HEADER + i * stride(codec);
+                let at = HEADER + PENDING_HEADER + i * form.stride();
                 body[at..at + TID].copy_from_slice(&(tid | DEAD).to_le_bytes());
             }
             set.commit();

@@ -1,11 +1,21 @@
 //! Searching an index: the pending list exactly, every segment through its graph, and on with a
 //! wider search when more rows are wanted.
+//!
+//! Rows come in the order of their lower bounds ([`Estimate::lower`]). Who knows the vectors
+//! themselves compares true distances, and holds a row back until the bound of the next one has
+//! passed it: what comes out is in the true order (`IndexNextWithReorder` in PostgreSQL's
+//! `nodeIndexscan.c`).
+//!
+//! A search is approximate: a wider one may find a row that is nearer than rows given before. Such
+//! latecomers are not lost. In relaxed order they come at once, in strict order when everything else
+//! has been given: a query whose filter has not found enough rows by then wants them even so.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use crate::codec::Query;
+use crate::page::{NULL, address};
+use crate::query::{Estimate, Probe, Query};
 use crate::view::SegmentView;
 
 /// What to do when the rows of the first search are used up.
@@ -15,7 +25,7 @@ pub enum Iterate {
     Off,
     /// Search wider; what comes then may be nearer than what came before.
     Relaxed,
-    /// Search wider, and leave out what is nearer than what came before.
+    /// Search wider, and keep what is nearer than what came before for the end.
     Strict,
 }
 
@@ -24,32 +34,70 @@ pub const WALK_PART: usize = 16;
 /// How much wider each search is than the one before.
 const WIDEN: usize = 4;
 
+/// What a search knows of a row's distance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Distance {
+    /// A bound and a likely value.
+    Known(Estimate),
+    /// The operator gives NaN: one of the two vectors has no direction.
+    Undirected,
+    /// The row's value is NULL.
+    Null,
+}
+
+/// A row found: its distance and its address.
+pub type Hit = (Distance, u64);
+
+/// How a scan goes about.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Candidates of the first search in each segment.
+    pub ef: usize,
+    /// How it goes on.
+    pub iterate: Iterate,
+    /// Rows that are given at most, but at least `ef`; without iteration the first search decides.
+    pub max_tuples: usize,
+    /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
+    /// their likely distances, for who does not.
+    pub recheck: bool,
+}
+
 struct Part {
     view: Rc<SegmentView>,
-    /// Every live entry has been looked at.
+    probe: Probe,
+    /// Every live entry that may be given has been found.
     complete: bool,
 }
 
-/// A row found: distance and address.
-pub type Hit = (f32, u64);
-
-fn order(a: &Hit, b: &Hit) -> Ordering {
-    a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
+/// A row with the number that it is ordered by.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    key: f64,
+    estimate: Estimate,
+    tid: u64,
 }
 
 /// A search in progress.
 pub struct Scan {
-    query: Query,
-    iterate: Iterate,
+    settings: Settings,
+    has_distances: bool,
     ef: usize,
-    most: usize,
     parts: Vec<Part>,
-    pending: Vec<Hit>,
     started: bool,
-    buffer: std::vec::IntoIter<Hit>,
-    returned: HashSet<u64>,
-    last: Option<Hit>,
-    given: usize,
+    /// Found and not given yet; not in order.
+    waiting: Vec<Found>,
+    /// To be given next, the last one first.
+    ready: Vec<Found>,
+    /// Found in strict order after farther ones were given.
+    late: Vec<Found>,
+    /// Rows without a place in the graph, the last one first.
+    unplaced: Vec<u64>,
+    seen: HashSet<u64>,
+    last: f64,
+    returned: usize,
+    /// Rows may have been left out because of `max_tuples`.
+    cut: bool,
+    at_the_end: bool,
     scratch: Vec<f32>,
     /// Searches of segments so far.
     pub searches: usize,
@@ -61,135 +109,248 @@ impl std::fmt::Debug for Scan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Scan")
             .field("ef", &self.ef)
-            .field("given", &self.given)
+            .field("returned", &self.returned)
             .finish()
     }
 }
 
+/// The rows of the pending list.
+#[derive(Debug, Default)]
+pub struct PendingRows {
+    /// Those with a vector.
+    pub placed: Vec<(Estimate, u64)>,
+    /// Those without, with the flags of their addresses.
+    pub unplaced: Vec<u64>,
+}
+
 impl Scan {
-    /// A search over opened segments and the distances of the pending entries. The first search
-    /// keeps `ef` candidates in a segment; at most about `most` rows are given in all.
+    /// A search over opened segments and the rows of the pending list.
     pub fn new(
-        query: Query,
-        ef: usize,
-        iterate: Iterate,
-        most: usize,
+        query: &Query,
+        settings: Settings,
         views: Vec<Rc<SegmentView>>,
-        pending: Vec<Hit>,
+        pending: PendingRows,
     ) -> Self {
-        let parts = views
+        let mut unplaced = pending.unplaced;
+        let parts: Vec<Part> = views
             .into_iter()
-            .map(|view| Part {
-                view,
-                complete: false,
+            .map(|view| {
+                unplaced.extend(view.unplaced());
+                Part {
+                    probe: view.probe(query),
+                    view,
+                    complete: false,
+                }
             })
             .collect();
-        Self {
-            query,
-            iterate,
-            ef,
-            most,
+        // NaN comes after all numbers, NULL after NaN.
+        unplaced.sort_unstable_by_key(|tid| std::cmp::Reverse((tid & NULL, *tid)));
+        let mut scan = Self {
+            settings,
+            has_distances: query.has_distances(),
+            ef: settings.ef,
             parts,
-            ranked: pending.len(),
-            pending,
             started: false,
-            buffer: Vec::new().into_iter(),
-            returned: HashSet::new(),
-            last: None,
-            given: 0,
+            waiting: Vec::new(),
+            ready: Vec::new(),
+            late: Vec::new(),
+            unplaced,
+            seen: HashSet::new(),
+            last: f64::NEG_INFINITY,
+            returned: 0,
+            cut: false,
+            at_the_end: false,
             scratch: Vec::new(),
             searches: 0,
+            ranked: pending.placed.len(),
+        };
+        for (estimate, tid) in pending.placed {
+            scan.waiting.push(scan.found(estimate, tid));
         }
+        scan
+    }
+
+    /// Whether the scan has ended before it had given every row of the index, because of
+    /// [`Settings::max_tuples`].
+    pub fn was_cut(&self) -> bool {
+        self.cut
+    }
+
+    fn found(&self, estimate: Estimate, tid: u64) -> Found {
+        let key = if self.settings.recheck {
+            estimate.lower
+        } else {
+            estimate.estimate
+        };
+        // Not a number is what no arithmetic has an opinion of: it comes first, to be looked at.
+        let key = if key.is_nan() { f64::NEG_INFINITY } else { key };
+        Found { key, estimate, tid }
     }
 
     /// The next row. `pause` is called now and then, and may unwind.
     pub fn next(&mut self, pause: &dyn Fn()) -> Option<Hit> {
         loop {
-            if let Some(hit) = self.buffer.next() {
-                self.given += 1;
-                self.last = Some(hit);
-                return Some(hit);
+            if self.returned >= self.limit() && !self.ready.is_empty() {
+                self.cut = true;
+                return None;
             }
-            let complete = self.parts.iter().all(|part| part.complete);
-            if self.started {
-                if self.iterate == Iterate::Off || complete || self.given >= self.most {
+            if let Some(found) = self.ready.pop() {
+                self.returned += 1;
+                self.last = self.last.max(found.key);
+                let distance = if self.has_distances {
+                    Distance::Known(found.estimate)
+                } else {
+                    Distance::Undirected
+                };
+                return Some((distance, found.tid));
+            }
+            if self.at_the_end {
+                return self.next_unplaced();
+            }
+            if !self.started {
+                self.started = true;
+                self.search(pause);
+            } else if self.settings.iterate == Iterate::Off {
+                self.parts.iter_mut().for_each(|part| part.complete = true);
+            } else if self.parts.iter().any(|part| !part.complete) {
+                let widest = self.limit();
+                if self.returned >= widest {
+                    self.cut = true;
                     return None;
                 }
-                self.ef = self.ef.saturating_mul(WIDEN);
+                if self.ef >= widest {
+                    // The widest walk has been made; what it has found is given.
+                    self.cut = true;
+                    self.parts.iter_mut().for_each(|part| part.complete = true);
+                } else {
+                    self.ef = self.ef.saturating_mul(WIDEN).min(widest);
+                    self.search(pause);
+                }
             }
-            self.search(pause);
-            self.started = true;
+            self.release();
         }
     }
 
+    /// Rows that are given at most.
+    fn limit(&self) -> usize {
+        match self.settings.iterate {
+            Iterate::Off => usize::MAX,
+            _ => self.settings.max_tuples.max(self.settings.ef),
+        }
+    }
+
+    /// Rows without a place: they come last, and not where others were left out.
+    fn next_unplaced(&mut self) -> Option<Hit> {
+        if self.cut || self.settings.iterate == Iterate::Off && !self.exhaustive() {
+            return None;
+        }
+        let tid = self.unplaced.pop()?;
+        let distance = if tid & NULL != 0 {
+            Distance::Null
+        } else {
+            Distance::Undirected
+        };
+        Some((distance, address(tid)))
+    }
+
+    /// Whether the first search looks at every vector.
+    fn exhaustive(&self) -> bool {
+        let every = |part: &Part| self.ef.saturating_mul(WALK_PART) >= part.view.len();
+        self.parts.iter().all(every)
+    }
+
+    /// Moves what nothing nearer can come before any more from `waiting` to `ready`.
+    fn release(&mut self) {
+        let complete = self.parts.iter().all(|part| part.complete);
+        if complete && self.waiting.is_empty() {
+            self.ready = std::mem::take(&mut self.late);
+            self.at_the_end = true;
+        } else if complete || self.settings.iterate == Iterate::Off {
+            self.ready = std::mem::take(&mut self.waiting);
+        }
+        self.ready.sort_unstable_by(|a, b| order(b, a));
+    }
+
+    /// Searches all parts that are not complete.
     fn search(&mut self, pause: &dyn Fn()) {
-        let mut hits = Vec::new();
         // Beyond the farthest candidate of a segment there may be others that it did not deliver.
-        let mut bound = f32::INFINITY;
-        let left = self.most.saturating_sub(self.given).max(self.ef);
-        for part in &mut self.parts {
+        let mut bound = f64::INFINITY;
+        let left = self.limit().saturating_sub(self.returned);
+        let mut parts = std::mem::take(&mut self.parts);
+        let mut fresh = Vec::new();
+        for part in parts.iter_mut().filter(|part| !part.complete) {
             pause();
             self.searches += 1;
-            let view = part.view.clone();
-            let tid = |(distance, slot): (f32, u32)| (distance, view.tid(slot as usize));
-            let before = hits.len();
+            let view = &part.view;
             if self.ef.saturating_mul(WALK_PART) >= view.len() {
-                // Twice the room, cut back now and then, keeps the nearest at little cost.
+                part.complete = true;
+                self.ranked += view.len();
                 let mut nearest = Vec::new();
-                let mut cut = false;
-                view.scan(&self.query, &mut self.scratch, pause, |candidate| {
-                    nearest.push(candidate);
-                    if nearest.len() >= 2 * (left + self.given).max(1024) {
-                        keep(&mut nearest, left + self.given);
-                        cut = true;
+                let mut scratch = std::mem::take(&mut self.scratch);
+                view.scan(&part.probe, &mut scratch, pause, |(estimate, entry)| {
+                    let tid = view.tid(entry as usize);
+                    if self.seen.contains(&tid) {
+                        return;
+                    }
+                    nearest.push(self.found(estimate, tid));
+                    // Twice the room, cut back now and then, keeps the nearest at little cost.
+                    if nearest.len() / 2 >= left.max(1024) {
+                        self.cut |= keep(&mut nearest, left);
                     }
                 });
-                self.ranked += view.len();
-                part.complete = true;
-                if cut {
-                    keep(&mut nearest, left + self.given);
-                }
-                hits.extend(nearest.into_iter().map(tid));
+                self.scratch = scratch;
+                self.cut |= keep(&mut nearest, left);
+                fresh.append(&mut nearest);
             } else {
-                let found = view.search(&self.query, self.ef, &mut self.scratch);
+                let found = view.search(&part.probe, self.ef, &mut self.scratch);
                 self.ranked += found.len();
-                hits.extend(found.into_iter().map(tid));
-                // Where the graph's distance is coarse, so is its idea of who belongs to the nearest:
-                // of the many that were fetched only the best are trusted to be complete.
-                let mut far: Vec<f32> = hits[before..].iter().map(|hit| hit.0).collect();
-                let trusted = far.len().min(self.ef);
+                let mut keys = Vec::with_capacity(found.len());
+                for (estimate, entry) in found {
+                    let found = self.found(estimate, view.tid(entry as usize));
+                    keys.push(found.key);
+                    fresh.push(found);
+                }
+                // Where the graph's distance is coarse, so is its idea of who belongs to the
+                // nearest: of the many that were fetched only the best are trusted to be complete.
+                let trusted = keys.len().min(self.ef);
                 if trusted > 0 {
-                    let (_, nth, _) = far.select_nth_unstable_by(trusted - 1, f32::total_cmp);
+                    let (_, nth, _) = keys.select_nth_unstable_by(trusted - 1, f64::total_cmp);
                     bound = bound.min(*nth);
                 }
             }
         }
-        hits.extend_from_slice(&self.pending);
-        match (self.iterate, self.last) {
-            // Entries at the distance of the last one may not all have been found before.
-            (Iterate::Strict, Some(last)) => hits.retain(|hit| match hit.0.total_cmp(&last.0) {
-                Ordering::Greater => true,
-                Ordering::Equal => !self.returned.contains(&hit.1),
-                Ordering::Less => false,
-            }),
-            (Iterate::Relaxed, _) => hits.retain(|hit| !self.returned.contains(&hit.1)),
-            _ => {}
+        self.parts = parts;
+        for found in fresh {
+            if !self.seen.insert(found.tid) {
+                continue;
+            }
+            if self.settings.iterate == Iterate::Strict && found.key < self.last {
+                self.late.push(found);
+            } else {
+                self.waiting.push(found);
+            }
         }
-        if self.iterate != Iterate::Off && bound.is_finite() {
-            hits.retain(|hit| hit.0 <= bound);
+        if self.settings.iterate != Iterate::Off && bound.is_finite() {
+            let (ready, waiting) = std::mem::take(&mut self.waiting)
+                .into_iter()
+                .partition(|found| found.key <= bound);
+            (self.ready, self.waiting) = (ready, waiting);
         }
-        if self.iterate != Iterate::Off {
-            self.returned.extend(hits.iter().map(|hit| hit.1));
-        }
-        hits.sort_unstable_by(order);
-        self.buffer = hits.into_iter();
     }
 }
 
-/// Keeps the `n` nearest.
-fn keep(nearest: &mut Vec<(f32, u32)>, n: usize) {
-    if n < nearest.len() {
-        nearest.select_nth_unstable_by(n, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+/// The order in which rows are given. Where bounds say nothing, likely distances do.
+fn order(a: &Found, b: &Found) -> Ordering {
+    let likely = a.estimate.estimate.total_cmp(&b.estimate.estimate);
+    a.key.total_cmp(&b.key).then(likely).then(a.tid.cmp(&b.tid))
+}
+
+/// Keeps the `n` nearest; says whether there were more.
+fn keep(nearest: &mut Vec<Found>, n: usize) -> bool {
+    let more = n < nearest.len();
+    if more {
+        nearest.select_nth_unstable_by(n, order);
         nearest.truncate(n);
     }
+    more
 }

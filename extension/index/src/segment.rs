@@ -6,28 +6,34 @@
 //! ```text
 //!  0      SegmentHeader: identity, counts, where the sections are and their checksums
 //!  256    graph      usearch's serialization; key of a node = its slot
-//!  …      starts     first entry of each node, and behind the last one the number of entries
-//!  …      fine       fine parts of the entries
+//!  …      starts     first entry of each node, and behind the last one the number of placed entries
+//!  …      fine       fine parts of the placed entries
 //!  …      tids       addresses of the entries' rows
+//!  …      space      where vectors lie, see [`crate::space`]
 //! ```
 //!
 //! Entries whose graph parts are equal share one node: to the graph they are one point, and a crowd
 //! of equal points would fill the candidates of a walk and never let it out again. Entries lie in
-//! the order of their nodes; the number of an entry is its place in that order.
+//! the order of their nodes; the number of an entry is its place in that order. Behind them come the
+//! entries without a place in the graph, whose addresses say why (see [`crate::page::UNPLACED`]).
+//!
+//! A file of the first format has no space and only placed entries.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codec::Codec;
+use crate::choice::Encoding;
+use crate::codec::{Codec, Format, Quantization};
 use crate::crc::crc32c;
 use crate::error::{IndexError, Result};
-use crate::meta::SegmentEntry;
+use crate::meta::{Parameters, SegmentEntry};
 use crate::page::{
     self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind,
 };
+use crate::space::Space;
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LaserSeg");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A part of a segment's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -79,70 +85,126 @@ pub struct SegmentHeader {
     pub fine: Section,
     /// Addresses of rows.
     pub tids: Section,
+    /// The space of the vectors.
+    pub space: Section,
+    /// Entries with a place in the graph.
+    pub placed: u64,
+    /// Blur of eight bits, see [`Encoding::noise`]; negative where it was not measured.
+    noise: f32,
+    reserved_2: u32,
 }
 
 const FILE_HEADER: usize = 256;
+/// Bytes of the header in the first format.
+const FIRST_HEADER: usize = 144;
 const _: () =
-    assert!(size_of::<SegmentHeader>() == 144 && size_of::<SegmentHeader>() <= FILE_HEADER);
+    assert!(size_of::<SegmentHeader>() == 184 && size_of::<SegmentHeader>() <= FILE_HEADER);
+
+/// How many there are of what a segment's file consists of.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    /// Entries.
+    pub entries: usize,
+    /// Those with a place in the graph.
+    pub placed: usize,
+    /// Nodes of the graph.
+    pub nodes: usize,
+    /// Bytes of the serialized graph.
+    pub graph: usize,
+}
 
 impl SegmentHeader {
-    /// Lays out a file for `count` entries of `nodes` nodes, and a graph of `graph` bytes.
-    pub fn new(codec: &Codec, nonce: u64, count: usize, nodes: usize, graph: usize) -> Self {
+    /// Lays out a file.
+    pub fn new(encoding: &Encoding, nonce: u64, counts: Counts) -> Self {
+        let mut head = Self::layout(&encoding.codec, nonce, counts, encoding.space.bytes());
+        head.noise = encoding.noise.unwrap_or(-1.0);
+        head
+    }
+
+    fn layout(codec: &Codec, nonce: u64, counts: Counts, space: usize) -> Self {
         let section = |from: u64, len: usize| Section {
             offset: from.next_multiple_of(64),
             len: len as u64,
             crc: 0,
             reserved: 0,
         };
-        let graph = section(FILE_HEADER as u64, graph);
-        let starts = section(graph.offset + graph.len, 4 * (nodes + 1));
-        let fine = section(starts.offset + starts.len, codec.fine_len() * count);
-        let tids = section(fine.offset + fine.len, 8 * count);
+        let end = |section: &Section| section.offset + section.len;
+        let graph = section(FILE_HEADER as u64, counts.graph);
+        let starts = section(end(&graph), 4 * (counts.nodes + 1));
+        let fine = section(end(&starts), codec.fine_len() * counts.placed);
+        let tids = section(end(&fine), 8 * counts.entries);
+        let (version, space, placed) = match codec.format {
+            Format::First => (1, Section::zeroed(), 0),
+            Format::Second => (VERSION, section(end(&tids), space), counts.placed),
+        };
         Self {
             magic: MAGIC,
-            version: VERSION,
+            version,
             crc: 0,
             nonce,
-            count: count as u64,
+            count: counts.entries as u64,
             dims: codec.dims as u32,
             metric: codec.metric as u8,
             quantization: codec.quantization as u8,
             reserved: 0,
-            nodes: nodes as u64,
+            nodes: counts.nodes as u64,
             graph,
             starts,
             fine,
             tids,
+            space,
+            placed: placed as u64,
+            noise: 0.0,
+            reserved_2: 0,
         }
     }
 
     /// Bytes of the whole file.
     pub fn file_len(&self) -> u64 {
-        self.tids.offset + self.tids.len
+        let last = if self.version == 1 {
+            &self.tids
+        } else {
+            &self.space
+        };
+        last.offset + last.len
+    }
+
+    /// What the checksum of the header is of.
+    fn checked_bytes(&self) -> &[u8] {
+        let len = if self.version == 1 {
+            FIRST_HEADER
+        } else {
+            size_of::<Self>()
+        };
+        &bytemuck::bytes_of(self)[..len]
     }
 
     /// Computes the checksums and writes the header into the file.
     pub fn seal(&mut self, file: &mut [u8]) {
-        let sections = [
+        for section in self.sections_mut() {
+            section.crc = crc32c(section.of(file));
+        }
+        self.crc = 0;
+        self.crc = crc32c(self.checked_bytes());
+        file[..FILE_HEADER].fill(0);
+        file[..size_of::<Self>()].copy_from_slice(bytemuck::bytes_of(self));
+    }
+
+    fn sections_mut(&mut self) -> [&mut Section; 5] {
+        [
             &mut self.graph,
             &mut self.starts,
             &mut self.fine,
             &mut self.tids,
-        ];
-        for section in sections {
-            section.crc = crc32c(section.of(file));
-        }
-        self.crc = 0;
-        self.crc = crc32c(bytemuck::bytes_of(self));
-        file[..FILE_HEADER].fill(0);
-        file[..size_of::<Self>()].copy_from_slice(bytemuck::bytes_of(self));
+            &mut self.space,
+        ]
     }
 
     /// Reads the header of a file whose directory entry is known.
     ///
     /// # Errors
     /// When they do not belong together, or on damage.
-    pub fn parse(codec: &Codec, entry: &SegmentEntry, start: &[u8]) -> Result<Self> {
+    pub fn parse(parameters: &Parameters, entry: &SegmentEntry, start: &[u8]) -> Result<Self> {
         let bad = |what: &str| IndexError::segment(entry.nonce, what);
         let Some(bytes) = start.get(..size_of::<Self>()) else {
             return Err(bad("file is too short"));
@@ -151,40 +213,94 @@ impl SegmentHeader {
         if head.magic != MAGIC {
             return Err(bad("no magic number"));
         }
-        if head.version != VERSION {
+        if !(1..=VERSION).contains(&head.version) {
             return Err(IndexError::Version {
                 found: head.version,
                 supported: VERSION,
             });
         }
+        if head.version == 1 {
+            (head.space, head.placed, head.noise) = (Section::zeroed(), 0, 0.0);
+        }
         let crc = std::mem::take(&mut head.crc);
-        if crc != crc32c(bytemuck::bytes_of(&head)) {
+        if crc != crc32c(head.checked_bytes()) {
             return Err(bad("checksum of the header"));
         }
         head.crc = crc;
-        let layout = Self::new(
-            codec,
-            entry.nonce,
-            entry.count as usize,
-            head.nodes.min(head.count) as usize,
-            head.graph.len.min(1 << 48) as usize,
-        );
+        let quantization =
+            Quantization::from_u8(head.quantization).ok_or_else(|| bad("unknown quantization"))?;
+        if head.version == 1 && parameters.quantization != Some(quantization) {
+            return Err(bad("header and metapage disagree"));
+        }
+        let codec = head.codec_of(parameters, quantization);
+        let counts = Counts {
+            entries: entry.count as usize,
+            placed: head.placed().min(u64::from(entry.count)) as usize,
+            nodes: head.nodes.min(head.placed()) as usize,
+            graph: head.graph.len.min(1 << 48) as usize,
+        };
+        let space = head.space.len.min(1 << 24) as usize;
+        let layout = Self::layout(&codec, entry.nonce, counts, space);
         let place = |s: &Section| (s.offset, s.len);
         let same = head.nonce == layout.nonce
             && head.count == layout.count
-            && (head.dims, head.metric, head.quantization)
-                == (layout.dims, layout.metric, layout.quantization)
+            && head.placed == layout.placed
+            && (head.dims, head.metric) == (layout.dims, layout.metric)
             && head.graph.len < 1 << 48
             && place(&head.graph) == place(&layout.graph)
             && head.nodes == layout.nodes
             && place(&head.starts) == place(&layout.starts)
             && place(&head.fine) == place(&layout.fine)
             && place(&head.tids) == place(&layout.tids)
+            && place(&head.space) == place(&layout.space)
             && head.file_len() == entry.bytes;
         if !same {
             return Err(bad("header and directory disagree"));
         }
         Ok(head)
+    }
+
+    fn codec_of(&self, parameters: &Parameters, quantization: Quantization) -> Codec {
+        match self.version {
+            1 => Codec::first(parameters.dims, parameters.metric, quantization),
+            _ => Codec::new(parameters.dims, parameters.metric, quantization),
+        }
+    }
+
+    /// Entries with a place in the graph.
+    pub fn placed(&self) -> u64 {
+        if self.version == 1 {
+            self.count
+        } else {
+            self.placed
+        }
+    }
+
+    /// How the segment stores its vectors. The header was parsed with the same parameters.
+    pub fn codec(&self, parameters: &Parameters) -> Codec {
+        let quantization = Quantization::from_u8(self.quantization).expect("parsed");
+        self.codec_of(parameters, quantization)
+    }
+
+    /// The same with the space, from a file that has been verified.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn encoding(&self, parameters: &Parameters, file: &[u8]) -> Result<Encoding> {
+        let (metric, dims) = (parameters.metric, parameters.dims);
+        Ok(Encoding {
+            codec: self.codec(parameters),
+            space: match self.version {
+                1 => Space::plain(metric, dims),
+                _ => Space::read(metric, dims, self.space.of(file))?,
+            },
+            noise: (self.version > 1 && self.noise >= 0.0).then_some(self.noise),
+        })
+    }
+
+    /// Blur of eight bits where it was measured, see [`Encoding::noise`].
+    pub fn noise(&self) -> Option<f32> {
+        (self.version > 1 && self.noise >= 0.0).then_some(self.noise)
     }
 
     /// Compares the checksums of a whole file.
@@ -200,6 +316,7 @@ impl SegmentHeader {
             ("nodes", self.starts),
             ("fine part", self.fine),
             ("addresses", self.tids),
+            ("space", self.space),
         ];
         for (name, section) in sections {
             if crc32c(section.of(file)) != section.crc {
@@ -212,7 +329,7 @@ impl SegmentHeader {
         let starts = self.starts.of(file).chunks_exact(4);
         let starts = starts.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let ends = (starts.clone().next(), starts.clone().next_back());
-        if !starts.is_sorted() || ends != (Some(0), Some(self.count as u32)) {
+        if !starts.is_sorted() || ends != (Some(0), Some(self.placed() as u32)) {
             return Err(IndexError::segment(
                 self.nonce,
                 "entries and nodes do not fit together",
@@ -330,6 +447,11 @@ impl SegmentMap {
     /// [`IndexError::Moved`] when the segment is gone, or damage.
     pub fn read(store: &impl PageStore, entry: &SegmentEntry) -> Result<Self> {
         let wanted = entry.data_pages as usize + entry.bitmap_pages as usize;
+        let disagree = || IndexError::segment(entry.nonce, "map and directory disagree");
+        // Nothing that a page says sizes an allocation before it was compared with the relation.
+        if wanted > store.blocks() as usize {
+            return Err(disagree());
+        }
         let (mut blocks, mut own) = (Vec::with_capacity(wanted), Vec::new());
         let mut block = entry.map;
         while block != 0 {
@@ -348,6 +470,9 @@ impl SegmentMap {
                         "map page does not fit its count",
                     ));
                 }
+                if blocks.len() + list.len() / 4 > wanted {
+                    return Err(disagree());
+                }
                 blocks.extend(
                     list.chunks_exact(4)
                         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
@@ -360,10 +485,7 @@ impl SegmentMap {
             && entry.bytes.div_ceil(PAYLOAD as u64) == u64::from(entry.data_pages)
             && bits == entry.bitmap_pages as usize;
         if !fits {
-            return Err(IndexError::segment(
-                entry.nonce,
-                "map and directory disagree",
-            ));
+            return Err(disagree());
         }
         Ok(Self {
             entry: *entry,
@@ -430,13 +552,13 @@ impl SegmentMap {
     ///
     /// # Errors
     /// See [`SegmentHeader::parse`] and [`SegmentMap::read_bytes`].
-    pub fn header(&self, store: &impl PageStore, codec: &Codec) -> Result<SegmentHeader> {
+    pub fn header(&self, store: &impl PageStore, parameters: &Parameters) -> Result<SegmentHeader> {
         let mut start = [0; size_of::<SegmentHeader>()];
         if self.entry.bytes < start.len() as u64 {
             return Err(IndexError::segment(self.entry.nonce, "file is too short"));
         }
         self.read_bytes(store, 0, &mut start)?;
-        SegmentHeader::parse(codec, &self.entry, &start)
+        SegmentHeader::parse(parameters, &self.entry, &start)
     }
 
     /// Reads the bitmap.

@@ -7,12 +7,14 @@ use std::path::Path;
 
 use memmap2::{Mmap, MmapMut};
 
-use crate::codec::{Codec, Query};
+use crate::choice::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
 use crate::kernels::{dot_i8, prefetch};
-use crate::meta::SegmentEntry;
+use crate::meta::{Parameters, SegmentEntry};
+use crate::query::{Estimate, Probe, Query};
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
+use crate::space::HALF_ULP;
 use crate::store::PageStore;
 use crate::walk::Walk;
 
@@ -52,41 +54,50 @@ impl std::ops::Deref for SegmentBytes {
 /// A segment that can be searched.
 #[derive(Debug)]
 pub struct SegmentView {
-    walk: Walk,
+    walk: Option<Walk>,
     bytes: SegmentBytes,
     head: SegmentHeader,
-    codec: Codec,
+    encoding: Encoding,
     vectors: usize,
     map: RefCell<Option<SegmentMap>>,
     dead: RefCell<Vec<u8>>,
     dead_version: Cell<Option<u64>>,
 }
 
-/// A candidate of a search: exact distance and number of the entry.
-pub type Candidate = (f32, u32);
+/// A candidate of a search: what is known of its distance, and the number of the entry.
+pub type Candidate = (Estimate, u32);
 
 impl SegmentView {
     /// Opens a file after comparing its checksums and its directory entry.
     ///
     /// # Errors
     /// Damage.
-    pub fn open(codec: Codec, entry: &SegmentEntry, bytes: SegmentBytes) -> Result<Self> {
-        let head = SegmentHeader::parse(&codec, entry, &bytes)?;
+    pub fn open(
+        parameters: &Parameters,
+        entry: &SegmentEntry,
+        bytes: SegmentBytes,
+    ) -> Result<Self> {
+        let head = SegmentHeader::parse(parameters, entry, &bytes)?;
         head.verify(&bytes)?;
+        let encoding = head.encoding(parameters, &bytes)?;
         let serialized = head.graph.of(&bytes);
-        let layout = Layout::parse(&codec, serialized)?;
-        if layout.rows() as u64 != head.nodes {
-            return Err(IndexError::segment(
-                entry.nonce,
-                "graph and directory disagree",
-            ));
+        // Entries without a place alone have no graph.
+        let (mut walk, mut vectors) = (None, 0);
+        if head.nodes > 0 {
+            let layout = Layout::parse(&encoding.codec, serialized)?;
+            if layout.rows() as u64 != head.nodes {
+                return Err(IndexError::segment(
+                    entry.nonce,
+                    "graph and directory disagree",
+                ));
+            }
+            vectors = head.graph.offset as usize + layout.vector_at(0);
+            walk = Some(Walk::new(&layout)?);
         }
-        let vectors = head.graph.offset as usize + layout.vector_at(0);
-        let walk = Walk::new(&layout)?;
         Ok(Self {
             walk,
             head,
-            codec,
+            encoding,
             vectors,
             map: RefCell::new(None),
             dead: RefCell::new(vec![0; bitmap_len(entry.count as usize)]),
@@ -98,6 +109,35 @@ impl SegmentView {
     /// The header of the file.
     pub fn header(&self) -> &SegmentHeader {
         &self.head
+    }
+
+    /// How vectors are stored.
+    pub fn encoding(&self) -> &Encoding {
+        &self.encoding
+    }
+
+    /// A query as this segment sees it.
+    pub fn probe(&self, query: &Query) -> Probe {
+        Probe::new(self.encoding.codec, &self.encoding.space, query)
+    }
+
+    /// The vector of a placed entry as [`crate::space::prepare`] prepares vectors, and a bound of its
+    /// distance from the true one.
+    pub fn vector(&self, entry: usize) -> (Vec<f32>, f64) {
+        let (graph, fine) = self.stored(entry);
+        let Encoding { codec, space, .. } = &self.encoding;
+        let error = codec.error(graph, fine) / f64::from(space.gain);
+        let x = space.leave(&codec.decode(graph, fine));
+        let rounded = 2.0 * HALF_ULP * laser_vector::kernels::norm(&x);
+        (x, error + rounded)
+    }
+
+    /// Live entries without a place in the graph.
+    pub fn unplaced(&self) -> impl Iterator<Item = u64> + '_ {
+        let dead = self.dead();
+        (self.head.placed() as usize..self.len())
+            .filter(move |entry| !is_dead(&dead, *entry))
+            .map(|entry| self.tid(entry))
     }
 
     /// The bytes of the file.
@@ -141,13 +181,13 @@ impl SegmentView {
 
     /// Graph part of a node.
     pub fn graph_part(&self, node: usize) -> &[u8] {
-        let len = self.codec.graph_len();
+        let len = self.encoding.codec.graph_len();
         &self.bytes[self.vectors + node * len..][..len]
     }
 
     /// Fine part of an entry.
     pub fn fine_part(&self, entry: usize) -> &[u8] {
-        let len = self.codec.fine_len();
+        let len = self.encoding.codec.fine_len();
         &self.head.fine.of(&self.bytes)[entry * len..][..len]
     }
 
@@ -156,7 +196,7 @@ impl SegmentView {
         (self.graph_part(self.node(entry)), self.fine_part(entry))
     }
 
-    /// Shows every live entry with its graph part and its fine part.
+    /// Shows every live entry that has a place, with its graph part and its fine part.
     pub fn for_each<E>(
         &self,
         mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
@@ -205,14 +245,17 @@ impl SegmentView {
         self.dead.borrow()
     }
 
-    /// Live entries near a query, with exact distances, in no order: those among the `wanted`
-    /// nearest by the graph's distance that a walk finds.
-    pub fn search(&self, query: &Query, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
-        let (codec, graph) = (&self.codec, self.head.graph.of(&self.bytes));
+    /// Live entries near a query, in no order: those among the `wanted` nearest by the graph's
+    /// distance that a walk finds.
+    pub fn search(&self, probe: &Probe, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
+        let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
         let wanted = wanted * codec.overfetch();
         let dot = dot_i8();
-        let nodes = self.walk.search(graph, wanted, |stored| {
-            codec.graph_distance(query, stored, dot, scratch)
+        let Some(walk) = &self.walk else {
+            return Vec::new();
+        };
+        let nodes = walk.search(graph, wanted, |stored| {
+            codec.graph_distance(probe, stored, dot, scratch)
         });
         let dead = self.dead();
         let mut found = Vec::with_capacity(nodes.len());
@@ -231,29 +274,27 @@ impl SegmentView {
                     self.graph_part(node as usize),
                     self.fine_part(entry as usize),
                 );
-                (codec.distance(query, graph, fine, scratch), entry)
+                (codec.measure(probe, graph, fine, scratch), entry)
             })
             .collect()
     }
 
-    /// All live entries with exact distances, shown to `look`; `pause` is called now and then.
+    /// All live entries that have a place, shown to `look`; `pause` is called now and then.
     pub fn scan(
         &self,
-        query: &Query,
+        probe: &Probe,
         scratch: &mut Vec<f32>,
         pause: &dyn Fn(),
         mut look: impl FnMut(Candidate),
     ) {
         let mut seen = 0usize;
+        let codec = self.encoding.codec;
         let _ = self.for_each(|entry, graph, fine| {
             if seen.is_multiple_of(4096) {
                 pause();
             }
             seen += 1;
-            look((
-                self.codec.distance(query, graph, fine, scratch),
-                entry as u32,
-            ));
+            look((codec.measure(probe, graph, fine, scratch), entry as u32));
             Ok::<(), std::convert::Infallible>(())
         });
     }

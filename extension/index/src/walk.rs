@@ -21,15 +21,16 @@ const AHEAD: usize = 2048;
 /// Where things are in a serialized graph, and what a walk needs besides.
 #[derive(Debug)]
 pub struct Walk {
-    nodes: usize,
+    pub(crate) nodes: usize,
     vector_len: usize,
     /// Vectors within [`AHEAD`].
     ahead: usize,
     vectors: usize,
-    base_edges: usize,
+    /// Room for edges of a node on the lowest level.
+    pub(crate) base_edges: usize,
     edges: usize,
     /// Node from which walks begin, and its level.
-    entry: u32,
+    pub(crate) entry: u32,
     top: usize,
     first_node: usize,
     /// For every node, and behind the last one, the sum of the levels of those before it.
@@ -129,19 +130,20 @@ impl Walk {
         (self.levels_before[node + 1] - self.levels_before[node]) as usize
     }
 
-    fn node_at(&self, node: u32) -> usize {
+    /// Where a node begins.
+    pub(crate) fn node_at(&self, node: u32) -> usize {
         let node = node as usize;
         self.first_node
             + node * (NODE_HEAD + 4 + 4 * self.base_edges)
             + self.levels_before[node] as usize * (4 + 4 * self.edges)
     }
 
-    fn vector<'a>(&self, graph: &'a [u8], node: u32) -> &'a [u8] {
+    pub(crate) fn vector<'a>(&self, graph: &'a [u8], node: u32) -> &'a [u8] {
         &graph[self.vectors + node as usize * self.vector_len..][..self.vector_len]
     }
 
     /// Neighbours of a node on a level that it has.
-    fn neighbours<'a>(
+    pub(crate) fn neighbours<'a>(
         &self,
         graph: &'a [u8],
         node: u32,
@@ -222,6 +224,43 @@ impl Walk {
         let mut fresh = std::mem::take(&mut state.fresh);
         let mut found = std::mem::take(&mut state.found);
         let start = self.descend(graph, &mut distance, &mut fresh, &mut found);
+        state.fresh = fresh;
+        state.found = found;
+        self.spread(state, graph, start, count, distance);
+        state.nearest.drain().map(|key| key as u32).collect()
+    }
+
+    /// The `count` nodes nearest to a query that a walk on the lowest level alone finds from where
+    /// walks begin, the nearest first.
+    pub(crate) fn search_base(
+        &self,
+        graph: &[u8],
+        count: usize,
+        mut distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<u32> {
+        if self.entry as usize >= self.nodes || count == 0 {
+            return Vec::new();
+        }
+        let state = &mut *self.state.borrow_mut();
+        state.clear(self.nodes);
+        let start = key(distance(self.vector(graph, self.entry)), self.entry);
+        self.spread(state, graph, start, count, distance);
+        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
+        nearest.into_iter().map(|key| key as u32).collect()
+    }
+
+    /// Walks over the lowest level from `start` on, and leaves the `count` nearest in the state,
+    /// which is clear.
+    fn spread(
+        &self,
+        state: &mut State,
+        graph: &[u8],
+        start: Key,
+        count: usize,
+        mut distance: impl FnMut(&[u8]) -> f32,
+    ) {
+        let mut fresh = std::mem::take(&mut state.fresh);
+        let mut found = std::mem::take(&mut state.found);
         state.mark(start as u32);
         state.next.push(Reverse(start));
         state.nearest.push(start);
@@ -255,6 +294,5 @@ impl Walk {
         }
         state.fresh = fresh;
         state.found = found;
-        state.nearest.drain().map(|key| key as u32).collect()
     }
 }

@@ -2,19 +2,23 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
-use std::path::PathBuf;
 
 use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
-use laser_index::maintain;
+use laser_index::choice::{Encoding, SAMPLE};
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
-use laser_index::page::PAYLOAD;
+use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
 use laser_index::segment::write_pages;
+use laser_index::{maintain, space};
+use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
 
-use super::cache::{self, FOLDER};
+use super::cache;
 use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
-use super::pages::{self, RelationStore};
+use super::pages::{self, MergeLock, RelationStore};
+use super::sample;
+use super::undecided;
+use crate::types::raise_hint;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
 const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
@@ -23,6 +27,7 @@ const TUPLES_DONE: i32 = pg_sys::PROGRESS_CREATEIDX_TUPLES_DONE as i32;
 const LOADING: i64 = 2;
 const FINISHING: i64 = 3;
 const WRITING: i64 = 4;
+const SAMPLING: i64 = 5;
 
 /// Lets a cancel or a shutdown through; may unwind.
 pub fn pause() {
@@ -39,6 +44,7 @@ fn progress(parameter: i32, value: i64) {
 pub unsafe extern "C-unwind" fn phase_name(phase: i64) -> *mut c_char {
     let name = match phase {
         1 => c"initializing",
+        SAMPLING => c"sampling vectors",
         LOADING => c"loading vectors",
         FINISHING => c"finishing graph",
         WRITING => c"writing segment",
@@ -71,8 +77,20 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
         threads: (workers as usize + 1).min(cores).max(1),
         memory,
         expected,
-        folder: PathBuf::from(FOLDER),
+        folder: cache::folder(),
     }
+}
+
+/// Vectors by which a segment's encoding is decided, within the memory that a build may take.
+fn sample_size(options: &BuildOptions) -> usize {
+    (options.memory / 8 / (4 * options.parameters.dims)).clamp(64, SAMPLE)
+}
+
+/// Decides how vectors are stored.
+fn choose(options: &BuildOptions, sample: &[Vec<f32>]) -> Encoding {
+    let p = &options.parameters;
+    let rows = options.expected;
+    Encoding::choose(p.metric, p.dims, p.quantization, sample, rows, [], &pause)
 }
 
 struct Build {
@@ -80,28 +98,93 @@ struct Build {
     store: RelationStore,
     options: BuildOptions,
     element: Element,
+    /// How vectors are stored, once enough of them are known.
+    encoding: Option<Encoding>,
+    /// Vectors that came before that, with their rows, and rows without a place in the graph.
+    held: Vec<(u64, Vec<f32>)>,
+    held_unplaced: Vec<u64>,
     builder: Option<SegmentBuilder>,
     texts: TextBatch,
     finished: usize,
-    indexed: usize,
     reported: usize,
     segments: usize,
 }
 
 impl Build {
     fn push(&mut self, tid: u64, x: &[f32]) {
+        if undecided::is_undecided(&self.options.parameters) {
+            self.options.parameters = undecided::decide(&self.store, x.len());
+        }
+        let Parameters { metric, dims, .. } = self.options.parameters;
+        if x.len() != dims {
+            let row = maintain::row_name(tid);
+            raise_hint(
+                Code::ERRCODE_DATA_EXCEPTION,
+                format!(
+                    "{row} has {} dimensions, rows before it have {dims}",
+                    x.len()
+                ),
+                "Vectors of one length have an index of their own: \
+                 CREATE INDEX … ((column::embedding(1024))) WHERE dimensions(column) = 1024.",
+            );
+        }
+        match space::prepare(metric, dims, x).or_report() {
+            None => self.push_unplaced(tid | UNDIRECTED),
+            Some(x) if self.encoding.is_some() => self.push_prepared(tid, &x),
+            Some(x) => {
+                self.held.push((tid, x));
+                if self.held.len() >= sample_size(&self.options) {
+                    self.decide();
+                }
+            }
+        }
+    }
+
+    /// Settles how vectors are stored by those that have come so far.
+    fn decide(&mut self) {
+        if self.encoding.is_none() {
+            let sample: Vec<Vec<f32>> = self.held.iter().map(|(_, x)| x.clone()).collect();
+            self.encoding = Some(choose(&self.options, &sample));
+        }
+        for (tid, x) in std::mem::take(&mut self.held) {
+            self.push_prepared(tid, &x);
+        }
+        for tid in std::mem::take(&mut self.held_unplaced) {
+            self.push_unplaced(tid);
+        }
+    }
+
+    fn builder(&mut self) -> &mut SegmentBuilder {
         if self.builder.is_none() {
-            let builder = SegmentBuilder::new(self.options.clone(), None).or_report();
+            let encoding = self.encoding.clone().expect("decided before");
+            let builder = SegmentBuilder::new(self.options.clone(), encoding, None).or_report();
             self.builder = Some(builder);
         }
-        let builder = self.builder.as_mut().expect("made above");
-        self.indexed += usize::from(builder.push(tid, x, &pause).or_report());
-        let added = self.finished + builder.added();
+        self.builder.as_mut().expect("made above")
+    }
+
+    fn push_prepared(&mut self, tid: u64, x: &[f32]) {
+        let builder = self.builder();
+        builder.push_prepared(tid, x, 0.0, &pause).or_report();
+        let full = builder.is_full();
+        let added = self.finished + self.builder().added();
         if added >= self.reported + 500 {
             self.reported = added;
             progress(TUPLES_DONE, added as i64);
         }
-        if builder.is_full() {
+        if full {
+            self.flush();
+        }
+    }
+
+    /// Adds a row without a place in the graph: NULL, or a vector without a direction.
+    fn push_unplaced(&mut self, tid: u64) {
+        if self.encoding.is_none() {
+            self.held_unplaced.push(tid);
+            return;
+        }
+        self.builder().push_unplaced(tid);
+        if self.builder().is_full() {
             self.flush();
         }
     }
@@ -179,12 +262,11 @@ unsafe extern "C-unwind" fn collect(
 ) {
     // SAFETY: the server passes one value, and the state that ambuild gave it.
     unsafe {
-        if *isnull {
-            return;
-        }
         let build = &mut *state.cast::<Build>();
         let tid = pack(tid);
-        if build.element == Element::Text {
+        if *isnull {
+            build.push_unplaced(tid | NULL);
+        } else if build.element == Element::Text {
             if build.texts.push(tid, element::text(*values)) {
                 build.push_texts();
             }
@@ -205,6 +287,8 @@ pub unsafe extern "C-unwind" fn build(
     unsafe {
         let parameters = element::parameters(index);
         let store = RelationStore::new(index);
+        // Segments in the making are on nobody's list: a sweep would take their pages.
+        let lock = MergeLock::wait(index);
         Meta::create(&store, parameters.clone()).or_report();
         let estimate = (*(*heap).rd_rel).reltuples.max(0.0) as usize;
         let element = element::of(&parameters);
@@ -213,14 +297,23 @@ pub unsafe extern "C-unwind" fn build(
             store,
             options: build_options(&parameters, (estimate + estimate / 8).max(10_000)),
             element,
+            encoding: None,
+            held: Vec::new(),
+            held_unplaced: Vec::new(),
             builder: None,
             texts: TextBatch::default(),
             finished: 0,
-            indexed: 0,
             reported: 0,
             segments: 0,
         };
         progress(TUPLES_TOTAL, estimate as i64);
+        progress(SUBPHASE, SAMPLING);
+        let size = sample_size(&state.options);
+        if !undecided::is_undecided(&parameters)
+            && let Some(sample) = sample::draw(heap, index, info, element, &parameters, size)
+        {
+            state.encoding = Some(choose(&state.options, &sample));
+        }
         progress(SUBPHASE, LOADING);
         let scan = (*(*heap).rd_tableam)
             .index_build_range_scan
@@ -242,7 +335,14 @@ pub unsafe extern "C-unwind" fn build(
             )
         });
         state.push_texts();
+        if !undecided::is_undecided(&state.options.parameters) {
+            state.decide();
+        } else if !state.held_unplaced.is_empty() {
+            undecided::leave_out(&state.store);
+        }
         state.flush();
+        drop(lock);
+        cache::tidy(index, &state.store);
         if state.segments > 1 {
             pgrx::notice!(
                 "index has {} segments because maintenance_work_mem holds only a part of it; more memory makes searches faster",
@@ -252,7 +352,7 @@ pub unsafe extern "C-unwind" fn build(
         let result = pg_sys::palloc0(size_of::<pg_sys::IndexBuildResult>())
             .cast::<pg_sys::IndexBuildResult>();
         (*result).heap_tuples = tuples;
-        (*result).index_tuples = state.indexed as f64;
+        (*result).index_tuples = state.finished as f64;
         result
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Files live in `base/pgsql_tmp/pgsql_tmp.laser/`, below the server's folder for temporary files:
 //! the server itself empties that at every start and after a crash, and base backups leave it out.
-//! A file's name begins with the identity of the relation and ends with that of the segment:
+//! What becomes of them is in [`files`]. A file's name begins with the identity of the relation and ends with that of the segment:
 //! `database_tablespace_relation_backend_segment`, all hexadecimal.
 #![allow(unsafe_code)]
 
@@ -14,14 +14,22 @@ use std::rc::Rc;
 
 use laser_index::Result;
 use laser_index::cache;
-use laser_index::meta::{Meta, SegmentEntry};
+use laser_index::meta::Meta;
 use laser_index::view::SegmentView;
 use pgrx::pg_sys;
 
 use super::pages::RelationStore;
 
+mod files;
+
 /// Folder for files of segments, relative to the data directory.
 pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+
+/// The folder, for who will create files there: they go when the session ends, however it does.
+pub fn folder() -> PathBuf {
+    files::watch_exit();
+    PathBuf::from(FOLDER)
+}
 
 /// Identity of a relation's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,7 +126,39 @@ impl Storage {
 pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
+    files::watch_exit();
+    if storage.backend != NO_BACKEND {
+        files::temporary(storage);
+    }
     Path::new(FOLDER).join(format!("{}{nonce:016x}", storage.prefix()))
+}
+
+/// Removes files that a merge or build of this index has made useless, and those of relations that
+/// are gone; forgets segments that are not current. To be called after files were made.
+///
+/// # Safety
+/// `relation` is open and `store` its pages.
+pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
+    // SAFETY: by contract.
+    let storage = unsafe { Storage::of(relation) };
+    // What cannot be read others will report.
+    if let Ok(meta) = Meta::read(store) {
+        let current: HashSet<u64> = meta.segments.iter().map(|s| s.nonce).collect();
+        SESSION.with_borrow_mut(|session| {
+            session
+                .opened
+                .retain(|nonce, o| o.storage != storage || current.contains(nonce));
+        });
+        files::sweep(storage, &meta.segments);
+    }
+}
+
+/// As [`MergeLock`](super::pages::MergeLock) has it: no temporary relation's.
+const NO_BACKEND: i32 = -1;
+
+/// To be called when the library is loaded.
+pub fn init() {
+    files::init();
 }
 
 struct Opened {
@@ -169,8 +209,8 @@ pub unsafe fn views(
                 None => {
                     // SAFETY: by contract.
                     let path = unsafe { path(relation, entry.nonce) };
-                    made |= !path.exists();
-                    let view = Rc::new(cache::open(store, meta.parameters.codec, entry, &path)?);
+                    made |= path.symlink_metadata().is_err();
+                    let view = Rc::new(cache::open(store, &meta.parameters, entry, &path)?);
                     let opened = Opened {
                         storage,
                         view: view.clone(),
@@ -190,7 +230,8 @@ pub unsafe fn views(
             session
                 .opened
                 .retain(|_, o| o.used == clock || !o.storage.is_gone());
-            sweep(storage, &meta.segments);
+            // By the directory as it is now: this one may be outdated.
+            files::sweep(storage, &Meta::read(store)?.segments);
         }
         while session.opened.len() > MOST_OPENED.max(views.len()) {
             let oldest = session
@@ -203,29 +244,4 @@ pub unsafe fn views(
         }
         Ok(views)
     })
-}
-
-/// Removes files of relations that are gone, and of this relation's segments that are not current.
-/// To remove one too many costs somebody the making of a new one.
-fn sweep(storage: Storage, current: &[SegmentEntry]) {
-    let Ok(folder) = std::fs::read_dir(FOLDER) else {
-        return;
-    };
-    let prefix = storage.prefix();
-    let current: HashSet<String> = current
-        .iter()
-        .map(|s| format!("{prefix}{:016x}", s.nonce))
-        .collect();
-    for file in folder.flatten() {
-        let Ok(name) = file.file_name().into_string() else {
-            continue;
-        };
-        let Some(owner) = Storage::parse(&name) else {
-            continue;
-        };
-        let outdated = owner == storage && !current.contains(&name);
-        if outdated || (owner != storage && owner.is_gone()) {
-            let _ = std::fs::remove_file(file.path());
-        }
-    }
 }

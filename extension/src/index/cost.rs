@@ -17,6 +17,7 @@
 //! `src/backend/optimizer/path/costsize.c`).
 #![allow(unsafe_code)]
 
+use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
 use laser_index::scan::{Iterate, WALK_PART};
 use pgrx::pg_sys;
@@ -51,6 +52,8 @@ struct Shape {
     distance: f64,
     m: f64,
     text: bool,
+    /// Whether every row of the table is in the index.
+    complete: bool,
 }
 
 impl Shape {
@@ -67,6 +70,7 @@ impl Shape {
             distance: 2.0,
             m: 16.0,
             text: false,
+            complete: true,
         };
         if index.hypothetical {
             return unknown;
@@ -79,14 +83,16 @@ impl Shape {
             meta
         };
         let Ok(meta) = meta else { return unknown };
-        let codec = meta.parameters.codec;
+        let parameters = &meta.parameters;
+        let quantization = parameters.quantization.unwrap_or(Quantization::I8);
+        let codec = Codec::new(parameters.dims, parameters.metric, quantization);
         let segments: Vec<f64> = meta
             .segments
             .iter()
             .map(|entry| f64::from(entry.live()))
             .collect();
         let pages = meta.pending.pages() as f64;
-        let entries = pages * laser_index::pending::entries_per_page(&codec) as f64;
+        let entries = pages * laser_index::pending::entries_per_page(parameters) as f64;
         Self {
             segments,
             pending_entries: entries,
@@ -94,6 +100,7 @@ impl Shape {
             distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
             m: meta.parameters.m as f64,
             text: Element::from_u8(meta.parameters.element) == Some(Element::Text),
+            complete: meta.complete,
         }
     }
 
@@ -115,6 +122,28 @@ impl Shape {
     fn entries(&self) -> f64 {
         self.segments.iter().sum::<f64>() + self.pending_entries
     }
+}
+
+/// Rows that a scan is expected to give until the query has what it wants, if the order of the rows
+/// and the filters have nothing to do with each other.
+///
+/// `tuple_fraction` is the number of rows that the query wants (`LIMIT` and `OFFSET` together), a
+/// share of them where the number is not known (cursors, `LIMIT $1` in a generic plan), or zero for
+/// all. A share may be wanted now and the rest later, so it counts as all rows.
+fn visited(root: &pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo, entries: f64) -> f64 {
+    // SAFETY: the server passes the query that it plans.
+    let query = unsafe { &*root.parse };
+    // Here the limit counts groups, not rows.
+    let grouped = !query.groupClause.is_null()
+        || !query.groupingSets.is_null()
+        || !query.distinctClause.is_null()
+        || !query.havingQual.is_null()
+        || query.hasAggs
+        || query.hasWindowFuncs;
+    if grouped || root.tuple_fraction < 1.0 || rel.rows <= 0.0 {
+        return entries;
+    }
+    (root.tuple_fraction * (entries / rel.rows).max(1.0)).min(entries)
 }
 
 /// Makes a path worse than any other, also than those that a setting such as `enable_seqscan`
@@ -169,13 +198,10 @@ pub unsafe extern "C-unwind" fn estimate(
             Iterate::Off => ef * shape.segments.len().max(1) as f64 + shape.pending_entries,
             _ => (options::max_scan_tuples() as f64).max(ef),
         };
-        // A plan that wants more rows than a scan gives must not get only the nearest of them.
-        let wanted = match (*root).tuple_fraction {
-            0.0 => entries,
-            rows if rows >= 1.0 => rows.min(entries),
-            _ => 0.0,
-        };
-        if wanted > deliverable {
+        let visited = visited(&*root, &*index.rel, entries);
+        // A plan that wants more rows than a scan gives must not get only the nearest of them. An
+        // index of the first format lacks the rows without a vector.
+        if visited > deliverable || (!shape.complete && visited >= entries) {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
@@ -192,10 +218,16 @@ pub unsafe extern "C-unwind" fn estimate(
             + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + shape.distance * distances);
 
         // Each wider search looks again at what the ones before have seen, which doubles the work
-        // at most; the last of them looks at everything.
-        let rest =
-            shape.distance * operator * 2.0 * entries + pg_sys::cpu_index_tuple_cost * entries;
+        // at most; the last of them looks at everything. LIMIT takes a share of what comes after
+        // the start, so that share is made to be the work for the rows that are wanted.
+        let rest = if visited <= ef {
+            0.0
+        } else {
+            let wider = shape.search(visited) + shape.pending_entries;
+            shape.distance * operator * 2.0 * wider
+        };
+        let share = (visited / entries.max(1.0)).clamp(1e-9, 1.0);
         *startup = start;
-        *total = start + rest;
+        *total = start + rest / share + pg_sys::cpu_index_tuple_cost * entries;
     }
 }

@@ -3,12 +3,14 @@
 #![allow(unsafe_code)]
 
 use half::slice::HalfFloatSliceExt;
-use laser_index::codec::{Codec, Metric};
+use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
+use laser_index::raw::RawForm;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
+use super::undecided::{NO_DIMENSIONS, UNDECIDED};
 use crate::encode;
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
@@ -86,17 +88,18 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
             Code::ERRCODE_INVALID_PARAMETER_VALUE,
             "parameter \"model\" applies to indexes on text only",
         ),
-        _ if typmod < 1 => raise_hint(
-            Code::ERRCODE_INVALID_PARAMETER_VALUE,
-            "column does not have dimensions",
-            "Declare them, as in embedding(1024), or index an expression: ((column::embedding(1024))).",
-        ),
+        _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
     };
-    let codec = Codec::new(dims, metric, options.quantization).or_report();
+    let half = element == Element::HalfEmbedding;
+    let raw = RawForm::choose(dims, half, options.quantization).or_report();
+    let undecided = element != Element::Text && typmod < 1;
     Parameters {
-        codec,
-        element: element as u8,
+        dims,
+        metric,
+        quantization: options.quantization,
+        raw,
+        element: element as u8 | if undecided { UNDECIDED } else { 0 },
         m: options.m,
         ef_construction: options.ef_construction,
         fingerprint,
@@ -106,7 +109,7 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
 
 /// The type of the column that the metapage names.
 pub fn of(parameters: &Parameters) -> Element {
-    Element::from_u8(parameters.element).unwrap_or_else(|| {
+    Element::from_u8(parameters.element & !UNDECIDED).unwrap_or_else(|| {
         raise(
             Code::ERRCODE_INDEX_CORRUPTED,
             format!(
@@ -192,7 +195,7 @@ impl TextBatch {
         }
         let texts: Vec<&[u8]> = rows.iter().map(|(_, text)| text.as_slice()).collect();
         let vectors = embed(parameters, &texts);
-        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.codec.dims)) {
+        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.dims)) {
             look(*tid, x);
         }
     }

@@ -27,7 +27,12 @@ pub fn report(error: IndexError) -> ! {
             message,
             "Rebuild the index with REINDEX, or install the version of laser that wrote it.",
         ),
-        IndexError::Dimensions { .. } => raise(Code::ERRCODE_DATA_EXCEPTION, message),
+        IndexError::Dimensions { .. } => raise_hint(
+            Code::ERRCODE_DATA_EXCEPTION,
+            message,
+            "All vectors of a laser index have the same length: that of the column or, where it \
+             declares none, of the first vector.",
+        ),
         IndexError::NotFinite => raise(Code::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE, message),
         IndexError::TooWide { quantization, .. } => raise_hint(
             Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -40,11 +45,10 @@ pub fn report(error: IndexError) -> ! {
                 _ => "Use a coarser quantization, as in WITH (quantization = i8).",
             },
         ),
-        IndexError::TooManySegments(_) => raise_hint(
-            Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            message,
-            "Increase maintenance_work_mem, which bounds the size of a segment.",
-        ),
+        IndexError::TooManySegments(_) => {
+            let hint = hint(&error).unwrap_or_default();
+            raise_hint(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message, hint)
+        }
         IndexError::Io { ref source, .. } => {
             let code = match source.kind() {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ERRCODE_DISK_FULL,
@@ -53,6 +57,12 @@ pub fn report(error: IndexError) -> ! {
             raise(code, message)
         }
     }
+}
+
+/// What to do about an error that is worth a warning.
+pub fn hint(error: &IndexError) -> Option<&'static str> {
+    matches!(error, IndexError::TooManySegments(_))
+        .then_some("increase maintenance_work_mem, which bounds the size of a segment")
 }
 
 /// The value, or the SQL error.

@@ -2,41 +2,55 @@
 //! `sql/index.sql`.
 #![allow(unsafe_code)]
 
-use laser_index::codec::Metric;
-use laser_index::maintain::{self, Merge, Plan, row_name};
+use std::collections::BTreeMap;
+
+use laser_index::codec::Format;
+use laser_index::maintain::{self, Plan, row_name};
 use laser_index::meta::Meta;
-use laser_index::page::DEAD;
 use laser_index::{IndexError, Result, pending};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{PgRelation, PgSqlErrorCode as Code};
 
-use super::build::{build_options, keep};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::rights::{self, Use};
 use super::table::Table;
-use super::{build, cache};
-use crate::types::raise;
+use super::{build, cache, merge, undecided};
+use crate::types::{raise, raise_hint};
 
-/// An open index of this access method.
+/// An open index of this access method. Its locks are given back when it is dropped: nothing that
+/// is done with it waits for the transaction to commit.
 pub struct Opened {
     relation: PgRelation,
+    table: pg_sys::Oid,
 }
 
+/// The lock that the table of an [`Opened`] index is held with.
+const TABLE_LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+
 impl Opened {
-    /// Opens and locks an index, until the end of the transaction.
-    pub fn new(oid: pg_sys::Oid, lock: u32) -> Self {
-        // SAFETY: raises an error for what is not an index. The table is locked first, as everybody
-        // else does it. Locks are kept: letting them go while an error unwinds would let them go
-        // twice.
-        let relation = unsafe {
-            let table = pg_sys::IndexGetRelation(oid, true);
-            if table != pg_sys::InvalidOid {
-                pg_sys::LockRelationOid(table, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+    /// Opens and locks an index that the current role may use so.
+    pub fn new(oid: pg_sys::Oid, wanted: Use, lock: u32) -> Self {
+        let table = rights::table_of(oid, wanted);
+        // SAFETY: raises an error for an index that is gone. The table is locked first, as everybody
+        // else does it.
+        let opened = unsafe {
+            pg_sys::LockRelationOid(table, TABLE_LOCK);
+            Self {
+                relation: PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE),
+                table,
             }
-            PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE)
         };
+        // Both may be others by now, or another's.
+        if rights::table_of(oid, wanted) != table {
+            raise(
+                Code::ERRCODE_OBJECT_IN_USE,
+                format!("index {} was made anew meanwhile", opened.relation.name()),
+            );
+        }
+        let relation = &opened.relation;
         let name = relation.name().to_owned();
         // SAFETY: the relation is open; partitioned indexes have no routine of their own.
         let ours = unsafe {
@@ -65,10 +79,10 @@ impl Opened {
                 "cannot access temporary indexes of other sessions",
             );
         }
-        Self { relation }
+        opened
     }
 
-    /// As [`Opened::new`], for changing the index: its owner alone, and not during recovery.
+    /// As [`Opened::new`], for changing the index: not during recovery.
     fn to_change(oid: pg_sys::Oid) -> Self {
         // SAFETY: a plain question to the server.
         if unsafe { pg_sys::RecoveryInProgress() } {
@@ -77,22 +91,7 @@ impl Opened {
                 "recovery is in progress: the index cannot be changed",
             );
         }
-        let opened = Self::new(oid, pg_sys::RowExclusiveLock);
-        // SAFETY: plain questions to the server.
-        #[cfg(any(feature = "pg14", feature = "pg15"))]
-        let owner = unsafe { pg_sys::pg_class_ownercheck(oid, pg_sys::GetUserId()) };
-        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-        // SAFETY: as above.
-        let owner = unsafe {
-            pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, pg_sys::GetUserId())
-        };
-        if !owner {
-            raise(
-                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-                format!("must be owner of index {}", opened.relation.name()),
-            );
-        }
-        opened
+        Self::new(oid, Use::Maintain, pg_sys::RowExclusiveLock)
     }
 
     /// The relation.
@@ -100,10 +99,44 @@ impl Opened {
         self.relation.as_ptr()
     }
 
+    /// Whether its build has ended: CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY show an
+    /// index to others before.
+    fn is_ready(&self) -> bool {
+        // SAFETY: the relation is open, and an index.
+        unsafe { (*(*self.raw()).rd_index).indisready }
+    }
+
+    /// Whether queries may use it.
+    fn is_valid(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*(*self.raw()).rd_index).indisvalid }
+    }
+
+    /// Raises an error for an index whose pages are not there yet, or never will be.
+    pub fn expect_ready(&self) {
+        if !self.is_ready() {
+            raise_hint(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("index \"{}\" is not ready", self.relation.name()),
+                "It is being built, or building it has failed: then REINDEX or drop it.",
+            );
+        }
+    }
+
     /// Its pages.
     pub fn store(&self) -> RelationStore {
         // SAFETY: the relation stays open as long as `self`, and locked longer.
         unsafe { RelationStore::new(self.raw()) }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Where an error unwinds, the abort of the transaction gives the lock back.
+        if !std::thread::panicking() {
+            // SAFETY: taken by `new`. The index is closed, and its lock given back, after this.
+            unsafe { pg_sys::UnlockRelationOid(self.table, TABLE_LOCK) };
+        }
     }
 }
 
@@ -120,21 +153,46 @@ pub fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
     }
 }
 
-/// Addresses and stored forms of the live pending entries.
-pub fn pending_entries(store: &RelationStore, meta: &Meta) -> Result<Vec<(u64, Vec<u8>)>> {
-    let mut entries = Vec::new();
-    pending::read(
-        store,
-        &meta.parameters.codec,
-        &meta.pending,
-        true,
-        |tid, stored| {
-            if tid & DEAD == 0 {
-                entries.push((tid, stored.to_vec()));
+/// Live entries of the pending list.
+fn pending_len(store: &RelationStore, meta: &Meta) -> Result<usize> {
+    let mut len = 0;
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        len += usize::from(entry.is_live());
+    })?;
+    Ok(len)
+}
+
+/// What the segments of an index have taken as quantization, and why.
+fn taken(store: &RelationStore, meta: &Meta) -> Result<Option<String>> {
+    let mut kinds: BTreeMap<&str, (usize, Option<f32>)> = BTreeMap::new();
+    for entry in &meta.segments {
+        let encoding = maintain::encoding(store, &meta.parameters, entry)?;
+        let mut name = encoding.codec.quantization.name();
+        if encoding.codec.format == Format::First {
+            name = "i8 of format 1";
+        }
+        let (count, noise) = kinds.entry(name).or_default();
+        *count += 1;
+        *noise = match (*noise, encoding.noise) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    let words: Vec<String> = kinds
+        .into_iter()
+        .map(|(name, (count, noise))| {
+            let segments = if count == 1 { "segment" } else { "segments" };
+            match noise {
+                Some(noise) => format!(
+                    "{name} in {count} {segments} (8 bits blur distances by {:.1} % of the gap between near neighbors, {:.0} % are allowed)",
+                    100.0 * noise,
+                    100.0 * laser_index::choice::LARGEST_NOISE
+                ),
+                None => format!("{name} in {count} {segments}"),
             }
-        },
-    )?;
-    Ok(entries)
+        })
+        .collect();
+    Ok((!words.is_empty()).then(|| words.join("; ")))
 }
 
 #[pg_extern(sql = "")]
@@ -151,7 +209,7 @@ fn laser_index_info(
         name!(pending_bytes, i64),
         name!(bytes, i64),
         name!(type_name, String),
-        name!(dimensions, i32),
+        name!(dimensions, Option<i32>),
         name!(metric, String),
         name!(quantization, String),
         name!(m, i32),
@@ -160,14 +218,17 @@ fn laser_index_info(
         name!(fingerprint, Option<String>),
         name!(generation, i64),
         name!(format_version, i32),
+        name!(stored_as, Option<String>),
     ),
 > {
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Look, pg_sys::AccessShareLock);
+    opened.expect_ready();
     let store = opened.store();
-    let (meta, list) = retry(|| {
+    let (meta, list, taken) = retry(|| {
         let meta = Meta::read(&store)?;
-        let list = pending_entries(&store, &meta)?.len();
-        Ok((meta, list))
+        let list = pending_len(&store, &meta)?;
+        let taken = taken(&store, &meta)?;
+        Ok((meta, list, taken))
     });
     let p = &meta.parameters;
     let element = element::of(p);
@@ -189,18 +250,22 @@ fn laser_index_info(
             Element::Text => "text",
         }
         .to_owned(),
-        p.codec.dims as i32,
-        p.codec.metric.name().to_owned(),
-        p.codec.quantization.name().to_owned(),
+        (!undecided::is_undecided(p)).then_some(p.dims as i32),
+        p.metric.name().to_owned(),
+        p.quantization.map_or("auto", |q| q.name()).to_owned(),
         p.m as i32,
         p.ef_construction as i32,
         text.then(|| p.model.clone()),
         text.then(|| p.fingerprint.iter().map(|b| format!("{b:02x}")).collect()),
         meta.generation as i64,
-        laser_index::page::FORMAT_VERSION as i32,
+        meta.format as i32,
+        taken,
     );
     TableIterator::once(row)
 }
+
+const NOT_VALID: &str =
+    "the index is not valid: it is being built, or CREATE INDEX CONCURRENTLY or REINDEX has failed";
 
 /// Missing rows that are named; of the others only their number is said.
 const MISSING_NAMED: usize = 20;
@@ -208,7 +273,11 @@ const MISSING_NAMED: usize = 20;
 #[pg_extern(sql = "")]
 fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<'static, String> {
     // Merges and vacuums are kept away, inserts are not.
-    let opened = Opened::new(index, pg_sys::RowExclusiveLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::RowExclusiveLock);
+    // It may have no pages yet.
+    if !opened.is_ready() && !opened.is_valid() {
+        return SetOfIterator::once(NOT_VALID.into());
+    }
     let store = opened.store();
     // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
     let table = unsafe { Table::new(opened.raw()) };
@@ -224,14 +293,10 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
             .push(format!("{name} is in the index, but {what}"));
     });
     drop(lock);
-    // SAFETY: the index is open.
-    let valid = unsafe { (*(*opened.raw()).rd_index).indisvalid };
-    if !valid {
-        report
-            .problems
-            .push("the index is not valid: CREATE INDEX CONCURRENTLY or REINDEX has failed".into());
+    if !opened.is_valid() {
+        report.problems.push(NOT_VALID.into());
     } else if heapallindexed {
-        let parameters = Meta::read(&store).or_report().parameters;
+        let complete = Meta::read(&store).or_report().complete;
         let mut missing = 0;
         let mut compare = |tid| {
             if report.rows.binary_search(&tid).is_err() {
@@ -244,11 +309,12 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
                 }
             }
         };
-        if parameters.codec.metric == Metric::Cosine && element::of(&parameters) != Element::Text {
-            // Vectors without a direction are not indexed.
-            table.vectors(&parameters, |tid, _| compare(tid));
-        } else {
+        if complete {
             table.rows(|tid, _| compare(tid));
+        } else {
+            // The first format left out what has no vector, or none with a direction.
+            let parameters = Meta::read(&store).or_report().parameters;
+            table.vectors(&parameters, |tid, _| compare(tid));
         }
         if missing > MISSING_NAMED {
             let more = missing - MISSING_NAMED;
@@ -264,22 +330,21 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
 fn laser_merge(index: pg_sys::Oid) -> i32 {
     let opened = Opened::to_change(index);
     let store = opened.store();
+    opened.expect_ready();
+    if !opened.is_valid() {
+        raise_hint(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("index \"{}\" is not valid", opened.relation.name()),
+            "It is being built, or building it has failed: then REINDEX or drop it.",
+        );
+    }
     // SAFETY: the index is open.
     let lock = unsafe { MergeLock::wait(opened.raw()) };
     maintain::sweep(&store).or_report();
     // SAFETY: the index is open.
     unsafe { vacuum_free_space_map(opened.raw()) };
-    let meta = Meta::read(&store).or_report();
-    let options = build_options(&meta.parameters, 0);
-    let how = Merge {
-        plan: Plan::All,
-        options: &options,
-    };
-    // SAFETY: the index is open.
-    let made = maintain::merge(&store, &how, |entry, built| unsafe {
-        keep(opened.raw(), entry, built);
-    })
-    .or_report();
+    // SAFETY: the index is open, and its lock is held.
+    let made = unsafe { merge::merge(opened.raw(), &store, Plan::All) }.or_report();
     maintain::sweep(&store).or_report();
     drop(lock);
     // SAFETY: the index is open.
@@ -289,7 +354,8 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
 
 #[pg_extern(sql = "")]
 fn laser_prewarm(index: pg_sys::Oid) -> i64 {
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
+    opened.expect_ready();
     let store = opened.store();
     let bytes: usize = retry(|| {
         let meta = Meta::read(&store)?;

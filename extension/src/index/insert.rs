@@ -1,17 +1,19 @@
 //! INSERT, COPY, and UPDATE where it is not HOT.
 #![allow(unsafe_code)]
 
-use laser_index::IndexError;
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::maintain::Plan;
 use laser_index::meta::Meta;
-use laser_index::pending;
+use laser_index::page::{NULL, UNDIRECTED};
+use laser_index::{pending, space};
 use pgrx::pg_sys::{self, Datum};
 
-use super::build::{build_options, keep, pack, pages_of};
+use super::build::{pack, pages_of};
 use super::element::{self, Element};
-use super::errors::{OrReport, report};
+use super::errors::OrReport;
+use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
+use super::undecided;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded.
 #[pgrx::pg_guard]
@@ -28,42 +30,43 @@ pub unsafe extern "C-unwind" fn insert(
 ) -> bool {
     // SAFETY: the server passes an open index and one value.
     unsafe {
-        if *isnull {
-            return false;
-        }
         let store = RelationStore::new(index);
-        let parameters = Meta::read(&store).or_report().parameters;
-        let codec = parameters.codec;
-        let mut stored = vec![0; codec.len()];
-        let indexable = match element::of(&parameters) {
-            Element::Text => {
-                let text = element::text(*values);
-                let x = element::embed(&parameters, &[&text]);
-                codec.encode(&x, &mut stored)
+        let mut parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            if *isnull {
+                undecided::leave_out(&store);
+                return false;
             }
-            element => element::with_vector(element, *values, |x| codec.encode(x, &mut stored)),
-        };
-        if !indexable.or_report() {
-            return false;
+            let dims = element::with_vector(element::of(&parameters), *values, <[f32]>::len);
+            parameters = undecided::decide(&store, dims);
         }
-        let pages = pending::append(&store, &codec, pack(tid), &stored).or_report();
+        let tid = pack(tid);
+        let append = |x: &[f32]| {
+            // What has no direction has no place in the graph, but its row is in the index.
+            match space::prepare(parameters.metric, parameters.dims, x)? {
+                Some(_) => pending::append(&store, &parameters, tid, Some(x)),
+                None => pending::append(&store, &parameters, tid | UNDIRECTED, None),
+            }
+        };
+        let pages = if *isnull {
+            pending::append(&store, &parameters, tid | NULL, None)
+        } else {
+            match element::of(&parameters) {
+                Element::Text => {
+                    let text = element::text(*values);
+                    append(&element::embed(&parameters, &[&text]))
+                }
+                element => element::with_vector(element, *values, append),
+            }
+        }
+        .or_report();
         if let Some(pages) = pages
             && pages > pages_of(options::of(index).pending_list_limit).max(1)
+            && merge::may_begin((*index).rd_id)
             && let Some(lock) = MergeLock::attempt(index)
         {
-            let options = build_options(&parameters, 0);
-            let how = Merge {
-                plan: Plan::Insert,
-                options: &options,
-            };
-            match maintain::merge(&store, &how, |entry, built| keep(index, entry, built)) {
-                Ok(_) => {}
-                // The row is in the index already; merging can wait until there is room.
-                Err(error @ IndexError::Io { .. }) => {
-                    pgrx::warning!("could not merge the pending list of a laser index: {error}");
-                }
-                Err(error) => report(error),
-            }
+            // The row is in the index already; merging can wait until it can be done.
+            merge::try_merge(index, &store, Plan::Insert).or_report();
             drop(lock);
         }
         false

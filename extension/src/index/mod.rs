@@ -4,14 +4,19 @@
 //!  handler    what the access method can do, and its callbacks
 //!  options    settings and storage parameters
 //!  element    indexed columns: their types, metrics and values
+//!  undecided  indexes on columns without a declared number of dimensions
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
 //!             the callbacks
+//!  merge      merges, when they are begun and what becomes of those that fail
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
 //!  table      the table of an index
+//!  rights     what a role may ask of an index, and whose code runs how
+//!  sample     vectors by which a build decides how they are stored
 //!  validate   operator classes
+//!  kinds      their support functions
 //!  text       the distance of two texts
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
@@ -28,16 +33,22 @@ mod errors;
 mod handler;
 mod info;
 mod insert;
+mod kinds;
+mod merge;
 mod options;
 mod pages;
 mod recall;
+mod rights;
+mod sample;
 mod scan;
 mod table;
 mod text;
+mod undecided;
 mod vacuum;
 mod validate;
 
 /// Registers settings and storage parameters.
 pub fn init() {
     options::init();
+    cache::init();
 }

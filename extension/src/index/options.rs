@@ -27,6 +27,7 @@ static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(100);
 static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
+static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 /// `laser.ef_search`.
 pub fn ef_search() -> usize {
@@ -36,6 +37,11 @@ pub fn ef_search() -> usize {
 /// `laser.max_scan_tuples`.
 pub fn max_scan_tuples() -> usize {
     MAX_SCAN_TUPLES.get() as usize
+}
+
+/// `laser.scan_notices`.
+pub fn scan_notices() -> bool {
+    SCAN_NOTICES.get()
 }
 
 /// `laser.iterative_scan`.
@@ -71,8 +77,8 @@ pub struct Options {
     pub ef_construction: usize,
     /// Bytes of the pending list at which an insert merges it.
     pub pending_list_limit: u64,
-    /// How vectors are stored.
-    pub quantization: Quantization,
+    /// How segments store vectors; `None`: as the data need it.
+    pub quantization: Option<Quantization>,
     /// Model for text, if one was named.
     pub model: Option<String>,
 }
@@ -89,7 +95,7 @@ pub unsafe fn of(relation: pg_sys::Relation) -> Options {
             m: M as usize,
             ef_construction: EF_CONSTRUCTION as usize,
             pending_list_limit: PENDING_LIST_LIMIT as u64 * 1024,
-            quantization: Quantization::I8,
+            quantization: None,
             model: None,
         };
     };
@@ -108,7 +114,7 @@ pub unsafe fn of(relation: pg_sys::Relation) -> Options {
         m: stored.m as usize,
         ef_construction: stored.ef_construction as usize,
         pending_list_limit: stored.pending_list_limit as u64 * 1024,
-        quantization: Quantization::from_u8(stored.quantization as u8).unwrap_or(Quantization::I8),
+        quantization: Quantization::from_u8(stored.quantization as u8),
         model: model.filter(|name| !name.is_empty()),
     }
 }
@@ -167,24 +173,25 @@ pub unsafe extern "C-unwind" fn parse(
     }
 }
 
-const fn quantization(
-    string_val: *const c_char,
-    symbol_val: Quantization,
-) -> pg_sys::relopt_enum_elt_def {
+/// Number of the quantization that is left to the data; no [`Quantization`] has it.
+const AUTO: c_int = 255;
+
+const fn quantization(string_val: *const c_char, symbol_val: c_int) -> pg_sys::relopt_enum_elt_def {
     pg_sys::relopt_enum_elt_def {
         string_val,
-        symbol_val: symbol_val as c_int,
+        symbol_val,
     }
 }
 
 /// Names of the quantizations, ended by a null name. The server keeps a pointer to them.
-static mut QUANTIZATIONS: [pg_sys::relopt_enum_elt_def; 6] = [
-    quantization(c"f32".as_ptr(), Quantization::F32),
-    quantization(c"f16".as_ptr(), Quantization::F16),
-    quantization(c"bf16".as_ptr(), Quantization::Bf16),
-    quantization(c"i8".as_ptr(), Quantization::I8),
-    quantization(c"b1".as_ptr(), Quantization::B1),
-    quantization(std::ptr::null(), Quantization::F32),
+static mut QUANTIZATIONS: [pg_sys::relopt_enum_elt_def; 7] = [
+    quantization(c"auto".as_ptr(), AUTO),
+    quantization(c"f32".as_ptr(), Quantization::F32 as c_int),
+    quantization(c"f16".as_ptr(), Quantization::F16 as c_int),
+    quantization(c"bf16".as_ptr(), Quantization::Bf16 as c_int),
+    quantization(c"i8".as_ptr(), Quantization::I8 as c_int),
+    quantization(c"b1".as_ptr(), Quantization::B1 as c_int),
+    quantization(std::ptr::null(), Quantization::F32 as c_int),
 ];
 
 /// Registers settings and storage parameters.
@@ -210,11 +217,19 @@ pub fn init() {
     );
     GucRegistry::define_int_guc(
         c"laser.max_scan_tuples",
-        c"Sets about how many rows an index scan visits at most.",
-        c"",
+        c"Sets how many rows an index scan visits at most.",
+        c"A query that wants more rows than that is not given to an index.",
         &MAX_SCAN_TUPLES,
         1,
         i32::MAX,
+        GucContext::Userset,
+        flags,
+    );
+    GucRegistry::define_bool_guc(
+        c"laser.scan_notices",
+        c"Sends a notice when an index scan ends at laser.max_scan_tuples.",
+        c"Once a statement; the query may then give fewer rows than there are.",
+        &SCAN_NOTICES,
         GucContext::Userset,
         flags,
     );
@@ -247,8 +262,8 @@ pub fn init() {
             c"quantization".as_ptr(),
             c"How vectors are stored".as_ptr(),
             addr_of_mut!(QUANTIZATIONS).cast(),
-            Quantization::I8 as c_int,
-            c"Valid values are \"f32\", \"f16\", \"bf16\", \"i8\" and \"b1\".".as_ptr(),
+            AUTO,
+            c"Valid values are \"auto\", \"f32\", \"f16\", \"bf16\", \"i8\" and \"b1\".".as_ptr(),
             lock,
         );
         pg_sys::add_string_reloption(

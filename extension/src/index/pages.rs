@@ -6,14 +6,16 @@
 //! them, as it does for C code.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 
 use super::bufpage;
 use laser_index::page::{self, BODY, HEADER};
 use laser_index::store::{PageStore, SET_PAGES, WriteSet};
 use laser_index::{IndexError, Result};
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode as Code, pg_sys};
+
+use crate::types::raise_hint;
 
 /// Bytes of PostgreSQL's own page header.
 const PAGE_HEADER: usize = 24;
@@ -301,10 +303,20 @@ impl Drop for RelationSet<'_> {
     }
 }
 
-/// Keeps other sessions from changing the directory of an index: the heavyweight lock of its
-/// metapage, which inserts and scans do not take. Released when dropped, or by an abort.
+/// Keeps everybody else from changing the directory of an index: the heavyweight lock of its
+/// metapage, which inserts and scans do not take. Builds, merges and vacuums hold it. Released when
+/// dropped, or by an abort.
+///
+/// The server grants a session a lock that it holds already, but what an expression of the index
+/// calls while it is built or merged must be kept away as well: [`HELD`] has the indexes whose lock
+/// this session holds.
 pub struct MergeLock {
     relation: pg_sys::Relation,
+    index: pg_sys::Oid,
+}
+
+thread_local! {
+    static HELD: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `InvalidBackendId`, since PostgreSQL 17 `INVALID_PROC_NUMBER`: not a temporary relation's.
@@ -319,8 +331,17 @@ impl MergeLock {
     /// `relation` is open for as long as the lock is held.
     pub unsafe fn wait(relation: pg_sys::Relation) -> Self {
         // SAFETY: the relation is open.
-        unsafe { pg_sys::LockPage(relation, 0, MERGE_LOCK) };
-        Self { relation }
+        unsafe {
+            if held((*relation).rd_id) {
+                raise_hint(
+                    Code::ERRCODE_OBJECT_IN_USE,
+                    "this session is building, merging or checking the index already",
+                    "Functions that an index expression calls must leave the index alone.",
+                );
+            }
+            pg_sys::LockPage(relation, 0, MERGE_LOCK);
+        }
+        Self::taken(relation)
     }
 
     /// Takes the lock if it is free.
@@ -328,13 +349,29 @@ impl MergeLock {
     /// # Safety
     /// As for [`MergeLock::wait`].
     pub unsafe fn attempt(relation: pg_sys::Relation) -> Option<Self> {
-        // SAFETY: the relation is open.
-        unsafe { pg_sys::ConditionalLockPage(relation, 0, MERGE_LOCK) }.then_some(Self { relation })
+        // SAFETY: the relation is open. The guard is made only with the lock: it gives it back.
+        unsafe {
+            let free =
+                !held((*relation).rd_id) && pg_sys::ConditionalLockPage(relation, 0, MERGE_LOCK);
+            free.then(|| Self::taken(relation))
+        }
     }
+
+    fn taken(relation: pg_sys::Relation) -> Self {
+        // SAFETY: the relation is open.
+        let index = unsafe { (*relation).rd_id };
+        HELD.with_borrow_mut(|held| held.push(index));
+        Self { relation, index }
+    }
+}
+
+fn held(index: pg_sys::Oid) -> bool {
+    HELD.with_borrow(|held| held.contains(&index))
 }
 
 impl Drop for MergeLock {
     fn drop(&mut self) {
+        HELD.with_borrow_mut(|held| held.retain(|other| *other != self.index));
         if !std::thread::panicking() {
             // SAFETY: the lock is held.
             unsafe { pg_sys::UnlockPage(self.relation, 0, MERGE_LOCK) };

@@ -1,18 +1,22 @@
 //! How much of exact search a search finds.
 #![allow(unsafe_code)]
 
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use laser_index::codec::Metric;
 use laser_index::meta::{Meta, Parameters};
-use laser_index::scan::{Hit, Scan};
+use laser_index::query::Query;
+use laser_index::scan::{Distance, Scan, Settings};
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::build::pause;
 use super::errors::OrReport;
-use super::info::{Opened, pending_entries, retry};
+use super::info::{Opened, retry};
+use super::rights::Use;
+use super::scan::pending_rows;
 use super::table::Table;
 use super::{cache, options};
 use crate::types::raise;
@@ -20,27 +24,27 @@ use laser_vector::kernels;
 
 /// A number that can be compared, also where it is none.
 #[derive(PartialEq)]
-struct Distance(f64);
+struct Number(f64);
 
-impl Eq for Distance {}
+impl Eq for Number {}
 
-impl Ord for Distance {
+impl Ord for Number {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-impl PartialOrd for Distance {
+impl PartialOrd for Number {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-/// What the operator of the index gives for two vectors, or what has the same order.
+/// What the operator of the index gives for two vectors.
 fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
     match metric {
         Metric::Cosine => kernels::cosine_distance(a, b),
-        Metric::L2 => f64::from(kernels::f32_l2_squared(a, b)),
+        Metric::L2 => kernels::l2_distance(a, b),
         Metric::InnerProduct => f64::from(-kernels::f32_dot(a, b)),
     }
 }
@@ -48,10 +52,33 @@ fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
 /// A random row's vector as a query.
 struct Sample {
     vector: Vec<f32>,
-    /// Rows that the search has found, with their distances once those are known.
-    found: HashMap<u64, Option<f64>>,
+    /// Rows that the search has found, in its order, and the bounds of their distances.
+    found: Vec<(u64, f64)>,
+    /// The true distances of those rows.
+    distances: HashMap<u64, f64>,
     /// Distances of the nearest rows.
-    nearest: BinaryHeap<Distance>,
+    nearest: BinaryHeap<Number>,
+}
+
+impl Sample {
+    /// Distances of the `k` rows that a query gets, which holds every row back until the bound of
+    /// the next one has passed its true distance.
+    fn given(&self, k: usize) -> Vec<f64> {
+        let mut held = BinaryHeap::new();
+        let mut given = Vec::new();
+        for (tid, bound) in &self.found {
+            let near = |held: &BinaryHeap<Reverse<Number>>| {
+                held.peek().is_some_and(|nearest| nearest.0.0 <= *bound)
+            };
+            while near(&held) {
+                given.extend(held.pop().map(|nearest| nearest.0.0));
+            }
+            held.push(Reverse(Number(self.distances[tid])));
+        }
+        given.extend(std::iter::from_fn(|| held.pop().map(|nearest| nearest.0.0)));
+        given.truncate(k);
+        given
+    }
 }
 
 /// Vectors of random rows, each row equally likely (reservoir sampling, Vitter's algorithm R), and
@@ -71,7 +98,8 @@ fn draw(table: &Table, parameters: &Parameters, samples: usize) -> (Vec<Sample>,
         rows.push(tid);
         let sample = || Sample {
             vector: x.to_vec(),
-            found: HashMap::new(),
+            found: Vec::new(),
+            distances: HashMap::new(),
             nearest: BinaryHeap::new(),
         };
         if chosen.len() < samples {
@@ -96,76 +124,63 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
         );
     }
     let k = k as usize;
-    let opened = Opened::new(index, pg_sys::AccessShareLock);
+    let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
     let store = opened.store();
     // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
     let table = unsafe { Table::new(opened.raw()) };
     let parameters = Meta::read(&store).or_report().parameters;
-    let codec = parameters.codec;
     let (mut samples, rows) = draw(&table, &parameters, samples as usize);
-    let (views, list) = retry(|| {
-        let meta = Meta::read(&store)?;
-        // SAFETY: the index is open.
-        let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
-        Ok((views, pending_entries(&store, &meta)?))
-    });
-
-    let mut scratch = Vec::new();
+    let settings = Settings {
+        ef: options::ef_search(),
+        iterate: options::iterate(),
+        max_tuples: options::max_scan_tuples(),
+        recheck: true,
+    };
     for sample in &mut samples {
         pause();
-        let query = codec.query(&sample.vector).or_report();
-        let pending: Vec<Hit> = list
-            .iter()
-            .map(|(tid, stored)| {
-                let (graph, fine) = stored.split_at(codec.graph_len());
-                (codec.distance(&query, graph, fine, &mut scratch), *tid)
-            })
-            .collect();
-        let mut scan = Scan::new(
-            query,
-            options::ef_search(),
-            options::iterate(),
-            options::max_scan_tuples(),
-            views.clone(),
-            pending,
-        );
-        while sample.found.len() < k
-            && let Some((_, tid)) = scan.next(&pause)
+        let query = Query::new(parameters.metric, parameters.dims, &sample.vector).or_report();
+        let mut scan = retry(|| {
+            let meta = Meta::read(&store)?;
+            // SAFETY: the index is open.
+            let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
+            let pending = pending_rows(&store, &meta, &query)?;
+            Ok(Scan::new(&query, settings, views, pending))
+        });
+        // More than k, since true distances may have another order than their bounds.
+        while sample.found.len() < 4 * k + 32
+            && let Some((Distance::Known(known), tid)) = scan.next(&pause)
         {
             // Entries of rows that the snapshot does not see are left out, as a query leaves them.
             if rows.binary_search(&tid).is_ok() {
-                sample.found.insert(tid, None);
+                sample.found.push((tid, known.lower));
+                sample.distances.insert(tid, f64::INFINITY);
             }
         }
     }
 
     table.vectors(&parameters, |tid, x| {
         for sample in &mut samples {
-            let distance = distance(codec.metric, &sample.vector, x);
-            if let Some(found) = sample.found.get_mut(&tid) {
-                *found = Some(distance);
+            let distance = distance(parameters.metric, &sample.vector, x);
+            if let Some(found) = sample.distances.get_mut(&tid) {
+                *found = distance;
             }
             if sample.nearest.len() < k {
-                sample.nearest.push(Distance(distance));
+                sample.nearest.push(Number(distance));
             } else if sample.nearest.peek().is_some_and(|far| distance < far.0) {
                 sample.nearest.pop();
-                sample.nearest.push(Distance(distance));
+                sample.nearest.push(Number(distance));
             }
         }
     });
     let (mut found, mut wanted) = (0, 0);
     for sample in &samples {
         // A row as near as the farthest of the nearest is one of them.
-        let Some(Distance(farthest)) = sample.nearest.peek() else {
+        let Some(Number(farthest)) = sample.nearest.peek() else {
             continue;
         };
         wanted += sample.nearest.len();
-        found += sample
-            .found
-            .values()
-            .flatten()
-            .filter(|d| *d <= farthest)
-            .count();
+        let given = sample.given(k);
+        found += given.iter().filter(|d| *d <= farthest).count();
     }
     (wanted > 0).then(|| found as f64 / wanted as f64)
 }

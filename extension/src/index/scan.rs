@@ -1,18 +1,20 @@
 //! Index scans.
 #![allow(unsafe_code)]
 
-use laser_index::codec::Query;
 use laser_index::meta::{Meta, Parameters};
-use laser_index::page::DEAD;
-use laser_index::scan::{Hit, Scan};
+use laser_index::page::UNPLACED;
+use laser_index::query::Query;
+use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::{IndexError, Result, pending};
-use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
+use std::cell::Cell;
+
+use pgrx::{PgLogLevel, PgMemoryContexts, PgSqlErrorCode as Code, ereport, pg_sys};
 
 use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::RelationStore;
-use super::{cache, options};
+use super::{cache, options, undecided};
 use crate::types::raise;
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
@@ -21,6 +23,32 @@ struct State {
     scan: Option<Scan>,
     /// The last text asked for and its embedding: a nested loop may ask for it again.
     text: Option<(Vec<u8>, Vec<f32>)>,
+    /// Whether the table has the vectors themselves. Those of texts are in the index alone: what
+    /// the model says of a text now may differ from them by its rounding.
+    recheck: bool,
+}
+
+thread_local! {
+    /// Start of the last statement that was told of a scan that ended early.
+    static TOLD: Cell<pg_sys::TimestampTz> = const { Cell::new(0) };
+}
+
+/// Says, once a statement, that a scan has ended before it had given all rows.
+fn notice_cut() {
+    // SAFETY: a plain question to the server.
+    let statement = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
+    if !options::scan_notices() || TOLD.replace(statement) == statement {
+        return;
+    }
+    ereport!(
+        PgLogLevel::NOTICE,
+        Code::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!(
+            "an index scan ended after laser.max_scan_tuples ({}) rows: the query may lack rows",
+            options::max_scan_tuples()
+        ),
+        "Increase laser.max_scan_tuples, or set laser.scan_notices = off to hide this notice."
+    );
 }
 
 /// `ambeginscan`
@@ -36,6 +64,11 @@ pub unsafe extern "C-unwind" fn begin(
         let state =
             PgMemoryContexts::CurrentMemoryContext.leak_and_drop_on_delete(State::default());
         (*scan).opaque = state.cast();
+        // One ordering operator, whose distance of the row is compared with what is left here.
+        (*scan).xs_orderbyvals =
+            pg_sys::palloc0(size_of::<pg_sys::Datum>() * orderbys.max(1) as usize).cast();
+        (*scan).xs_orderbynulls =
+            pg_sys::palloc0(size_of::<bool>() * orderbys.max(1) as usize).cast();
         scan
     }
 }
@@ -81,24 +114,39 @@ pub unsafe extern "C-unwind" fn next(
         }
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
-            state.scan = Some(start(scan, &mut state.text));
+            let (search, recheck) = start(scan, &mut state.text);
+            (state.scan, state.recheck) = (Some(search), recheck);
         }
         let search = state.scan.as_mut().expect("started above");
-        match search.next(&pause) {
-            Some((_, tid)) => {
-                (*scan).xs_heaptid = unpack(tid);
-                (*scan).xs_recheck = false;
-                (*scan).xs_recheckorderby = false;
-                true
+        let Some((distance, tid)) = search.next(&pause) else {
+            if search.was_cut() {
+                notice_cut();
             }
-            None => false,
-        }
+            return false;
+        };
+        (*scan).xs_heaptid = unpack(tid);
+        (*scan).xs_recheck = false;
+        let (value, recheck) = match distance {
+            // The executor computes the distance itself, and sorts by it: what is given here is
+            // never above it.
+            Distance::Known(known) if state.recheck => (Some(known.lower), true),
+            Distance::Known(known) => (Some(known.estimate), false),
+            Distance::Undirected => (Some(f64::NAN), false),
+            Distance::Null => (None, false),
+        };
+        (*scan).xs_recheckorderby = recheck;
+        *(*scan).xs_orderbynulls = value.is_none();
+        *(*scan).xs_orderbyvals = pg_sys::Datum::from(value.unwrap_or(0.0).to_bits());
+        true
     }
 }
 
 /// # Safety
 /// `scan` is a scan of `begin` with its keys.
-unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<(Vec<u8>, Vec<f32>)>) -> Scan {
+unsafe fn start(
+    scan: pg_sys::IndexScanDesc,
+    text: &mut Option<(Vec<u8>, Vec<f32>)>,
+) -> (Scan, bool) {
     // SAFETY: by contract.
     unsafe {
         if (*scan).numberOfOrderBys < 1 {
@@ -124,13 +172,32 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<(Vec<u8>, Vec<f32
         let index = (*scan).indexRelation;
         let store = RelationStore::new(index);
         let parameters = Meta::read(&store).or_report().parameters;
+        if undecided::is_undecided(&parameters) {
+            // No row has come that this snapshot could see.
+            let zero = [0.0; undecided::NO_DIMENSIONS];
+            let nothing = Query::new(parameters.metric, zero.len(), &zero).or_report();
+            let settings = Settings {
+                ef: 1,
+                iterate: Iterate::Off,
+                max_tuples: 1,
+                recheck: false,
+            };
+            let scan = Scan::new(&nothing, settings, Vec::new(), PendingRows::default());
+            return (scan, false);
+        }
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;
         let query = query(&parameters, (!null).then_some(key.sk_argument), text);
+        let settings = Settings {
+            ef: options::ef_search(),
+            iterate: options::iterate(),
+            max_tuples: options::max_scan_tuples(),
+            recheck: element::of(&parameters) != Element::Text,
+        };
         let mut attempts = 0;
         loop {
-            match open(index, &store, &query) {
-                Ok(scan) => return scan,
+            match open(index, &store, &query, settings) {
+                Ok(scan) => return (scan, settings.recheck),
                 // A merge has replaced what the metapage said; the new one says where it is now.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
                 Err(error) => super::errors::report(error),
@@ -174,10 +241,10 @@ unsafe fn query(
     datum: Option<pg_sys::Datum>,
     text: &mut Option<(Vec<u8>, Vec<f32>)>,
 ) -> Query {
-    let codec = parameters.codec;
+    let query = |x: &[f32]| Query::new(parameters.metric, parameters.dims, x);
     let Some(datum) = datum else {
         // Nothing is nearer to NULL than anything else.
-        return codec.query(&vec![0.0; codec.dims]).or_report();
+        return query(&vec![0.0; parameters.dims]).or_report();
     };
     // SAFETY: by contract.
     unsafe {
@@ -188,11 +255,9 @@ unsafe fn query(
                     let x = element::embed(parameters, &[&asked]);
                     *text = Some((asked, x));
                 }
-                codec
-                    .query(&text.as_ref().expect("embedded above").1)
-                    .or_report()
+                query(&text.as_ref().expect("embedded above").1).or_report()
             }
-            element => element::with_vector(element, datum, |x| codec.query(x)).or_report(),
+            element => element::with_vector(element, datum, query).or_report(),
         }
     }
 }
@@ -201,25 +266,31 @@ unsafe fn query(
 ///
 /// # Safety
 /// `index` is open and `store` its pages.
-unsafe fn open(index: pg_sys::Relation, store: &RelationStore, query: &Query) -> Result<Scan> {
+unsafe fn open(
+    index: pg_sys::Relation,
+    store: &RelationStore,
+    query: &Query,
+    settings: Settings,
+) -> Result<Scan> {
     let meta = Meta::read(store)?;
-    let codec = meta.parameters.codec;
     // SAFETY: by contract.
     let views = unsafe { cache::views(index, store, &meta) }?;
-    let mut list: Vec<Hit> = Vec::new();
-    let mut scratch = Vec::new();
-    pending::read(store, &codec, &meta.pending, true, |tid, stored| {
-        if tid & DEAD == 0 {
-            let (graph, fine) = stored.split_at(codec.graph_len());
-            list.push((codec.distance(query, graph, fine, &mut scratch), tid));
+    let rows = pending_rows(store, &meta, query)?;
+    Ok(Scan::new(query, settings, views, rows))
+}
+
+/// The live rows of the pending list.
+pub fn pending_rows(store: &RelationStore, meta: &Meta, query: &Query) -> Result<PendingRows> {
+    let mut rows = PendingRows::default();
+    let mut x = Vec::new();
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        if !entry.is_live() {
+        } else if entry.tid & UNPLACED != 0 {
+            rows.unplaced.push(entry.tid);
+        } else {
+            let error = entry.decode(&meta.parameters, &mut x);
+            rows.placed.push((query.measure(&x, error), entry.tid));
         }
     })?;
-    Ok(Scan::new(
-        query.clone(),
-        options::ef_search(),
-        options::iterate(),
-        options::max_scan_tuples(),
-        views,
-        list,
-    ))
+    Ok(rows)
 }

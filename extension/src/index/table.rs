@@ -4,12 +4,14 @@
 
 use std::ffi::{c_int, c_void};
 
+use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
 use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 
 use super::bufpage;
 use super::build::{pack, pause};
 use super::element::{self, Element, TextBatch};
+use super::rights::AsOwner;
 use crate::types::raise;
 
 /// A sequential scan that leaves the buffer cache to others, as `table_beginscan_strat` begins it.
@@ -36,7 +38,7 @@ impl Table {
     /// # Safety
     /// `index` is open and stays so.
     pub unsafe fn new(index: pg_sys::Relation) -> Self {
-        // SAFETY: by contract; the lock is kept until the end of the transaction.
+        // SAFETY: by contract.
         unsafe {
             let form = &*(*index).rd_index;
             let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
@@ -61,24 +63,18 @@ impl Table {
         }
     }
 
-    /// Shows the address and the value of every row that the snapshot sees, that satisfies the
-    /// predicate of the index and whose value is not NULL. Expressions are evaluated as the owner
-    /// of the table.
-    pub fn rows(&self, mut look: impl FnMut(u64, pg_sys::Datum)) {
-        let mut look: &mut dyn FnMut(u64, pg_sys::Datum) = &mut look;
+    /// Shows the address and the value, if it is not NULL, of every row that the snapshot sees and
+    /// that satisfies the predicate of the index. Expressions are evaluated as the owner of the
+    /// table and under a safe search path, see [`AsOwner`].
+    pub fn rows(&self, mut look: impl FnMut(u64, Option<pg_sys::Datum>)) {
+        let mut look: &mut dyn FnMut(u64, Option<pg_sys::Datum>) = &mut look;
         // SAFETY: both relations are open. The range scan ends the scan that it is given. What an
         // error leaves behind, the abort of the transaction restores.
         unsafe {
             let heap = self.relation.as_ptr();
-            let (mut user, mut context) = (pg_sys::InvalidOid, 0);
-            pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
-            let restricted = context | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int;
-            pg_sys::SetUserIdAndSecContext((*(*heap).rd_rel).relowner, restricted);
-            let level = pg_sys::NewGUCNestLevel();
-            // As CREATE INDEX evaluates them from this version on.
-            #[cfg(any(feature = "pg17", feature = "pg18"))]
-            pg_sys::RestrictSearchPath();
-
+            // From here on: to make the index info may already evaluate what is constant in an
+            // expression.
+            let owner = AsOwner::of(heap);
             let info = pg_sys::BuildIndexInfo(self.index);
             (*info).ii_Concurrent = true;
             let method = &*(*heap).rd_tableam;
@@ -108,22 +104,21 @@ impl Table {
                     scan,
                 )
             });
-
-            pg_sys::AtEOXact_GUC(false, level);
-            pg_sys::SetUserIdAndSecContext(user, context);
+            drop(owner);
         }
     }
 
-    /// As [`Table::rows`], with the vectors of those rows that have a place in the index.
+    /// As [`Table::rows`], with the vectors of those rows that have a place in the graph.
     pub fn vectors(&self, parameters: &Parameters, mut look: impl FnMut(u64, &[f32])) {
         let element = element::of(parameters);
         let mut look = |tid, x: &[f32]| {
-            if parameters.codec.indexes(x) {
+            if parameters.metric != Metric::Cosine || x.iter().any(|x| *x != 0.0) {
                 look(tid, x);
             }
         };
         let mut texts = TextBatch::default();
         self.rows(|tid, value| {
+            let Some(value) = value else { return };
             // SAFETY: the value is that of a row, of the type that the index is on, not NULL.
             unsafe {
                 if element != Element::Text {
@@ -214,9 +209,7 @@ unsafe extern "C-unwind" fn show(
 ) {
     // SAFETY: the server passes one value, and the state that the range scan was given.
     unsafe {
-        if !*isnull {
-            let look = &mut *state.cast::<&mut dyn FnMut(u64, pg_sys::Datum)>();
-            look(pack(tid), *values);
-        }
+        let look = &mut *state.cast::<&mut dyn FnMut(u64, Option<pg_sys::Datum>)>();
+        look(pack(tid), (!*isnull).then_some(*values));
     }
 }

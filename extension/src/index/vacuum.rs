@@ -3,14 +3,14 @@
 
 use std::ffi::c_void;
 
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::maintain::{self, Plan};
 use laser_index::meta::Meta;
-use laser_index::page::DEAD;
 use laser_index::pending;
 use pgrx::pg_sys;
 
-use super::build::{build_options, keep, unpack};
+use super::build::unpack;
 use super::errors::OrReport;
+use super::merge;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
 
 /// # Safety
@@ -75,13 +75,8 @@ pub unsafe extern "C-unwind" fn cleanup(
         // First what merges that failed have left: on a full disk there is no other room for this one.
         maintain::sweep(&store).or_report();
         vacuum_free_space_map(index);
-        let meta = Meta::read(&store).or_report();
-        let options = build_options(&meta.parameters, 0);
-        let how = Merge {
-            plan: Plan::Vacuum,
-            options: &options,
-        };
-        maintain::merge(&store, &how, |entry, built| keep(index, entry, built)).or_report();
+        // A VACUUM that failed here would leave the table's oldest transactions where they are.
+        merge::try_merge(index, &store, Plan::Vacuum).or_report();
         let swept = maintain::sweep(&store).or_report();
         let live = count(&store);
         drop(lock);
@@ -100,9 +95,8 @@ pub unsafe extern "C-unwind" fn cleanup(
 fn count(store: &RelationStore) -> u64 {
     let meta = Meta::read(store).or_report();
     let mut live: u64 = meta.segments.iter().map(|s| u64::from(s.live())).sum();
-    let codec = meta.parameters.codec;
-    pending::read(store, &codec, &meta.pending, true, |tid, _| {
-        live += u64::from(tid & DEAD == 0)
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        live += u64::from(entry.is_live())
     })
     .or_report();
     live

@@ -16,7 +16,7 @@ use super::call::Call;
 use super::errors;
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
-use super::query::{Kind, Query, Spi, bytes_of, integer_of};
+use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
 use crate::types::{raise, raise_hint};
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
@@ -68,6 +68,10 @@ pub fn neighbours(
 /// The ids of the rows nearest to a value, by an index.
 struct Nearest {
     plan: pg_sys::SPIPlanPtr,
+    /// What messages call the query.
+    name: String,
+    /// Types of its columns.
+    columns: [Oid; 2],
     /// Candidates to ask for.
     limit: usize,
     /// Whether equal texts are one candidate.
@@ -141,6 +145,8 @@ impl Nearest {
         }
         Nearest {
             plan,
+            name: name.to_owned(),
+            columns: [query.type_of(0), query.type_of(1)],
             // More than k, since quantised distances are not exact.
             limit: k.saturating_mul(2).saturating_add(8),
             unify,
@@ -181,7 +187,13 @@ impl Nearest {
                 );
             }
             let table = pg_sys::SPI_tuptable;
-            let kind = pg_sys::SPI_gettypeid((*table).tupdesc, 1);
+            // It is planned again where functions of the other query have replaced what it names.
+            let count = 1 + usize::from(self.unify);
+            let descriptor = (*table).tupdesc;
+            if (0..count).any(|at| query::base_type(descriptor, at) != self.columns[at]) {
+                query::columns_changed(&self.name);
+            }
+            let kind = self.columns[0];
             for row in 0..pg_sys::SPI_processed as usize {
                 let mut null = false;
                 let tuple = *(*table).vals.add(row);
@@ -192,7 +204,9 @@ impl Nearest {
                 ids.push(integer_of(kind, datum));
                 if self.unify {
                     let text = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 2, &mut null);
-                    texts.insert(content_hash(b"", bytes_of(text)));
+                    if !null {
+                        texts.insert(content_hash(b"", bytes_of(text)));
+                    }
                 }
             }
             pg_sys::SPI_freetuptable(table);

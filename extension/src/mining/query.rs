@@ -255,6 +255,9 @@ impl<'a> Query<'a> {
                 snapshot == Snapshot::Caller,
             )
         };
+        // Functions that other queries call meanwhile may say CLOSE ALL. An error unpins.
+        // SAFETY: the portal was opened above.
+        unsafe { pg_sys::PinPortal(portal) };
         // SAFETY: contexts are made, entered, left and deleted in order; when an error unwinds,
         // the context goes with its parent, SPI's.
         unsafe {
@@ -274,6 +277,7 @@ impl<'a> Query<'a> {
                     pg_sys::SPI_freetuptable(table);
                     break;
                 }
+                self.check_unchanged((*table).tupdesc);
                 let outer = pg_sys::MemoryContextSwitchTo(memory);
                 take(&Batch {
                     table: &*table,
@@ -285,10 +289,50 @@ impl<'a> Query<'a> {
                 pg_sys::SPI_freetuptable(table);
             }
             pg_sys::MemoryContextDelete(memory);
+            pg_sys::UnpinPortal(portal);
             pg_sys::SPI_cursor_close(portal);
             pg_sys::SPI_freeplan(plan);
         }
     }
+}
+
+impl Query<'_> {
+    /// Raises an error unless rows have the columns that the query was parsed with. Between parsing
+    /// and running it, functions of other queries may have replaced the tables and views that it
+    /// names; its values would be read as what they are not.
+    ///
+    /// # Safety
+    /// The descriptor is that of rows of this query.
+    unsafe fn check_unchanged(&self, descriptor: pg_sys::TupleDesc) {
+        // SAFETY: by contract.
+        let found = unsafe { (*descriptor).natts } as usize;
+        let same = |(at, &(_, wanted)): (usize, &(Kind, Oid))| {
+            // SAFETY: by contract.
+            unsafe { base_type(descriptor, at) == wanted }
+        };
+        if found != self.columns.len() || !self.columns.iter().enumerate().all(same) {
+            columns_changed(self.name);
+        }
+    }
+}
+
+/// The type of a column of a result, counted from 0; that below a domain.
+///
+/// # Safety
+/// The descriptor is a valid one.
+pub unsafe fn base_type(descriptor: pg_sys::TupleDesc, column: usize) -> Oid {
+    // SAFETY: by contract; a column that does not exist has no type.
+    unsafe { pg_sys::getBaseType(pg_sys::SPI_gettypeid(descriptor, column as i32 + 1)) }
+}
+
+/// Raises the error that the columns of a query are not what they were.
+#[cold]
+pub fn columns_changed(name: &str) -> ! {
+    raise_hint(
+        PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+        format!("the columns of the {name} query have changed while it was prepared"),
+        "Do not alter or replace its tables and views meanwhile.",
+    )
 }
 
 /// Some rows of a result.

@@ -33,6 +33,15 @@ fn letter(side: Side) -> char {
     if side == Side::Source { 's' } else { 't' }
 }
 
+/// The rows of a side in a state table. Operators are the server's own, whatever is on the search
+/// path and whatever types the columns have: the table may be another's.
+fn of_side(side: Side) -> String {
+    format!(
+        "side OPERATOR(pg_catalog.=) '{}'::pg_catalog.\"char\"",
+        letter(side)
+    )
+}
+
 row::rows! {
     /// A row of a state table without its embedding and neighbours.
     struct Content { id: i64, content: Vec<u8> }
@@ -103,10 +112,10 @@ impl<'a> Table<'a> {
     fn read<T: Row>(&self, side: Side, mut take: impl FnMut(T)) {
         let columns: Vec<&str> = T::COLUMNS.iter().map(|column| column.name).collect();
         let sql = format!(
-            "SELECT {} FROM {} WHERE side = '{}'",
+            "SELECT {} FROM {} WHERE {}",
             columns.join(", "),
             self.name,
-            letter(side)
+            of_side(side)
         );
         let query = Query::parse(
             self.spi,
@@ -340,10 +349,11 @@ impl Part {
         lists: &Neighbours,
     ) -> i64 {
         let (name, letter) = (&table.name, letter(self.side));
+        let one = format!("{} AND id OPERATOR(pg_catalog.=) $1", of_side(self.side));
         let mut written = 0;
         let delete = Statement::prepare(
             table.spi,
-            &format!("DELETE FROM {name} WHERE side = '{letter}' AND id = $1"),
+            &format!("DELETE FROM {name} WHERE {one}"),
             &[pg_sys::INT8OID],
         );
         for (&(id, _), _) in self
@@ -406,10 +416,7 @@ impl Part {
 
         let update = Statement::prepare(
             table.spi,
-            &format!(
-                "UPDATE {name} SET neighbours = $2, cosines = $3 \
-                 WHERE side = '{letter}' AND id = $1"
-            ),
+            &format!("UPDATE {name} SET neighbours = $2, cosines = $3 WHERE {one}"),
             &[
                 pg_sys::INT8OID,
                 pg_sys::INT8ARRAYOID,

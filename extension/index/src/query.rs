@@ -1,0 +1,240 @@
+//! Queries, and what is known of a row's distance from one.
+
+use laser_vector::kernels::{cosine_distance, f32_dot, l2_distance, norm};
+
+use crate::codec::{Codec, Format, Metric, Quantization};
+use crate::error::Result;
+use crate::space::{self, HALF_ULP, Space};
+
+/// What is known of a distance, in the unit of the operator that orders by it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// The most likely value.
+    pub estimate: f64,
+    /// The operator gives no smaller value for the row.
+    pub lower: f64,
+}
+
+/// A bound of the relative rounding error of a sum of `n` products in `f32`: kernels keep at least
+/// 16 partial sums, and operators at least 32.
+pub fn rounding(n: usize) -> f64 {
+    (n as f64 / 16.0 + 16.0) * HALF_ULP
+}
+
+/// Beyond this the operators' sums in `f32` may overflow, and below its reciprocal vanish.
+const SAFE: f64 = 1e17;
+
+/// A query as it was given.
+#[derive(Debug, Clone)]
+pub struct Query {
+    metric: Metric,
+    given: Vec<f32>,
+    prepared: Option<Vec<f32>>,
+}
+
+impl Query {
+    /// A query with `dims` dimensions.
+    ///
+    /// # Errors
+    /// Wrong number of dimensions, NaN, infinity.
+    pub fn new(metric: Metric, dims: usize, x: &[f32]) -> Result<Self> {
+        Ok(Self {
+            metric,
+            given: x.to_vec(),
+            prepared: space::prepare(metric, dims, x)?,
+        })
+    }
+
+    /// The vector as it was given.
+    pub fn given(&self) -> &[f32] {
+        &self.given
+    }
+
+    /// Whether there are distances at all: under the cosine metric the operator gives NaN for a
+    /// query without direction.
+    pub fn has_distances(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// The distance of a vector that lies in the pending list, and is at most `error` from the true
+    /// one.
+    pub fn measure(&self, x: &[f32], error: f64) -> Estimate {
+        let relative = rounding(x.len());
+        match self.metric {
+            Metric::L2 => {
+                let estimate = l2_distance(&self.given, x);
+                let lower = estimate * (1.0 - relative) - error;
+                Estimate {
+                    estimate,
+                    lower: above_zero(lower),
+                }
+            }
+            Metric::Cosine => {
+                let estimate = cosine_distance(&self.given, x);
+                let lower = estimate - 4.0 * relative - 2.0 * error / norm(x);
+                Estimate {
+                    estimate,
+                    lower: above_zero(lower),
+                }
+            }
+            Metric::InnerProduct => {
+                let estimate = -f64::from(f32_dot(&self.given, x));
+                let length = norm(&self.given);
+                let slack = length * (2.0 * relative * (norm(x) + error) + error);
+                product(estimate, slack)
+            }
+        }
+    }
+}
+
+/// A lower bound of what is never negative: what is not worth being told from zero is zero, and so
+/// is what no number came out of.
+fn above_zero(lower: f64) -> f64 {
+    if lower > 1.0 / SAFE && lower < f64::INFINITY {
+        lower
+    } else {
+        0.0
+    }
+}
+
+fn product(estimate: f64, slack: f64) -> Estimate {
+    let lower = estimate - slack;
+    let safe = lower.is_finite() && lower.abs() < SAFE * SAFE;
+    Estimate {
+        estimate: if estimate.is_nan() { 0.0 } else { estimate },
+        lower: if safe { lower } else { f64::NEG_INFINITY },
+    }
+}
+
+/// A query as a segment sees it.
+#[derive(Debug)]
+pub struct Probe {
+    metric: Metric,
+    dims: usize,
+    /// The query in the space of the segment.
+    pub(crate) vector: Vec<f32>,
+    /// Its graph part.
+    pub(crate) graph: Vec<u8>,
+    sum: f32,
+    square: f64,
+    gain: f64,
+    /// For inner products: the query in the unit of the space, zero in its last coordinate.
+    factors: Vec<f32>,
+    factors_sum: f32,
+    /// Inner product of the query and the centre.
+    offset: f64,
+    length: f64,
+    centre_length: f64,
+}
+
+impl Probe {
+    /// Brings a query into the space of a segment.
+    pub fn new(codec: Codec, space: &Space, query: &Query) -> Self {
+        let zeros;
+        let prepared = match &query.prepared {
+            Some(prepared) => prepared,
+            None => {
+                zeros = vec![0.0; codec.dims];
+                &zeros
+            }
+        };
+        let mut vector = Vec::new();
+        if codec.format == Format::First {
+            vector.extend_from_slice(prepared);
+        } else {
+            space.enter_query(prepared, &mut vector);
+        }
+        let mut graph = vec![0; codec.graph_len()];
+        codec.encode_graph(&vector, &mut graph);
+        let (mut factors, mut offset, mut centre_length) = (Vec::new(), 0.0, 0.0);
+        if codec.metric == Metric::InnerProduct {
+            factors.extend(prepared.iter().map(|q| q / space.gain));
+            factors.resize(codec.width(), 0.0);
+            let centre = space.centre.iter().take(codec.dims);
+            offset = prepared
+                .iter()
+                .zip(centre)
+                .map(|(q, c)| f64::from(*q) * f64::from(*c))
+                .sum();
+            centre_length = norm(&space.centre);
+        }
+        Self {
+            metric: codec.metric,
+            dims: codec.dims,
+            graph,
+            sum: vector.iter().sum(),
+            square: vector.iter().map(|x| f64::from(*x).powi(2)).sum(),
+            vector,
+            gain: f64::from(space.gain),
+            factors_sum: factors.iter().sum(),
+            factors,
+            offset,
+            length: norm(prepared),
+            centre_length,
+        }
+    }
+
+    /// For walks alone: the place of a vector that is in the graph already.
+    pub(crate) fn at(codec: &Codec, graph: &[u8]) -> Self {
+        let mut vector = Vec::new();
+        if !matches!(codec.quantization, Quantization::I8 | Quantization::B1) {
+            codec.components(graph, &mut vector);
+        }
+        Self {
+            metric: codec.metric,
+            dims: codec.dims,
+            vector,
+            graph: graph.to_vec(),
+            sum: 0.0,
+            square: 0.0,
+            gain: 1.0,
+            factors: Vec::new(),
+            factors_sum: 0.0,
+            offset: 0.0,
+            length: 0.0,
+            centre_length: 0.0,
+        }
+    }
+
+    /// What stored vectors are multiplied with, and the sum of its components.
+    pub(crate) fn measured_with(&self) -> (&[f32], f32) {
+        if self.metric == Metric::InnerProduct {
+            (&self.factors, self.factors_sum)
+        } else {
+            (&self.vector, self.sum)
+        }
+    }
+
+    /// Squared length of the query in the space.
+    pub(crate) fn square(&self) -> f64 {
+        self.square
+    }
+
+    /// From the squared distance of a stored vector in the space, how uncertain that square is, and
+    /// how far the true vector may be from the stored one. For L2 and cosine.
+    pub(crate) fn apart(&self, square: f64, slack: f64, error: f64) -> Estimate {
+        let relative = rounding(self.dims);
+        // The query was rounded when it was brought into the space.
+        let error = error + (self.square.sqrt() + 1e-30) * 2.0 * HALF_ULP;
+        let nearest = ((square - slack).max(0.0).sqrt() - error).max(0.0) / self.gain;
+        let likely = square.max(0.0).sqrt() / self.gain;
+        let (estimate, lower) = if self.metric == Metric::Cosine {
+            let lower = nearest * nearest / 2.0 - 4.0 * relative - 8.0 * HALF_ULP;
+            (likely * likely / 2.0, lower)
+        } else {
+            (likely, nearest * (1.0 - relative))
+        };
+        Estimate {
+            estimate,
+            lower: above_zero(lower).min(estimate),
+        }
+    }
+
+    /// From the inner product with a stored vector in the unit of the space, a bound of that
+    /// vector's length, and how far the true vector may be from the stored one.
+    pub(crate) fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
+        let length = length / self.gain + self.centre_length;
+        let slack = self.length * (error / self.gain + 4.0 * rounding(self.dims) * length);
+        product(-(dot + self.offset), slack)
+    }
+}

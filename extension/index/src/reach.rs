@@ -1,0 +1,511 @@
+//! Every node of a serialized graph can be reached.
+//!
+//! A walk ends its way down through the upper levels at any of their nodes, and goes on from there
+//! by the edges of the lowest level alone. So that it gets everywhere, wherever that is, the lowest
+//! level has to be *strongly connected*. usearch does not see to it: it keeps the nearest edges of
+//! each node, so that a node which is among the nearest of none has no edge to it, and a cluster none
+//! to the others; and a node that is linked while another thread comes by loses what was linked to it.
+//!
+//! [`link`] changes as few edges as it needs to:
+//!
+//! 1. What has been reached forms a *tree* below the node where walks begin. A node that has not is
+//!    linked below one of its neighbours, or of the nearest nodes that a walk finds. Edges of the tree
+//!    are never taken away, thus nothing is lost.
+//! 2. Then all that cannot be left again are some strongly connected components without an edge to
+//!    another one. Each has a node to spare an edge, because with a node also all below it in the tree
+//!    are in it, and the last of them has no edges of the tree. That edge then leads back up.
+
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::graph::{Layout, NODE_HEAD, u32_at};
+use crate::kernels::dot_i8;
+use crate::query::Probe;
+use crate::walk::Walk;
+
+/// No node.
+const NONE: u32 = u32::MAX;
+/// Candidates of the walk that looks for a node to link to.
+const CANDIDATES: usize = 32;
+/// Nodes between two pauses.
+const PAUSE: usize = 1 << 14;
+
+/// What can be reached in a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// Nodes of the graph.
+    pub nodes: usize,
+    /// Nodes to which edges of the lowest level lead from where walks begin.
+    pub reached: usize,
+    /// Those from which edges also lead back.
+    pub connected: usize,
+}
+
+/// Looks what can be reached in a graph whose edges are known to be right.
+///
+/// # Errors
+/// Damage.
+pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
+    let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
+    let parts = Components::find(&walk, bytes, pause);
+    let home = parts.of.get(walk.entry as usize);
+    Ok(Reach {
+        nodes: walk.nodes,
+        reached: parts.of.iter().filter(|&&part| part != NONE).count(),
+        connected: parts.of.iter().filter(|part| home == Some(part)).count(),
+    })
+}
+
+/// Changes edges of the lowest level until every node can be reached from every other one. Returns
+/// how many were put in. `pause` is called now and then, and may unwind.
+///
+/// # Errors
+/// Damage.
+pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> {
+    let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
+    if walk.entry as usize >= walk.nodes {
+        return Ok(0);
+    }
+    let mut linker = Linker::new(&walk, codec, bytes, pause);
+    // Nodes without edges to them first: they may lead to others.
+    for sources in [true, false] {
+        for node in 0..walk.nodes as u32 {
+            linker.pause(node as usize);
+            if linker.parents[node as usize] == NONE && (!sources || linker.edges_to(node) == 0) {
+                linker.hang(node);
+            }
+        }
+    }
+    linker.lead_back();
+    Ok(linker.links)
+}
+
+/// Strongly connected components of what can be reached on the lowest level.
+struct Components {
+    /// The component of each node, or [`NONE`].
+    of: Vec<u32>,
+    /// How many there are.
+    count: usize,
+}
+
+impl Components {
+    /// Tarjan's algorithm, from where walks begin, without recursion.
+    fn find(walk: &Walk, bytes: &[u8], pause: &dyn Fn()) -> Self {
+        // The lowest number of an open node that each one is known to lead to.
+        let mut low = vec![NONE; walk.nodes];
+        let (mut count, mut visited) = (0, 0u32);
+        let mut open: Vec<u32> = Vec::new();
+        // Nodes on the way to where the search is, their numbers, and their next edges.
+        let mut way: Vec<(u32, u32, u32)> = Vec::new();
+        let mut of = vec![NONE; walk.nodes];
+        if (walk.entry as usize) < walk.nodes {
+            way.push((walk.entry, visited, 0));
+        }
+        while let Some((node, number, edge)) = way.last_mut() {
+            let (at, own) = (*node as usize, *number);
+            if *edge == 0 && low[at] == NONE {
+                low[at] = own;
+                visited += 1;
+                open.push(*node);
+                if (visited as usize).is_multiple_of(PAUSE) {
+                    pause();
+                }
+            }
+            let next = walk.neighbours(bytes, *node, 0).nth(*edge as usize);
+            *edge += 1;
+            if let Some(to) = next {
+                if low[to as usize] == NONE {
+                    way.push((to, visited, 0));
+                } else if of[to as usize] == NONE {
+                    low[at] = low[at].min(low[to as usize]);
+                }
+                continue;
+            }
+            if low[at] == own {
+                while let Some(member) = open.pop() {
+                    of[member as usize] = count;
+                    if member as usize == at {
+                        break;
+                    }
+                }
+                count += 1;
+            }
+            way.pop();
+            if let Some((before, _, _)) = way.last() {
+                let before = *before as usize;
+                low[before] = low[before].min(low[at]);
+            }
+        }
+        Self {
+            of,
+            count: count as usize,
+        }
+    }
+}
+
+struct Linker<'a> {
+    walk: &'a Walk,
+    codec: &'a Codec,
+    bytes: &'a mut [u8],
+    pause: &'a dyn Fn(),
+    /// The node above each one in the tree, itself for the topmost, [`NONE`] for who is not in it.
+    parents: Vec<u32>,
+    /// Edges that lead to each node.
+    incoming: Vec<u32>,
+    links: usize,
+    scratch: Vec<f32>,
+}
+
+impl<'a> Linker<'a> {
+    fn new(walk: &'a Walk, codec: &'a Codec, bytes: &'a mut [u8], pause: &'a dyn Fn()) -> Self {
+        let mut linker = Self {
+            walk,
+            codec,
+            bytes,
+            pause,
+            parents: vec![NONE; walk.nodes],
+            incoming: vec![0; walk.nodes],
+            links: 0,
+            scratch: Vec::new(),
+        };
+        for node in 0..walk.nodes as u32 {
+            linker.pause(node as usize);
+            for to in walk.neighbours(linker.bytes, node, 0) {
+                linker.incoming[to as usize] += 1;
+            }
+        }
+        linker.grow(walk.entry, walk.entry);
+        linker
+    }
+
+    fn pause(&self, count: usize) {
+        if count.is_multiple_of(PAUSE) {
+            (self.pause)();
+        }
+    }
+
+    fn edges_to(&self, node: u32) -> u32 {
+        self.incoming[node as usize]
+    }
+
+    fn edges(&self, node: u32) -> Vec<u32> {
+        self.walk.neighbours(self.bytes, node, 0).collect()
+    }
+
+    /// Where the number of a node's edges is; they follow.
+    fn list(&self, node: u32) -> usize {
+        self.walk.node_at(node) + NODE_HEAD
+    }
+
+    fn len(&self, node: u32) -> usize {
+        u32_at(self.bytes, self.list(node)).map_or(0, |len| len as usize)
+    }
+
+    fn has_room(&self, node: u32) -> bool {
+        self.len(node) < self.walk.base_edges
+    }
+
+    fn write(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn push(&mut self, node: u32, to: u32) {
+        let (at, len) = (self.list(node), self.len(node));
+        self.write(at + 4 + 4 * len, to);
+        self.write(at, len as u32 + 1);
+        self.incoming[to as usize] += 1;
+    }
+
+    fn replace(&mut self, node: u32, edge: usize, to: u32) {
+        let at = self.list(node) + 4 + 4 * edge;
+        let before = u32_at(self.bytes, at).expect("within the node");
+        self.write(at, to);
+        self.incoming[before as usize] -= 1;
+        self.incoming[to as usize] += 1;
+    }
+
+    /// The edge of a node that is missed least: not one of the tree, and to where most others lead.
+    fn spare(&self, node: u32) -> Option<usize> {
+        let edges = self.edges(node).into_iter().enumerate();
+        edges
+            .filter(|&(_, to)| self.parents[to as usize] != node)
+            .max_by_key(|&(_, to)| self.edges_to(to))
+            .map(|(edge, _)| edge)
+    }
+
+    /// Takes a node into the tree, and everything that it leads to.
+    fn grow(&mut self, node: u32, parent: u32) {
+        self.parents[node as usize] = parent;
+        let mut front = std::collections::VecDeque::from([node]);
+        let mut seen = 0;
+        while let Some(from) = front.pop_front() {
+            seen += 1;
+            self.pause(seen);
+            for to in self.walk.neighbours(self.bytes, from, 0) {
+                let parent = &mut self.parents[to as usize];
+                if *parent == NONE {
+                    *parent = from;
+                    front.push_back(to);
+                }
+            }
+        }
+    }
+
+    /// Nodes of the tree near one that is not in it.
+    fn near(&mut self, node: u32) -> Vec<u32> {
+        let mut near = self.edges(node);
+        near.retain(|&to| self.parents[to as usize] != NONE);
+        if near.is_empty() {
+            // The tree has all that can be reached, and walks find nothing else.
+            let probe = Probe::at(self.codec, self.walk.vector(self.bytes, node));
+            let (codec, dot, scratch) = (self.codec, dot_i8(), &mut self.scratch);
+            near = self.walk.search_base(self.bytes, CANDIDATES, |stored| {
+                codec.graph_distance(&probe, stored, dot, scratch)
+            });
+        }
+        near
+    }
+
+    /// Links a node that is not in the tree below one that is.
+    fn hang(&mut self, node: u32) {
+        let near = self.near(node);
+        let with_room = near.iter().copied().find(|&at| self.has_room(at));
+        let with_spare = || {
+            let spare = |&at: &u32| Some((at, self.spare(at)?));
+            near.iter().find_map(spare)
+        };
+        let above = if let Some(above) = with_room {
+            self.push(above, node);
+            above
+        } else if let Some((above, edge)) = with_spare() {
+            self.replace(above, edge, node);
+            above
+        } else {
+            // All that leads away from there is of the tree: the node takes a place within.
+            let above = near[0];
+            let edge = self.len(above) - 1;
+            let below = *self.edges(above).last().expect("it has no room");
+            self.replace(above, edge, node);
+            if self.has_room(node) {
+                self.push(node, below);
+            } else if !self.edges(node).contains(&below) {
+                self.replace(node, self.walk.base_edges - 1, below);
+            }
+            self.parents[below as usize] = node;
+            above
+        };
+        self.links += 1;
+        self.grow(node, above);
+    }
+
+    /// Links every component that nothing leaves to the one where walks begin. All nodes are in the
+    /// tree.
+    fn lead_back(&mut self) {
+        let parts = Components::find(self.walk, self.bytes, self.pause);
+        if parts.count == 1 {
+            return;
+        }
+        let home = parts.of[self.walk.entry as usize];
+        let mut closed = vec![true; parts.count];
+        closed[home as usize] = false;
+        for node in 0..self.walk.nodes as u32 {
+            self.pause(node as usize);
+            let part = parts.of[node as usize];
+            let mut edges = self.walk.neighbours(self.bytes, node, 0);
+            if edges.any(|to| parts.of[to as usize] != part) {
+                closed[part as usize] = false;
+            }
+        }
+        // The first node of each with room, or else with an edge to spare.
+        let mut exits = vec![(NONE, None); parts.count];
+        for node in 0..self.walk.nodes as u32 {
+            self.pause(node as usize);
+            let exit = &mut exits[parts.of[node as usize] as usize];
+            if !closed[parts.of[node as usize] as usize] || (exit.0 != NONE && exit.1.is_none()) {
+                continue;
+            }
+            if self.has_room(node) {
+                *exit = (node, None);
+            } else if exit.0 == NONE
+                && let Some(edge) = self.spare(node)
+            {
+                *exit = (node, Some(edge));
+            }
+        }
+        // The way up from a node, as far as it has been gone before.
+        let mut above = self.parents.clone();
+        for (node, edge) in exits {
+            if node == NONE {
+                continue;
+            }
+            let mut home_at = node;
+            while parts.of[home_at as usize] != home {
+                home_at = above[home_at as usize];
+            }
+            let mut at = node;
+            while parts.of[at as usize] != home {
+                at = std::mem::replace(&mut above[at as usize], home_at);
+            }
+            match edge {
+                None => self.push(node, home_at),
+                Some(edge) => self.replace(node, edge, home_at),
+            }
+            self.links += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::codec::{Metric, Quantization};
+    use crate::graph::Graph;
+
+    fn codec(metric: Metric, quantization: Quantization) -> Codec {
+        Codec::new(2, metric, quantization)
+    }
+
+    /// The graph of some points, as usearch leaves it.
+    fn raw(codec: Codec, m: usize, points: &[[f32; 2]]) -> Vec<u8> {
+        let graph = Graph::new(codec, m, 16).unwrap();
+        graph.reserve(points.len(), 1).unwrap();
+        let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
+        for (key, x) in points.iter().enumerate() {
+            codec.encode(x, 0.0, &mut stored);
+            let part = &stored[..codec.graph_len()];
+            graph.add(key as u64, part, &mut scratch).unwrap();
+        }
+        let mut bytes = vec![0; graph.serialized_len()];
+        graph.serialize(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn is_whole(codec: &Codec, bytes: &[u8]) {
+        let layout = Layout::parse(codec, bytes).unwrap();
+        let nodes = layout.rows();
+        layout.verify().unwrap();
+        let whole = Reach {
+            nodes,
+            reached: nodes,
+            connected: nodes,
+        };
+        assert_eq!(reach(codec, bytes, &|| ()).unwrap(), whole);
+        let walk = Walk::new(&layout).unwrap();
+        for corner in [[-9e3, 9e3], [1.0, 1.0], [9e3, -9e3]] {
+            let mut part = vec![0; codec.graph_len()];
+            codec.encode_graph(&corner, &mut part);
+            let query = Probe::at(codec, &part);
+            let mut scratch = Vec::new();
+            let found = walk.search(bytes, nodes, |stored| {
+                codec.graph_distance(&query, stored, dot_i8(), &mut scratch)
+            });
+            assert_eq!(found.len(), nodes);
+        }
+    }
+
+    /// Twenty clusters, each far away from the next and larger than a node has edges.
+    #[test]
+    fn clusters_are_joined() {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let points: Vec<[f32; 2]> = (0..2000)
+            .map(|i| {
+                let centre = 100.0 * (i % 20) as f32;
+                [centre, centre].map(|x| x + rng.random_range(-1.0..1.0))
+            })
+            .collect();
+        let codec = codec(Metric::L2, Quantization::F32);
+        let mut bytes = raw(codec, 4, &points);
+        let before = reach(&codec, &bytes, &|| ()).unwrap();
+        assert!(before.reached < 1990, "{before:?}");
+        assert!(link(&codec, &mut bytes, &|| ()).unwrap() > 0);
+        is_whole(&codec, &bytes);
+    }
+
+    /// What another thread does to a graph that meets a node between two of its levels: nodes with
+    /// edges, but none to them.
+    #[test]
+    fn lost_nodes_are_linked() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let points: Vec<[f32; 2]> = (0..1000)
+            .map(|_| [rng.random_range(-1.0..1.0), rng.random_range(-1.0..1.0)])
+            .collect();
+        let codec = codec(Metric::L2, Quantization::I8);
+        let mut bytes = raw(codec, 8, &points);
+        let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
+        for node in 0..1000 {
+            let at = walk.node_at(node) + NODE_HEAD;
+            for edge in 0..u32_at(&bytes, at).unwrap() as usize {
+                let at = at + 4 + 4 * edge;
+                if u32_at(&bytes, at).unwrap() >= 900 {
+                    bytes[at..at + 4].copy_from_slice(&walk.entry.to_le_bytes());
+                }
+            }
+        }
+        let before = reach(&codec, &bytes, &|| ()).unwrap();
+        assert!(before.reached < 910, "{before:?}");
+        link(&codec, &mut bytes, &|| ()).unwrap();
+        is_whole(&codec, &bytes);
+    }
+
+    #[test]
+    fn what_is_whole_stays_as_it_is() {
+        let mut rng = ChaCha8Rng::seed_from_u64(6);
+        let points: Vec<[f32; 2]> = (0..300)
+            .map(|_| [rng.random_range(-1.0..1.0), rng.random_range(-1.0..1.0)])
+            .collect();
+        let codec = codec(Metric::L2, Quantization::I8);
+        let mut bytes = raw(codec, 16, &points);
+        link(&codec, &mut bytes, &|| ()).unwrap();
+        let before = bytes.clone();
+        assert_eq!(link(&codec, &mut bytes, &|| ()).unwrap(), 0);
+        assert!(bytes == before);
+    }
+
+    #[test]
+    fn little_is_enough() {
+        let codec = codec(Metric::Cosine, Quantization::I8);
+        for points in [&[][..], &[[1.0, 2.0]], &[[1.0, 2.0], [2.0, 1.0]]] {
+            let mut bytes = raw(codec, 2, points);
+            assert_eq!(link(&codec, &mut bytes, &|| ()).unwrap(), 0);
+            is_whole(&codec, &bytes);
+        }
+    }
+
+    proptest! {
+        /// Edges that mean nothing: any lists at all.
+        #[test]
+        fn any_graph_is_made_whole(
+            nodes in 1usize..120, m in 2usize..5, seed: u64, fill in 0.0f64..1.0, reach_of in 1usize..120,
+            quantization in 0u8..5,
+        ) {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let codec = codec(Metric::L2, Quantization::from_u8(quantization).unwrap());
+            let points: Vec<[f32; 2]> = (0..nodes)
+                .map(|_| [rng.random_range(-1.0..1.0), rng.random_range(-1.0..1.0)])
+                .collect();
+            let mut bytes = raw(codec, m, &points);
+            let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
+            for node in 0..nodes as u32 {
+                let at = walk.node_at(node) + NODE_HEAD;
+                let mut to = Vec::new();
+                for _ in 0..walk.base_edges {
+                    if rng.random_bool(fill) {
+                        to.push((node + rng.random_range(0..reach_of as u32)) % nodes as u32);
+                    }
+                }
+                to.retain(|&to| to != node);
+                to.sort_unstable();
+                to.dedup();
+                bytes[at..at + 4].copy_from_slice(&(to.len() as u32).to_le_bytes());
+                for (i, to) in to.iter().enumerate() {
+                    bytes[at + 4 + 4 * i..][..4].copy_from_slice(&to.to_le_bytes());
+                }
+            }
+            link(&codec, &mut bytes, &|| ()).unwrap();
+            is_whole(&codec, &bytes);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Pages and files that somebody has changed on purpose.
+#![allow(unsafe_code)] // counts allocations
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::memory::MemoryStore;
+use laser_index::meta::{Meta, Parameters, SegmentEntry};
+use laser_index::segment::{SegmentMap, write_pages};
+use laser_index::{IndexError, cache, maintain};
+
+/// Remembers the largest allocation.
+struct Watching;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system's allocator's.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: by contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+fn codec() -> Codec {
+    Codec::new(8, Metric::L2, Quantization::F32).unwrap()
+}
+
+/// An index of one segment.
+fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
+    let options = BuildOptions {
+        parameters: Parameters {
+            codec: codec(),
+            element: 0,
+            m: 8,
+            ef_construction: 32,
+            fingerprint: [0; 32],
+            model: String::new(),
+        },
+        threads: 1,
+        memory: 16 << 20,
+        expected: 500,
+        folder: folder.to_owned(),
+    };
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut builder = SegmentBuilder::new(options, None).unwrap();
+    for tid in 0..500u64 {
+        let x: Vec<f32> = (0..8).map(|i| ((tid * (i + 3)) as f32).sin()).collect();
+        builder.push(tid << 16 | 1, &x, &|| ()).unwrap();
+    }
+    let built = builder.finish(&|| ()).unwrap();
+    let entry = write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).unwrap();
+    maintain::replace(&store, &[], &[entry], None).unwrap();
+    (store, entry)
+}
+
+/// Counts on the metapage that no relation has pages for allocate nothing.
+#[test]
+fn counts_are_compared_with_the_relation() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, good) = index(folder.path());
+    // Building has allocated more than any of these errors may.
+    for (data, bitmap, bytes, count) in [
+        (u32::MAX, u32::MAX, u64::MAX, u32::MAX),
+        (u32::MAX, good.bitmap_pages, good.bytes, good.count),
+        (good.data_pages, u32::MAX, good.bytes, u32::MAX),
+        (good.data_pages, good.bitmap_pages, u64::MAX / 2, good.count),
+        (1, 0, good.bytes, good.count),
+    ] {
+        let bad = SegmentEntry::new(good.nonce, bytes, good.map, data, bitmap, count, 0);
+        LARGEST.store(0, Ordering::Relaxed);
+        let error = SegmentMap::read(&store, &bad).unwrap_err();
+        assert!(matches!(error, IndexError::Segment { .. }), "{error}");
+        let path = folder.path().join("file");
+        cache::open(&store, codec(), &bad, &path).unwrap_err();
+        maintain::replace(&store, &[good.nonce], &[bad], None).unwrap();
+        maintain::sweep(&store).unwrap_err();
+        maintain::delete(&store, |_| false).unwrap_err();
+        assert!(!maintain::check(&store).unwrap().problems.is_empty());
+        let largest = LARGEST.load(Ordering::Relaxed);
+        assert!(largest < 4 << 20, "{largest} bytes at once");
+        maintain::replace(&store, &[bad.nonce], &[good], None).unwrap();
+    }
+    SegmentMap::read(&store, &good).unwrap();
+}
+
+/// What has the name of a segment's file is taken for one only if it can be nothing else.
+#[test]
+fn files_are_opened_with_care() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, entry) = index(folder.path());
+    let path = folder.path().join("file");
+    drop(cache::open(&store, codec(), &entry, &path).unwrap());
+    let other = folder.path().join("other");
+    std::fs::rename(&path, &other).unwrap();
+
+    let makers: [(&str, &dyn Fn()); 5] = [
+        ("a pipe", &|| {
+            let done = std::process::Command::new("mkfifo").arg(&path).status();
+            assert!(done.unwrap().success());
+        }),
+        ("a link", &|| symlink(&other, &path).unwrap()),
+        ("a link to nothing", &|| symlink("nothing", &path).unwrap()),
+        ("a file that others may write to", &|| {
+            std::fs::copy(&other, &path).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o666);
+            std::fs::set_permissions(&path, mode).unwrap();
+        }),
+        ("a file that is too short", &|| {
+            std::fs::write(&path, b"short").unwrap();
+        }),
+    ];
+    for (what, make) in makers {
+        make();
+        let (done, wait) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let (store, path) = (&store, &path);
+            scope.spawn(move || {
+                let view = cache::open(store, codec(), &entry, path);
+                done.send(view.map(|v| v.len())).unwrap();
+            });
+            if wait
+                .recv_timeout(Duration::from_secs(20))
+                .ok()
+                .and_then(Result::ok)
+                != Some(500)
+            {
+                // A thread that waits for a pipe cannot be joined.
+                eprintln!("{what} is not replaced");
+                std::process::exit(1);
+            }
+        });
+        let found = path.symlink_metadata().unwrap();
+        assert!(
+            found.is_file() && found.mode() & 0o777 == 0o600 && found.len() == entry.bytes,
+            "{what} is still there: {found:?}"
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(other.metadata().unwrap().len(), entry.bytes);
+
+    // What cannot be replaced is done without.
+    std::fs::create_dir_all(path.join("full")).unwrap();
+    assert_eq!(
+        cache::open(&store, codec(), &entry, &path).unwrap().len(),
+        500
+    );
+}

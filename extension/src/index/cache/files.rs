@@ -1,0 +1,170 @@
+//! Which files of segments go, and when.
+//!
+//! - after a build or merge, and whenever a file is made: those of segments that the index no longer
+//!   has, and those of relations that are gone;
+//! - when a transaction that drops or rewrites relations commits: theirs, before the server deletes
+//!   the storage itself; when a database is dropped: those of all its relations;
+//! - when a session ends, even by FATAL: those of its temporary relations, and what it was writing.
+//!
+//! To remove one too many costs somebody the making of a new one; what was missed, the next sweep
+//! finds, at last the server's start.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::ffi::{c_int, c_void};
+
+use laser_index::meta::SegmentEntry;
+use pgrx::pg_sys;
+
+use super::{FOLDER, NO_BACKEND, Storage};
+
+#[derive(Default)]
+struct Leaving {
+    /// Storage that goes with this transaction.
+    storage: Vec<Storage>,
+    /// The database that goes with it.
+    database: Option<u32>,
+}
+
+thread_local! {
+    static LEAVING: RefCell<Leaving> = RefCell::default();
+    static TEMPORARY: RefCell<HashSet<Storage>> = RefCell::default();
+    static WATCHED: Cell<bool> = const { Cell::new(false) };
+    static NEXT_HOOK: Cell<pg_sys::object_access_hook_type> = const { Cell::new(None) };
+}
+
+/// To be called when the library is loaded.
+pub fn init() {
+    // SAFETY: the library is loaded on the main thread; hooks of others are called as well.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction), std::ptr::null_mut());
+        NEXT_HOOK.set(pg_sys::object_access_hook);
+        pg_sys::object_access_hook = Some(object_access);
+    }
+}
+
+/// Shows the names of all files, and removes those for which `useless` says so.
+fn remove(mut useless: impl FnMut(&str) -> bool) {
+    let Ok(folder) = std::fs::read_dir(FOLDER) else {
+        return;
+    };
+    for file in folder.flatten() {
+        if file.file_name().to_str().is_some_and(&mut useless) {
+            let _ = std::fs::remove_file(file.path());
+        }
+    }
+}
+
+/// Removes files of relations that are gone, and of this relation's segments that are not current.
+pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
+    let prefix = storage.prefix();
+    let current: HashSet<String> = current
+        .iter()
+        .map(|s| format!("{prefix}{:016x}", s.nonce))
+        .collect();
+    let mut gone = HashMap::new();
+    remove(|name| match Storage::parse(name) {
+        Some(owner) if owner == storage => !current.contains(name),
+        Some(owner) => *gone.entry(owner).or_insert_with(|| owner.is_gone()),
+        None => false,
+    });
+}
+
+/// Notes that a relation goes with this session.
+pub fn temporary(storage: Storage) {
+    TEMPORARY.with_borrow_mut(|all| all.insert(storage));
+}
+
+/// Has this session's own files removed when it ends. An error unwinds, and what is dropped removes
+/// its files; FATAL does not.
+pub fn watch_exit() {
+    if !WATCHED.replace(true) {
+        // SAFETY: the function stays where it is.
+        unsafe { pg_sys::on_proc_exit(Some(exit), pg_sys::Datum::from(0)) };
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
+    let scratch = laser_index::cache::scratch_prefix();
+    let temporary = TEMPORARY.take();
+    remove(|name| {
+        name.starts_with(&scratch) || Storage::parse(name).is_some_and(|s| temporary.contains(&s))
+    });
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argument: *mut c_void) {
+    match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
+            let storage = dropped();
+            LEAVING.with_borrow_mut(|leaving| leaving.storage = storage);
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
+            let leaving = LEAVING.take();
+            if leaving.storage.is_empty() && leaving.database.is_none() {
+                return;
+            }
+            remove(|name| {
+                Storage::parse(name).is_some_and(|s| {
+                    leaving.storage.contains(&s) || leaving.database == Some(s.database)
+                })
+            });
+        }
+        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            LEAVING.take();
+        }
+        _ => {}
+    }
+}
+
+/// Storage that this transaction's commit deletes, by DROP, TRUNCATE, REINDEX or a rewrite; not that
+/// of temporary relations.
+fn dropped() -> Vec<Storage> {
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the list is allocated in the current context, and has as many elements as is said.
+    unsafe {
+        let count = pg_sys::smgrGetPendingDeletes(true, &mut found);
+        if count <= 0 || found.is_null() {
+            return Vec::new();
+        }
+        let all = std::slice::from_raw_parts(found, count as usize);
+        let storage = all
+            .iter()
+            .map(|node| {
+                #[cfg(any(feature = "pg14", feature = "pg15"))]
+                let (database, tablespace, number) = (node.dbNode, node.spcNode, node.relNode);
+                #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+                let (database, tablespace, number) = (node.dbOid, node.spcOid, node.relNumber);
+                Storage {
+                    database: database.to_u32(),
+                    tablespace: tablespace.to_u32(),
+                    relation: number.to_u32(),
+                    backend: NO_BACKEND,
+                }
+            })
+            .collect();
+        pg_sys::pfree(found.cast());
+        storage
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn object_access(
+    access: pg_sys::ObjectAccessType::Type,
+    class: pg_sys::Oid,
+    object: pg_sys::Oid,
+    sub: c_int,
+    argument: *mut c_void,
+) {
+    if let Some(next) = NEXT_HOOK.get() {
+        // SAFETY: with the arguments that the server has passed.
+        unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| next(access, class, object, sub, argument))
+        };
+    }
+    if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::DatabaseRelationId {
+        LEAVING.with_borrow_mut(|leaving| leaving.database = Some(object.to_u32()));
+    }
+}

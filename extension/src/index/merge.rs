@@ -1,0 +1,131 @@
+//! Merging, as inserts, VACUUM and `laser_merge` ask for it.
+//!
+//! A merge that an insert or VACUUM begins is no part of what they were asked to do: where it finds
+//! no room on the disk, or no place in the directory for segments of so little memory, that is a
+//! warning, and the pending list grows. It is then put off, by this session, for longer every time:
+//! inserts would otherwise try again with every page of the list.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use laser_index::IndexError;
+use laser_index::maintain::{self, Merge, Plan};
+use laser_index::meta::Meta;
+use pgrx::pg_sys;
+
+use super::build::{build_options, keep};
+use super::cache;
+use super::errors::hint;
+use super::pages::RelationStore;
+
+/// The first time that a merge is put off, and the longest.
+const SHORTEST: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(600);
+/// How much longer a merge is put off than its last attempt took.
+const FACTOR: u32 = 10;
+
+struct Failed {
+    until: Instant,
+    delay: Duration,
+}
+
+thread_local! {
+    static FAILED: RefCell<HashMap<pg_sys::Oid, Failed>> = RefCell::default();
+}
+
+/// Whether an insert may begin a merge.
+pub fn may_begin(index: pg_sys::Oid) -> bool {
+    FAILED.with_borrow(|failed| failed.get(&index).is_none_or(|f| f.until <= Instant::now()))
+}
+
+/// A merge at work. Dropped before it has succeeded, by an error of the server as well, it puts the
+/// next one off.
+struct Attempt {
+    index: pg_sys::Oid,
+    start: Instant,
+}
+
+impl Attempt {
+    fn succeeded(self) {
+        FAILED.with_borrow_mut(|failed| failed.remove(&self.index));
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        FAILED.with_borrow_mut(|failed| {
+            // Of indexes that are gone, or were merged by others, nothing is remembered for long.
+            failed.retain(|_, f| now < f.until + LONGEST);
+            let before = failed.get(&self.index).map_or(SHORTEST / 2, |f| f.delay);
+            let delay = (2 * before).max(FACTOR * (now - self.start)).min(LONGEST);
+            let until = now + delay;
+            failed.insert(self.index, Failed { until, delay });
+        });
+    }
+}
+
+/// Merges an index. Returns how many segments were made.
+///
+/// # Errors
+/// Damage, no memory, no room.
+///
+/// # Safety
+/// `index` is open, `store` its pages, and the caller holds its merge lock.
+pub unsafe fn merge(
+    index: pg_sys::Relation,
+    store: &RelationStore,
+    plan: Plan,
+) -> laser_index::Result<usize> {
+    // SAFETY: by contract.
+    let oid = unsafe { (*index).rd_id };
+    let attempt = Attempt {
+        index: oid,
+        start: Instant::now(),
+    };
+    let options = build_options(&Meta::read(store)?.parameters, 0);
+    let how = Merge {
+        plan,
+        options: &options,
+    };
+    // SAFETY: by contract.
+    let made = maintain::merge(store, &how, |entry, built| unsafe {
+        keep(index, entry, built)
+    });
+    // What was replaced before an error came has files as well.
+    // SAFETY: by contract.
+    unsafe { cache::tidy(index, store) };
+    let made = made?;
+    attempt.succeeded();
+    Ok(made)
+}
+
+/// As [`merge`], where a lack of room or memory is a warning.
+///
+/// # Errors
+/// Damage.
+///
+/// # Safety
+/// As for [`merge`].
+pub unsafe fn try_merge(
+    index: pg_sys::Relation,
+    store: &RelationStore,
+    plan: Plan,
+) -> laser_index::Result<()> {
+    // SAFETY: by contract.
+    match unsafe { merge(index, store, plan) } {
+        Ok(_) => Ok(()),
+        Err(error @ (IndexError::Io { .. } | IndexError::TooManySegments(_))) => {
+            let message = format!("could not merge the pending list of a laser index: {error}");
+            match hint(&error) {
+                Some(hint) => pgrx::warning!("{message}; {hint}"),
+                None => pgrx::warning!("{message}"),
+            }
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}

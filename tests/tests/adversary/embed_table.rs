@@ -1,0 +1,128 @@
+//! laser_embed_table among triggers that work against it, and on hostile search paths.
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::{Cluster, failure};
+use postgres::Client;
+use postgres::error::SqlState;
+
+/// How long a call may take that has no more to do than a few passes over 300 rows.
+const PATIENCE: &str = "SET statement_timeout = '60s'";
+
+fn table(client: &mut Client, trigger: &str) -> Result<()> {
+    client.batch_execute(&format!(
+        "{PATIENCE};
+         DROP TABLE IF EXISTS t;
+         CREATE TABLE t (id integer, body text, e embedding);
+         INSERT INTO t SELECT i, 'text ' || i FROM generate_series(1, 300) i;
+         CREATE OR REPLACE FUNCTION reset() RETURNS trigger LANGUAGE plpgsql AS $$ {trigger} $$"
+    ))?;
+    Ok(())
+}
+
+fn embedded(client: &mut Client) -> Result<i64> {
+    Ok(client.query_one("SELECT count(e) FROM t", &[])?.get(0))
+}
+
+#[test]
+fn triggers_that_reset_the_column_do_not_make_it_endless() -> Result<()> {
+    let cluster = Cluster::new()?;
+    cluster.database("d")?;
+    let (mut client, notices) = cluster.connect_with_notices("d")?;
+    const CALL: &str = "CALL laser_embed_table('t', 'body', 'e', 100)";
+
+    // Before the update: noticed with the first rows.
+    table(&mut client, "BEGIN NEW.e := NULL; RETURN NEW; END")?;
+    client.batch_execute(
+        "CREATE TRIGGER r BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION reset()",
+    )?;
+    let (code, message, hint) = failure(&mut client, CALL)?;
+    ensure!(
+        code == SqlState::TRIGGERED_DATA_CHANGE_VIOLATION,
+        "{message}"
+    );
+    ensure!(
+        message.contains("sets column \"e\" back to null"),
+        "{message}"
+    );
+    ensure!(hint.contains("DISABLE TRIGGER"), "{hint}");
+
+    // Of some rows alone: the others are embedded.
+    table(
+        &mut client,
+        "BEGIN IF NEW.id % 3 = 0 THEN NEW.e := NULL; END IF; RETURN NEW; END",
+    )?;
+    client.batch_execute(
+        "CREATE TRIGGER r BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION reset()",
+    )?;
+    notices.take();
+    client.batch_execute(CALL)?;
+    let said = notices.take();
+    ensure!(embedded(&mut client)? == 200);
+    ensure!(
+        said.iter()
+            .any(|s| s.contains("rows of table \"t\" stay without")),
+        "{said:?}"
+    );
+
+    // After the update, and at the end of the transaction.
+    for (kind, when) in [("", ""), ("CONSTRAINT", "DEFERRABLE INITIALLY DEFERRED")] {
+        table(
+            &mut client,
+            "BEGIN IF NEW.e IS NOT NULL THEN UPDATE t SET e = NULL WHERE id = NEW.id; END IF;
+             RETURN NULL; END",
+        )?;
+        client.batch_execute(&format!(
+            "CREATE {kind} TRIGGER r AFTER UPDATE ON t {when}
+             FOR EACH ROW EXECUTE FUNCTION reset()"
+        ))?;
+        let (code, message, hint) = failure(&mut client, CALL)?;
+        ensure!(
+            code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "{message}"
+        );
+        ensure!(
+            message.contains("as fast as they are embedded"),
+            "{message}"
+        );
+        ensure!(hint.contains("trigger"), "{hint}");
+    }
+
+    // A trigger that keeps rows as they are ends it as ever.
+    table(&mut client, "BEGIN RETURN NULL; END")?;
+    client.batch_execute(
+        "CREATE TRIGGER r BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION reset()",
+    )?;
+    client.batch_execute(CALL)?;
+    ensure!(embedded(&mut client)? == 0);
+    // And one that changes something else disturbs nothing.
+    table(
+        &mut client,
+        "BEGIN NEW.body := NEW.body || '.'; RETURN NEW; END",
+    )?;
+    client.batch_execute(
+        "CREATE TRIGGER r BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION reset()",
+    )?;
+    client.batch_execute(CALL)?;
+    ensure!(embedded(&mut client)? == 300);
+    Ok(())
+}
+
+#[test]
+fn rules_and_partitions_are_embedded_as_ever() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body varchar(40), e halfembedding) PARTITION BY LIST (id);
+         CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1);
+         CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
+         INSERT INTO t SELECT 1 + i % 2, 'text ' || i FROM generate_series(1, 50) i;
+         CREATE TABLE log (n integer);
+         CREATE RULE r AS ON UPDATE TO t1 DO ALSO INSERT INTO log VALUES (1)",
+    )?;
+    client.batch_execute("CALL laser_embed_table('t', 'body', 'e', 7)")?;
+    ensure!(embedded(&mut client)? == 50);
+    client
+        .query_one("SELECT n FROM log LIMIT 1", &[])
+        .context("the rule has run")?;
+    Ok(())
+}

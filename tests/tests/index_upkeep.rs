@@ -1,0 +1,432 @@
+//! Upkeep of an index: builds and merges at the same time, files that nobody needs, cancels, merges
+//! that cannot be done.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::{Cluster, failure, wait_until};
+use postgres::Client;
+use postgres::error::SqlState;
+
+fn cluster() -> Result<Cluster> {
+    Cluster::builder()
+        .preload(false)
+        .setting("fsync", "off")
+        .setting("autovacuum", "off")
+        .start()
+}
+
+/// A database with a table of random vectors.
+fn create(cluster: &Cluster, rows: i32, dimensions: i32) -> Result<Client> {
+    let mut client = cluster.database("upkeep")?;
+    client.batch_execute(&format!(
+        "CREATE FUNCTION vector(i int) RETURNS embedding LANGUAGE sql VOLATILE RETURN
+             (SELECT array_agg(random() - 0.5)::real[]::embedding
+              FROM generate_series(1, {dimensions}) WHERE i = i);
+         CREATE TABLE t (id serial, e embedding({dimensions}));
+         INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, {rows}) i"
+    ))?;
+    Ok(client)
+}
+
+fn problems(client: &mut Client, index: &str) -> Result<Vec<String>> {
+    let sql = format!("SELECT laser_index_check('{index}')");
+    let rows = client.query(&sql, &[])?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+fn folder(cluster: &Cluster) -> PathBuf {
+    cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser")
+}
+
+/// Names and bytes of the files of segments.
+fn files(cluster: &Cluster) -> Result<Vec<(String, u64)>> {
+    let mut files = Vec::new();
+    match fs::read_dir(folder(cluster)) {
+        Ok(entries) => {
+            for entry in entries {
+                let entry = entry?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                files.push((name, entry.metadata()?.len()));
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(files)
+}
+
+/// An index that another session builds is left alone by whoever wants to merge it, and is whole
+/// afterwards.
+#[test]
+fn merges_leave_an_index_alone_that_is_being_built() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 12_000, 64)?;
+    let mut refused = 0;
+    for round in 0..3 {
+        let mut builder = cluster.connect("upkeep")?;
+        let create = if round == 2 {
+            client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+            "REINDEX INDEX CONCURRENTLY ti"
+        } else {
+            "CREATE INDEX CONCURRENTLY ti ON t USING laser (e) WITH (pending_list_limit = 64)"
+        };
+        let target = if round == 2 { "ti_ccnew" } else { "ti" };
+        let build = std::thread::spawn(move || -> Result<()> {
+            builder.batch_execute("SET maintenance_work_mem = '3MB'")?;
+            builder.batch_execute(create)?;
+            Ok(())
+        });
+        let merge = format!("SELECT laser_merge('{target}')");
+        let insert = "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 20) i";
+        let mut inserts = 0;
+        while !build.is_finished() {
+            match client.batch_execute(&merge) {
+                Ok(()) => {}
+                Err(error) => {
+                    let error = error.as_db_error().context("the server is gone")?;
+                    match *error.code() {
+                        SqlState::UNDEFINED_TABLE => {}
+                        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+                            ensure!(error.hint().is_some(), "{error}");
+                            refused += 1;
+                        }
+                        _ => anyhow::bail!("{error}"),
+                    }
+                }
+            }
+            // Not so many that the build never ends.
+            if inserts < 100 {
+                client.batch_execute(insert)?;
+                inserts += 1;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        build.join().expect("no panic")?;
+        let found = problems(&mut client, "ti")?;
+        ensure!(found.is_empty(), "round {round}: {found:?}");
+        client.batch_execute("SELECT laser_merge('ti')")?;
+        let found = problems(&mut client, "ti")?;
+        ensure!(found.is_empty(), "round {round}, merged: {found:?}");
+        client.batch_execute("DROP INDEX ti")?;
+    }
+    ensure!(refused > 0, "no merge met a build");
+    Ok(())
+}
+
+/// What a failed CREATE INDEX CONCURRENTLY leaves is named, by every function that looks into it.
+#[test]
+fn an_index_that_was_never_finished() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 100, 16)?;
+    client.batch_execute(
+        "CREATE FUNCTION breaks(e embedding) RETURNS embedding LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN RAISE 'not today'; END $$",
+    )?;
+    let build = "CREATE INDEX CONCURRENTLY ti ON t USING laser ((breaks(e)::embedding(16)))";
+    let (_, message, _) = failure(&mut client, build)?;
+    ensure!(message == "not today", "{message}");
+    for sql in [
+        "SELECT laser_merge('ti')",
+        "SELECT * FROM laser_index_info('ti')",
+        "SELECT laser_prewarm('ti')",
+    ] {
+        let (code, message, hint) = failure(&mut client, sql)?;
+        ensure!(
+            code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "{sql}: {message}"
+        );
+        ensure!(message.contains("is not ready"), "{sql}: {message}");
+        ensure!(hint.contains("REINDEX"), "{sql}: {hint}");
+    }
+    let found = problems(&mut client, "ti")?;
+    ensure!(
+        found.len() == 1 && found[0].contains("not valid"),
+        "{found:?}"
+    );
+    // Nor is an index merged by what its own build calls.
+    client.batch_execute(
+        "DROP INDEX ti;
+         CREATE FUNCTION merges(e embedding) RETURNS embedding LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM laser_merge('ti'); RETURN e; END $$",
+    )?;
+    let build = "CREATE INDEX ti ON t USING laser ((merges(e)::embedding(16)))";
+    let (code, message, _) = failure(&mut client, build)?;
+    ensure!(code == SqlState::OBJECT_IN_USE, "{message}");
+    Ok(())
+}
+
+/// Inserts that find the index locked by a merge go on without a word.
+#[test]
+fn inserts_beside_merges_say_nothing() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 3000, 64)?;
+    client.batch_execute(
+        "CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64, ef_construction = 200)",
+    )?;
+    let (mut other, notices) = cluster.connect_with_notices("upkeep")?;
+    let merges = std::thread::spawn(move || -> Result<()> {
+        for _ in 0..6 {
+            client.batch_execute(
+                "DELETE FROM t WHERE id % 50 = 0;
+                 INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 20) i",
+            )?;
+            client.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+            client.batch_execute("SELECT laser_merge('ti')")?;
+        }
+        Ok(())
+    });
+    // Not so many that merges become longer and longer.
+    for _ in 0..200 {
+        if merges.is_finished() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        other.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 30) i")?;
+    }
+    merges.join().expect("no panic")?;
+    let said = notices.take();
+    ensure!(said.is_empty(), "{} messages: {:?}", said.len(), said[0]);
+    Ok(())
+}
+
+/// Files of segments go with what they were made from.
+#[test]
+fn files_that_nobody_needs_are_removed() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 3000, 64)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let segments = |client: &mut Client| -> Result<(usize, u64)> {
+        let row = client.query_one("SELECT segments, bytes FROM laser_index_info('ti')", &[])?;
+        Ok((row.get::<_, i32>(0) as usize, row.get::<_, i64>(1) as u64))
+    };
+    let check = |client: &mut Client, what: &str| -> Result<()> {
+        let ((count, bytes), files) = (segments(client)?, files(&cluster)?);
+        ensure!(files.len() == count, "{what}: {count} segments, {files:?}");
+        let held: u64 = files.iter().map(|f| f.1).sum();
+        ensure!(
+            held <= bytes,
+            "{what}: {held} bytes of files, {bytes} of pages"
+        );
+        Ok(())
+    };
+    check(&mut client, "build")?;
+    for _ in 0..5 {
+        client.batch_execute(
+            "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 50) i;
+             SELECT laser_merge('ti')",
+        )?;
+        check(&mut client, "merge")?;
+    }
+    client.batch_execute("DELETE FROM t WHERE id % 3 = 0")?;
+    client.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+    check(&mut client, "vacuum")?;
+    client.batch_execute("ALTER INDEX ti SET (pending_list_limit = 64)")?;
+    client.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 3000) i")?;
+    check(&mut client, "inserts")?;
+    for sql in [
+        "REINDEX INDEX ti",
+        "REINDEX INDEX CONCURRENTLY ti",
+        "VACUUM FULL t",
+        "ALTER TABLE t ALTER e TYPE embedding(64) USING (e::real[])::embedding(64)",
+        "TRUNCATE t; INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 500) i;
+         SELECT laser_merge('ti')",
+    ] {
+        client.batch_execute(sql)?;
+        check(&mut client, sql)?;
+    }
+    // Undone, a drop takes nothing away that could not be made again.
+    client.batch_execute("BEGIN; DROP INDEX ti; ROLLBACK; SELECT laser_prewarm('ti')")?;
+    check(&mut client, "a drop undone")?;
+    client.batch_execute("TRUNCATE t")?;
+    ensure!(files(&cluster)?.is_empty(), "TRUNCATE leaves files");
+
+    let fill = "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 500) i";
+    client.batch_execute(&format!("{fill}; SELECT laser_merge('ti')"))?;
+    check(&mut client, "filled again")?;
+    client.batch_execute("DROP TABLE t")?;
+    ensure!(files(&cluster)?.is_empty(), "DROP TABLE leaves files");
+
+    // Temporary tables, whose sessions end.
+    client.batch_execute(
+        "CREATE TEMP TABLE w (e embedding(64));
+         INSERT INTO w SELECT vector(i) FROM generate_series(1, 500) i;
+         CREATE INDEX ON w USING laser (e)",
+    )?;
+    ensure!(files(&cluster)?.len() == 1);
+    drop(client);
+    wait_until("the session has ended", || Ok(files(&cluster)?.is_empty()))?;
+
+    // A session that is ended in the middle of a build.
+    let mut client = cluster.connect("upkeep")?;
+    client.batch_execute(
+        "CREATE TABLE t (id serial, e embedding(64));
+         INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 5000) i",
+    )?;
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    let build = std::thread::spawn(move || {
+        client
+            .batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 1000)")
+            .is_err()
+    });
+    wait_until("the build has a file", || Ok(!files(&cluster)?.is_empty()))?;
+    cluster.psql("upkeep", &format!("SELECT pg_terminate_backend({pid})"))?;
+    ensure!(build.join().expect("no panic"), "the build was ended");
+    wait_until("the session has ended", || {
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
+        Ok(cluster.psql("upkeep", &sql)? == "0")
+    })?;
+    let left = files(&cluster)?;
+    ensure!(left.is_empty(), "a session that was ended leaves {left:?}");
+
+    // A database goes with its files when it is dropped by a session that knows laser.
+    cluster.psql("upkeep", "CREATE INDEX ti ON t USING laser (e)")?;
+    ensure!(files(&cluster)?.len() == 1);
+    let mut client = cluster.connect("postgres")?;
+    client.batch_execute("LOAD 'laser'")?;
+    client.batch_execute("DROP DATABASE upkeep")?;
+    let left = files(&cluster)?;
+    ensure!(left.is_empty(), "DROP DATABASE leaves {left:?}");
+    Ok(())
+}
+
+/// Cancels a statement at a moment and tells how long it took to end, if it had not ended before.
+fn cancelled(client: &mut Client, sql: &str, after: Duration) -> Result<Option<Duration>> {
+    let token = client.cancel_token();
+    let timer = std::thread::spawn(move || -> Result<Instant> {
+        std::thread::sleep(after);
+        let at = Instant::now();
+        token.cancel_query(postgres::NoTls)?;
+        Ok(at)
+    });
+    let result = client.batch_execute(sql);
+    let end = Instant::now();
+    let at = timer.join().expect("no panic")?;
+    match result {
+        Ok(()) => {
+            // The cancel may arrive after the statement, and then hits the next one.
+            let _ = client.batch_execute("SELECT pg_sleep(0.05)");
+            Ok(None)
+        }
+        Err(error) => {
+            ensure!(error.code() == Some(&SqlState::QUERY_CANCELED), "{error}");
+            Ok(Some(end.saturating_duration_since(at)))
+        }
+    }
+}
+
+/// Builds, merges and vacuums end within a second when they are cancelled, at any moment.
+#[test]
+fn cancels_are_heard() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 30_000, 8)?;
+    // Batches so cheap that the threads never let their source wait.
+    client.batch_execute(
+        "CREATE INDEX ti ON t USING laser (e)
+             WITH (pending_list_limit = 1000000, m = 4, ef_construction = 8);
+         INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 120000) i",
+    )?;
+    let mut longest = Duration::ZERO;
+    for sql in [
+        "VACUUM (INDEX_CLEANUP ON) t",
+        "SELECT laser_merge('ti')",
+        "REINDEX INDEX ti",
+    ] {
+        let mut hits = 0;
+        for moment in [20u64, 100, 200, 300, 500, 800, 1200, 1700, 2500, 4000] {
+            let moment = Duration::from_millis(moment);
+            if let Some(took) = cancelled(&mut client, sql, moment)? {
+                println!("{sql} after {moment:?}: {took:?}");
+                hits += 1;
+                longest = longest.max(took);
+            } else {
+                break;
+            }
+        }
+        ensure!(hits > 1, "{sql} was not cancelled");
+    }
+    let found = problems(&mut client, "ti")?;
+    ensure!(found.is_empty(), "{found:?}");
+    // On a machine with more to do than processors nobody answers within a second.
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let load: f64 = load.split_whitespace().next().unwrap_or("0").parse()?;
+    let laden = load > std::thread::available_parallelism()?.get() as f64 + 1.0;
+    let limit = Duration::from_secs(if laden { 3 } else { 1 });
+    ensure!(longest < limit, "{longest:?}");
+    Ok(())
+}
+
+/// A merge that could not be done is not tried again with every page of the list.
+#[test]
+fn a_failed_merge_is_put_off() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 3000, 64)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
+    // Nobody may create files there any more.
+    let folder = folder(&cluster);
+    let before = folder.metadata()?.permissions();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o500))?;
+    let (mut other, notices) = cluster.connect_with_notices("upkeep")?;
+    other.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 5000) i")?;
+    let said = notices.take();
+    ensure!(
+        !said.is_empty()
+            && said
+                .iter()
+                .all(|s| s.starts_with("WARNING: could not merge")),
+        "{said:?}"
+    );
+    ensure!(said.len() <= 5, "tried {} times", said.len());
+    // VACUUM has more to do than to merge.
+    other.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+    let said = notices.take();
+    ensure!(
+        said.len() == 1 && said[0].starts_with("WARNING: could not merge"),
+        "{said:?}"
+    );
+    fs::set_permissions(&folder, before)?;
+    // Another session tries at once, and so does whoever asks for it.
+    client.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 100) i")?;
+    let pending = "SELECT pending FROM laser_index_info('ti')";
+    ensure!(client.query_one(pending, &[])?.get::<_, i64>(0) < 4000);
+    other.batch_execute("SELECT laser_merge('ti')")?;
+    ensure!(other.query_one(pending, &[])?.get::<_, i64>(0) == 0);
+    ensure!(problems(&mut other, "ti")?.is_empty());
+    Ok(())
+}
+
+/// With too little memory for what the directory can hold, rows stay in the list, with a warning.
+#[test]
+fn too_little_memory_fails_nothing() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 0, 64)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
+    let (mut other, notices) = cluster.connect_with_notices("upkeep")?;
+    other.batch_execute("SET maintenance_work_mem = '1MB'")?;
+    for _ in 0..40 {
+        other.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 500) i")?;
+    }
+    other.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+    let said = notices.take();
+    let row = other.query_one(
+        "SELECT segments, live + pending FROM laser_index_info('ti')",
+        &[],
+    )?;
+    println!("{} segments, {} warnings", row.get::<_, i32>(0), said.len());
+    ensure!(row.get::<_, i64>(1) == 20_000);
+    ensure!(
+        said.iter().any(|s| s.contains("segments")) && said.len() < 30,
+        "{said:?}"
+    );
+    ensure!(problems(&mut other, "ti")?.is_empty());
+    let (_, _, hint) = failure(&mut other, "SELECT laser_merge('ti')")?;
+    ensure!(hint.contains("maintenance_work_mem"), "{hint}");
+    client.batch_execute("SELECT laser_merge('ti')")?;
+    let row = client.query_one("SELECT segments, live FROM laser_index_info('ti')", &[])?;
+    ensure!((row.get::<_, i32>(0), row.get::<_, i64>(1)) == (1, 20_000));
+    ensure!(problems(&mut client, "ti")?.is_empty());
+    Ok(())
+}
