@@ -101,6 +101,8 @@ impl Graph {
     /// # Errors
     /// Damage.
     pub fn load(codec: Codec, m: usize, ef_construction: usize, bytes: &[u8]) -> Result<Self> {
+        // usearch follows whatever edges it finds; a checksum says nothing of who computed it.
+        Layout::parse(&codec, bytes)?.verify()?;
         let mut graph = Self::empty(codec, m, ef_construction)?;
         graph.index.load_from_buffer(bytes).map_err(graph_error)?;
         graph.check_shape()?;
@@ -230,6 +232,8 @@ pub struct Layout<'a> {
     pub(crate) base_edges: usize,
     /// Node from which walks begin.
     pub(crate) entry: u64,
+    /// Level on which usearch begins, which must be that of `entry`.
+    top: u64,
     levels: usize,
 }
 
@@ -260,6 +264,7 @@ impl<'a> Layout<'a> {
         let limit = 1 << 16;
         let edges = u64_at(bytes, head + 8).filter(|&n| n < limit)? as usize;
         let base_edges = u64_at(bytes, head + 16).filter(|&n| n < limit)? as usize;
+        let top = u64_at(bytes, head + 24)?;
         let entry = u64_at(bytes, head + 32)?;
         let levels = head + GRAPH_HEAD;
         if columns != codec.graph_len()
@@ -276,6 +281,7 @@ impl<'a> Layout<'a> {
             edges,
             base_edges,
             entry,
+            top,
             levels,
         })
     }
@@ -381,7 +387,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere.
+    /// begins at the highest one.
     ///
     /// # Errors
     /// What is wrong.
@@ -394,6 +400,14 @@ impl<'a> Layout<'a> {
             }
         }
         let starts = self.starts()?;
+        if let Some(&(_, top)) = starts.get(self.entry as usize)
+            && self.top != top as u64
+        {
+            return Err(IndexError::Graph(format!(
+                "the walk begins on level {} at a node of level {top}",
+                self.top
+            )));
+        }
         for (slot, &(_, level)) in starts.iter().enumerate() {
             for level in 0..=level {
                 self.neighbours(&starts, slot, level)?;
