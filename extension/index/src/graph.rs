@@ -60,12 +60,11 @@ impl Graph {
             multi: false,
         };
         let index = Index::new(&options).map_err(graph_error)?;
-        let mut graph = Self { index, codec };
-        graph.use_own_distance()?;
-        Ok(graph)
+        Ok(Self { index, codec })
     }
 
-    /// Loading a graph resets its distance to usearch's own.
+    /// To be called once, and last: loading a graph resets its distance to usearch's own, and usearch
+    /// keeps the memory of a distance that is replaced.
     fn use_own_distance(&mut self) -> Result<()> {
         if self.codec.quantization != Quantization::I8 {
             return Ok(());
@@ -93,7 +92,9 @@ impl Graph {
     /// # Errors
     /// When usearch refuses the parameters.
     pub fn new(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
-        Self::empty(codec, m, ef_construction)
+        let mut graph = Self::empty(codec, m, ef_construction)?;
+        graph.use_own_distance()?;
+        Ok(graph)
     }
 
     /// A copy of a serialized graph to add to.
