@@ -21,7 +21,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     }
     let checked = maintain::check(&store);
     let Ok(meta) = Meta::read(&store) else { return };
-    if meta.parameters.codec.dims > 256 {
+    if meta.parameters.dims > 256 {
         return;
     }
     if what & 2 == 2 {

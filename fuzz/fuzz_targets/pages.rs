@@ -1,11 +1,12 @@
 //! Any page in place of any page: headers, and the pending list that reads it.
 #![no_main]
 
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters, Pending};
 use laser_index::page::{self, BODY, PAYLOAD, PageKind};
 use laser_index::pending;
+use laser_index::raw::RawForm;
 use libfuzzer_sys::fuzz_target;
 
 // Byte 0: metric and quantization; byte 1: dimensions; the rest is a page.
@@ -36,18 +37,27 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
 
     let quantization = Quantization::ALL[usize::from(how) % Quantization::ALL.len()];
     let metric = Metric::from_u8(how / 8 % 3).expect("three metrics");
-    let codec = Codec::new(usize::from(dims) + 1, metric, quantization).expect("few dimensions");
+    let quantization = (how & 0x80 == 0).then_some(quantization);
+    let dims = usize::from(dims) + 1;
+    let raw = RawForm::choose(dims, how & 0x40 != 0, quantization).expect("few dimensions");
     let store = MemoryStore::new();
     let parameters = Parameters {
-        codec,
+        dims,
+        metric,
+        quantization,
+        raw,
         element: 0,
         m: 16,
         ef_construction: 64,
         fingerprint: [0; 32],
         model: String::new(),
     };
-    Meta::create(&store, parameters).expect("an empty store");
+    Meta::create(&store, parameters.clone()).expect("an empty store");
     let seq = head.owner;
+    // No metapage with this number is read.
+    if seq == u64::MAX {
+        return;
+    }
     let list = Pending { head_seq: seq, tail_seq: seq, head: 1, tail: 1 };
     let grown = Meta::update(&store, |meta| {
         meta.pending = list;
@@ -59,24 +69,21 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     bytes.extend_from_slice(&body);
     let store = MemoryStore::from_bytes(&bytes).expect("two pages");
 
-    let mut entries = 0u64;
-    let read = pending::read(&store, &codec, &list, false, |_, stored| {
+    let (mut entries, mut vector) = (0u64, Vec::new());
+    let read = pending::read(&store, &parameters, &list, false, |entry| {
         entries += 1;
-        let _ = stored.iter().fold(0u8, |sum, byte| sum ^ byte);
+        entry.decode(&parameters, &mut vector);
+        assert_eq!(vector.len(), dims);
     });
     if read.is_ok() {
         assert!(entries <= (PAYLOAD / 8) as u64);
-        let marked = pending::mark(&store, &codec, &list, |tid| tid % 2 == 0);
+        let marked = pending::mark(&store, &parameters, &list, |tid| tid % 2 == 0);
         if let Ok((marked, live)) = marked {
             assert!(marked + live <= entries);
         }
     }
     // Whatever is on the page, an insert finds room, or an error.
-    let mut stored = vec![0; codec.len()];
-    let x: Vec<f32> = (0..=dims).map(|i| f32::from(i) + 1.0).collect();
-    assert!(codec.encode(&x, &mut stored).expect("finite"));
-    if seq < u64::MAX {
-        let _ = pending::append(&store, &codec, 7, &stored);
-        let _ = pending::seal(&store, &codec);
-    }
+    let x: Vec<f32> = (1..=dims).map(|i| i as f32).collect();
+    let _ = pending::append(&store, &parameters, 7, Some(&x));
+    let _ = pending::seal(&store);
 }));

@@ -5,6 +5,8 @@ use laser_fuzz::{part, seal};
 use laser_index::graph::Layout;
 use laser_index::meta::Meta;
 use laser_index::page::BODY;
+use laser_index::query::Query;
+use laser_index::reach;
 use laser_index::segment::SegmentHeader;
 use libfuzzer_sys::fuzz_target;
 
@@ -17,19 +19,21 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     body[..len].copy_from_slice(&start[..len]);
     let Ok(meta) = Meta::parse(&body) else { return };
     let Some(entry) = meta.segments.first() else { return };
-    let codec = meta.parameters.codec;
-    if codec.dims > 1024 {
+    let parameters = &meta.parameters;
+    if parameters.dims > 1024 {
         return;
     }
     // As the file is: its checksums are wrong for most mutations, and then it is refused.
     let mut file = data.to_vec();
-    if let Ok(head) = SegmentHeader::parse(&codec, entry, &file) {
+    if let Ok(head) = SegmentHeader::parse(parameters, entry, &file) {
         let _ = head.verify(&file);
     }
     let Some(head) = seal::seal(&mut file) else { return };
     let entry = seal::entry_of(&head, &file, entry);
-    let Some(view) = seal::open(codec, &entry, &file) else { return };
+    let Some(view) = seal::open(parameters, &entry, &file) else { return };
 
+    let codec = view.encoding().codec;
+    let placed = view.header().placed() as usize;
     let nodes = view.nodes();
     let mut next = 0;
     for node in 0..nodes {
@@ -38,7 +42,9 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         next = entries.end;
         assert_eq!(view.graph_part(node).len(), codec.graph_len());
     }
-    assert_eq!(next, view.len());
+    assert_eq!(next, placed);
+    assert!(placed <= view.len());
+    assert_eq!(view.unplaced().count(), view.len() - placed);
     let mut seen = 0;
     let all = view.for_each(|entry, graph, fine| {
         seen += 1;
@@ -46,18 +52,22 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         Ok::<(), ()>(())
     });
     all.expect("nothing fails");
-    assert_eq!(seen, view.len());
+    assert_eq!(seen, placed);
     let mut scratch = Vec::new();
     for (wanted, sign) in [(1, 1.0), (10, -1.0), (nodes + 1, 0.5)] {
-        let x: Vec<f32> = (0..codec.dims).map(|i| sign * (1.0 + i as f32)).collect();
-        let query = codec.query(&x).expect("finite");
-        let mut found = view.search(&query, wanted, &mut scratch);
+        let x: Vec<f32> = (0..parameters.dims).map(|i| sign * (1.0 + i as f32)).collect();
+        let query = Query::new(parameters.metric, parameters.dims, &x).expect("finite");
+        let probe = view.probe(&query);
+        let mut found = view.search(&probe, wanted, &mut scratch);
         found.sort_unstable_by_key(|&(_, entry)| entry);
         assert!(found.iter().all(|&(_, entry)| (entry as usize) < view.len()));
         assert!(found.windows(2).all(|w| w[0].1 != w[1].1), "an entry is found twice");
-        view.scan(&query, &mut scratch, &|| (), |_| ());
+        view.scan(&probe, &mut scratch, &|| (), |_| ());
+    }
+    if nodes == 0 {
+        return;
     }
     let layout = Layout::parse(&codec, view.header().graph.of(view.bytes())).expect("it is open");
     let _ = layout.verify();
-    let _ = layout.unreached();
+    let _ = reach::reach(&codec, view.header().graph.of(view.bytes()), &|| ());
 }));

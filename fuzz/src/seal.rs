@@ -3,9 +3,8 @@
 
 use std::panic::catch_unwind;
 
-use laser_index::codec::Codec;
 use laser_index::memory::MemoryStore;
-use laser_index::meta::{Meta, SegmentEntry};
+use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::{HEADER, PAYLOAD};
 use laser_index::segment::{SegmentHeader, SegmentMap};
 use laser_index::store::PageStore;
@@ -64,8 +63,8 @@ fn seal_pages(store: &MemoryStore, entry: &SegmentEntry) -> laser_index::Result<
 }
 
 /// Opens a segment's file in memory.
-pub fn open(codec: Codec, entry: &SegmentEntry, file: &[u8]) -> Option<SegmentView> {
+pub fn open(parameters: &Parameters, entry: &SegmentEntry, file: &[u8]) -> Option<SegmentView> {
     let mut bytes = MmapMut::map_anon(file.len().max(1)).ok()?;
     bytes[..file.len()].copy_from_slice(file);
-    SegmentView::open(codec, entry, SegmentBytes::Memory(bytes)).ok()
+    SegmentView::open(parameters, entry, SegmentBytes::Memory(bytes)).ok()
 }

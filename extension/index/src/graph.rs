@@ -83,12 +83,11 @@ impl Graph {
             multi: false,
         };
         let index = Index::new(&options).map_err(graph_error)?;
-        let mut graph = Self { index, codec };
-        graph.use_own_distance()?;
-        Ok(graph)
+        Ok(Self { index, codec })
     }
 
-    /// Loading a graph resets its distance to usearch's own.
+    /// To be called once, and last: loading a graph resets its distance to usearch's own, and usearch
+    /// keeps the memory of a distance that is replaced.
     fn use_own_distance(&mut self) -> Result<()> {
         if self.codec.quantization != Quantization::I8 {
             return Ok(());
@@ -116,7 +115,9 @@ impl Graph {
     /// # Errors
     /// When usearch refuses the parameters.
     pub fn new(codec: Codec, m: usize, ef_construction: usize) -> Result<Self> {
-        Self::empty(codec, m, ef_construction)
+        let mut graph = Self::empty(codec, m, ef_construction)?;
+        graph.use_own_distance()?;
+        Ok(graph)
     }
 
     /// A copy of a serialized graph to add to.
@@ -127,6 +128,8 @@ impl Graph {
         if !room_to_load(bytes.len()) {
             return Err(IndexError::GraphMemory);
         }
+        // usearch follows whatever edges it finds; a checksum says nothing of who computed it.
+        Layout::parse(&codec, bytes)?.verify(&|| ())?;
         let mut graph = Self::empty(codec, m, ef_construction)?;
         graph.index.load_from_buffer(bytes).map_err(graph_error)?;
         graph.check_shape()?;
@@ -256,6 +259,8 @@ pub struct Layout<'a> {
     pub(crate) base_edges: usize,
     /// Node from which walks begin.
     pub(crate) entry: u64,
+    /// Level on which usearch begins, which must be that of `entry`.
+    top: u64,
     levels: usize,
 }
 
@@ -286,6 +291,7 @@ impl<'a> Layout<'a> {
         let limit = 1 << 16;
         let edges = u64_at(bytes, head + 8).filter(|&n| n < limit)? as usize;
         let base_edges = u64_at(bytes, head + 16).filter(|&n| n < limit)? as usize;
+        let top = u64_at(bytes, head + 24)?;
         let entry = u64_at(bytes, head + 32)?;
         let levels = head + GRAPH_HEAD;
         if columns != codec.graph_len()
@@ -302,6 +308,7 @@ impl<'a> Layout<'a> {
             edges,
             base_edges,
             entry,
+            top,
             levels,
         })
     }
@@ -407,7 +414,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Checks that keys are slots, that every edge leads to a node of its level, and that the walk
-    /// begins somewhere. `pause` is called now and then, and may unwind.
+    /// begins at the highest one. `pause` is called now and then, and may unwind.
     ///
     /// # Errors
     /// What is wrong.
@@ -420,6 +427,14 @@ impl<'a> Layout<'a> {
             }
         }
         let starts = self.starts()?;
+        if let Some(&(_, top)) = starts.get(self.entry as usize)
+            && self.top != top as u64
+        {
+            return Err(IndexError::Graph(format!(
+                "the walk begins on level {} at a node of level {top}",
+                self.top
+            )));
+        }
         for (slot, &(_, level)) in starts.iter().enumerate() {
             if slot % 4096 == 0 {
                 pause();

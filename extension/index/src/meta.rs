@@ -242,6 +242,9 @@ impl Meta {
         if head.pending.head != 0 && head.pending.head_seq > head.pending.tail_seq {
             return Err(bad("pending list ends before it begins"));
         }
+        if head.pending.tail_seq == u64::MAX {
+            return Err(bad("the numbers of pending pages are used up"));
+        }
         Ok(Self {
             parameters: Parameters {
                 dims,

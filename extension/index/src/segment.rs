@@ -27,7 +27,7 @@ use crate::crc::crc32c;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::page::{
-    self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind,
+    self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind, UNPLACED,
 };
 use crate::space::Space;
 use crate::store::{PageStore, SET_PAGES, WriteSet};
@@ -346,6 +346,16 @@ impl SegmentHeader {
             return Err(IndexError::segment(
                 self.nonce,
                 "entries and nodes do not fit together",
+            ));
+        }
+        let tids = self.tids.of(file).chunks_exact(8);
+        let mut flags = tids
+            .skip(self.placed() as usize)
+            .map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")) & UNPLACED);
+        if flags.any(|flags| flags == 0) {
+            return Err(IndexError::segment(
+                self.nonce,
+                "an entry without a place does not say why it has none",
             ));
         }
         Ok(())

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::PathBuf;
 
 use laser_fuzz::push_part;
-use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::builder::BuildOptions;
+use laser_index::codec::{Metric, Quantization};
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters};
-use laser_index::page::{BODY, HEADER, header};
+use laser_index::page::{BODY, HEADER, NULL, UNDIRECTED, header};
 use laser_index::pending;
+use laser_index::raw::RawForm;
 use laser_index::segment::SegmentMap;
 use laser_index::store::PageStore;
 use laser_protocol::{
@@ -72,21 +73,25 @@ fn pages(store: &MemoryStore) -> Vec<Vec<u8>> {
 
 fn index(corpora: &Corpora) {
     for (number, (metric, quantization)) in [
-        (Metric::Cosine, Quantization::I8),
-        (Metric::L2, Quantization::F32),
-        (Metric::InnerProduct, Quantization::F16),
-        (Metric::Cosine, Quantization::B1),
-        (Metric::L2, Quantization::Bf16),
-        (Metric::L2, Quantization::I8),
+        (Metric::Cosine, None),
+        (Metric::L2, Some(Quantization::F32)),
+        (Metric::InnerProduct, Some(Quantization::F16)),
+        (Metric::Cosine, Some(Quantization::B1)),
+        (Metric::L2, Some(Quantization::Bf16)),
+        (Metric::InnerProduct, Some(Quantization::I8)),
     ]
     .into_iter()
     .enumerate()
     {
-        let name = format!("{}-{}", metric.name(), quantization.name());
+        let name = quantization.map_or("auto", Quantization::name);
+        let name = format!("{}-{name}", metric.name());
         let dims = 4 + number;
-        let codec = Codec::new(dims, metric, quantization).expect("few dimensions");
+        let half = number == 2;
         let parameters = Parameters {
-            codec,
+            dims,
+            metric,
+            quantization,
+            raw: RawForm::choose(dims, half, quantization).expect("few dimensions"),
             element: 1,
             m: 4,
             ef_construction: 16,
@@ -105,44 +110,39 @@ fn index(corpora: &Corpora) {
             folder: laser_fuzz::folder().clone(),
         };
         let store = MemoryStore::new();
-        Meta::create(&store, parameters).expect("an empty store");
-        let pause = || ();
+        Meta::create(&store, parameters.clone()).expect("an empty store");
         let mut tid = 0x1_0001;
         let mut vectors = numbers(number as u64);
-        let mut vector = || -> Vec<f32> { vectors.by_ref().take(dims).collect() };
-        let mut segments = Vec::new();
-        for count in [40, 12] {
-            let mut builder = SegmentBuilder::new(options.clone(), None).expect("a builder");
+        let mut append = |count: usize| {
             for i in 0..count {
-                let x = if i % 8 == 7 {
-                    vec![0.5; dims]
-                } else {
-                    vector()
+                let x: Vec<f32> = match i % 8 {
+                    7 => vec![0.5; dims],
+                    _ => vectors.by_ref().take(dims).collect(),
                 };
-                builder.push(tid, &x, &pause).expect("a vector");
+                let (tid_and_flags, x) = match i % 10 {
+                    9 => (tid | NULL, None),
+                    8 if metric == Metric::Cosine => (tid | UNDIRECTED, None),
+                    _ => (tid, Some(&x[..])),
+                };
+                pending::append(&store, &parameters, tid_and_flags, x).expect("room");
                 tid += 1;
             }
-            let built = builder.finish(&pause).expect("a segment");
-            let entry = laser_index::segment::write_pages(
-                &store,
-                &built.header,
-                &built.bytes,
-                &built.dead,
-                |_| (),
-            );
-            segments.push(entry.expect("pages"));
-        }
-        maintain::replace(&store, &[], &segments, None).expect("a directory");
-        for _ in 0..9 {
-            let mut stored = vec![0; codec.len()];
-            codec.encode(&vector(), &mut stored).expect("finite");
-            pending::append(&store, &codec, tid, &stored).expect("room");
-            tid += 1;
-        }
+        };
+        let merge = || {
+            let how = Merge {
+                plan: Plan::All,
+                options: &options,
+            };
+            maintain::merge(&store, &how, |_, _| ()).expect("a merge");
+        };
+        append(40);
+        merge();
+        append(9);
         maintain::delete(&store, |tid| tid % 7 == 0).expect("a sound index");
 
         let meta = Meta::read(&store).expect("a metapage");
-        let how = quantization as u8 + 8 * metric as u8;
+        let form = if half { 0x40 } else { 0 };
+        let how = 8 * metric as u8 + form + quantization.map_or(0x80, |q| q as u8);
         let bodies = pages(&store);
         corpora.put("metapage", &name, &bodies[0]);
         for (block, body) in bodies.iter().enumerate() {
@@ -165,11 +165,7 @@ fn index(corpora: &Corpora) {
         corpora.put("segment", &name, &segment);
         let whole = [&[15], &store.to_bytes()[..]].concat();
         corpora.put("index", &name, &whole);
-        let how = Merge {
-            plan: Plan::All,
-            options: &options,
-        };
-        maintain::merge(&store, &how, |_, _| ()).expect("a merge");
+        merge();
         let whole = [&[7], &store.to_bytes()[..]].concat();
         corpora.put("index", &format!("{name}-merged"), &whole);
     }
