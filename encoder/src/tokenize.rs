@@ -34,7 +34,9 @@ pub(crate) fn first_tokens<T>(
     while bytes < text.len() {
         let part = &text[..text.floor_char_boundary(bytes)];
         // Between words, if there is a gap nearby.
-        let gap = part.rfind(' ').filter(|at| part.len() - at < FIRST_PART / 4);
+        let gap = part
+            .rfind(' ')
+            .filter(|at| part.len() - at < FIRST_PART / 4);
         let found = tokens(&part[..gap.unwrap_or(part.len())])?;
         if count(&found) > limit.saturating_add(SLACK) {
             return Ok((found, true));

@@ -129,7 +129,8 @@ fn every_long_statement_ends_when_told() -> Result<()> {
             let whole = begun.elapsed();
             drop(client);
             let (mut worst, mut interrupted) = (Duration::ZERO, 0);
-            for (_, end) in (0..times).zip([End::Cancel, End::Timeout, End::Terminate].iter().cycle())
+            for (_, end) in
+                (0..times).zip([End::Cancel, End::Timeout, End::Terminate].iter().cycle())
             {
                 let moment = whole.mul_f64(random.random_range(0.0..0.95));
                 let again = || interrupt(&cluster, statement, settings, *end, moment);
@@ -160,9 +161,8 @@ fn one_text_does_not_hold_the_others() -> Result<()> {
     let texts = "array_fill(repeat(U&'\\FDFA', 340000), ARRAY[8])";
     let mut heavy = cluster.connect("cancel")?;
     heavy.batch_execute("SET laser.encode_in_backend = off; SELECT laser_embed('warm')")?;
-    let running = std::thread::spawn(move || {
-        heavy.batch_execute(&format!("SELECT laser_embed({texts})"))
-    });
+    let running =
+        std::thread::spawn(move || heavy.batch_execute(&format!("SELECT laser_embed({texts})")));
     let mut client = cluster.connect("cancel")?;
     client.batch_execute("SET laser.encode_in_backend = off; SET laser.long_text = 'warn'")?;
     let mut worst = Duration::ZERO;

@@ -40,7 +40,9 @@ fn leave(cluster: &Cluster, client: &mut Client, bytes: u64) -> Result<()> {
 /// That no process of the server has crashed so far, for which all sessions are ended.
 fn unharmed(cluster: &Cluster, witness: &mut Client, after: &str) -> Result<()> {
     let log = cluster.log();
-    let crash = log.lines().find(|line| line.contains("terminated by signal"));
+    let crash = log
+        .lines()
+        .find(|line| line.contains("terminated by signal"));
     ensure!(crash.is_none(), "{after}: {}", crash.unwrap_or_default());
     witness
         .batch_execute("SELECT 1")
@@ -56,7 +58,10 @@ fn an_array_of_too_many_texts_is_refused() -> Result<()> {
         "SELECT laser_embed(array_fill('a'::text, ARRAY[20000000]))",
     )?;
     assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED, "{message}");
-    assert!(message.starts_with("array of 20000000 texts is too long"), "{message}");
+    assert!(
+        message.starts_with("array of 20000000 texts is too long"),
+        "{message}"
+    );
     assert!(hint.contains("unnest"), "{hint}");
     // Several batches; where there is no text there is no embedding.
     let row = client.query_one(
@@ -124,7 +129,10 @@ fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
     client.batch_execute("SET ROLE somebody; SET laser.mining_memory = '2147483647kB'")?;
     let (code, message, _) = failure(&mut client, mine)?;
     assert_eq!(code, SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
-    let (code, ..) = failure(&mut client, "SET laser.mining_memory_limit = '2147483647kB'")?;
+    let (code, ..) = failure(
+        &mut client,
+        "SET laser.mining_memory_limit = '2147483647kB'",
+    )?;
     assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
 
     // A superuser may; and then it is not there.
@@ -138,17 +146,32 @@ fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
 
 /// Calls of functions whose arguments mean something; the table has 4,000 rows.
 const CALLS: [(&str, &str); 22] = [
-    ("laser_embed", "laser_embed((SELECT array_agg(body) FROM t))"),
+    (
+        "laser_embed",
+        "laser_embed((SELECT array_agg(body) FROM t))",
+    ),
     ("laser_embed", "laser_embed(repeat('a b ', 250000))"),
     ("laser_embed", "laser_embed(repeat(U&'\\FDFA', 340000))"),
-    ("laser_mine", "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t')"),
-    ("laser_mine", "laser_mine('SELECT id, body FROM t', 'SELECT id, body FROM t')"),
-    ("laser_mine", "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t', k => 2000)"),
+    (
+        "laser_mine",
+        "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t')",
+    ),
+    (
+        "laser_mine",
+        "laser_mine('SELECT id, body FROM t', 'SELECT id, body FROM t')",
+    ),
+    (
+        "laser_mine",
+        "laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t', k => 2000)",
+    ),
     (
         "laser_mine",
         "laser_mine('SELECT id, v FROM t LIMIT 300', 'SELECT id, v FROM t', method => 'index')",
     ),
-    ("laser_knn_join", "laser_knn_join('SELECT id, v FROM t', 'SELECT id, v FROM t', 100)"),
+    (
+        "laser_knn_join",
+        "laser_knn_join('SELECT id, v FROM t', 'SELECT id, v FROM t', 100)",
+    ),
     (
         "laser_knn_merge",
         "laser_knn_merge('SELECT g % 100, g, g / 1e9::float8 FROM generate_series(1, 500000) g', 4)",
@@ -182,8 +205,14 @@ const CALLS: [(&str, &str); 22] = [
     ("laser_index_recall", "laser_index_recall('t_v_idx', 1000)"),
     ("laser_merge", "laser_merge('t_v_idx')"),
     ("laser_prewarm", "laser_prewarm('t_v_idx')"),
-    ("laser_embed_table", "laser_embed_table('t', 'body', 'e', 1000)"),
-    ("cosine_distance", "cosine_distance(repeat('a', 1000000), repeat('b c', 300000))"),
+    (
+        "laser_embed_table",
+        "laser_embed_table('t', 'body', 'e', 1000)",
+    ),
+    (
+        "cosine_distance",
+        "cosine_distance(repeat('a', 1000000), repeat('b c', 300000))",
+    ),
 ];
 
 /// Statements that no function stands for.

@@ -315,7 +315,15 @@ mod tests {
         for session in 0..32 {
             queue.push(Job::new(session, 0, "m".into(), vec!["x".repeat(200)]));
         }
-        let batch = queue.take("m", Budget { cost: 60, least: 32 }).unwrap();
+        let batch = queue
+            .take(
+                "m",
+                Budget {
+                    cost: 60,
+                    least: 32,
+                },
+            )
+            .unwrap();
         assert_eq!(batch.items.len(), 4);
     }
 

@@ -20,7 +20,11 @@ pub struct OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "out of memory: failed on a request of {} bytes", self.bytes)
+        write!(
+            f,
+            "out of memory: failed on a request of {} bytes",
+            self.bytes
+        )
     }
 }
 
@@ -188,7 +192,10 @@ mod tests {
         extend_from_slice(&mut all, &[3]).unwrap();
         assert_eq!(all, [7, 7, 7, 8, 1, 2, 3]);
         assert_eq!(copied(&all).unwrap(), all);
-        assert_eq!(collect(all.iter().copied().filter(|v| *v == 7)).unwrap(), [7; 3]);
+        assert_eq!(
+            collect(all.iter().copied().filter(|v| *v == 7)).unwrap(),
+            [7; 3]
+        );
     }
 
     #[test]

@@ -112,7 +112,10 @@ fn ranked(
         if at % STEP == 0 {
             watch()?;
         }
-        while true_pairs.next_if(|gold| **gold < pair(candidate)).is_some() {}
+        while true_pairs
+            .next_if(|gold| **gold < pair(candidate))
+            .is_some()
+        {}
         let right = true_pairs.peek() == Some(&&pair(candidate));
         ranked.push((candidate.score, right));
     }

@@ -211,8 +211,8 @@ impl Neighbours {
         if k > others {
             return Err(invalid());
         }
-        let mut lists =
-            Neighbours::empty(rows, k).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
+        let mut lists = Neighbours::empty(rows, k)
+            .map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.counts))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.positions))?;
         from.read_exact(bytemuck::cast_slice_mut(&mut lists.cosines))?;

@@ -66,7 +66,9 @@ mod tests {
     use super::*;
 
     fn numbers(n: u64) -> Vec<u64> {
-        (0..n).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).collect()
+        (0..n)
+            .map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40)
+            .collect()
     }
 
     #[test]

@@ -74,7 +74,9 @@ fn check_length(bytes: usize) {
     if bytes > MAX_TEXT_BYTES {
         raise_hint(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            format!("text of {bytes} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}"),
+            format!(
+                "text of {bytes} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}"
+            ),
             "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
         )
     }

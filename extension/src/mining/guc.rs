@@ -39,8 +39,12 @@ fn memory_limit() -> usize {
         return MEMORY_LIMIT.get() as usize * 1024;
     }
     // SAFETY: queries of constants.
-    let (pages, size) =
-        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let (pages, size) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
     let bytes = usize::try_from(pages).unwrap_or(0) * usize::try_from(size).unwrap_or(0);
     (bytes / 4).max(LEAST_LIMIT)
 }

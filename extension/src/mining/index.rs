@@ -13,10 +13,10 @@ use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
 use super::call::Call;
-use super::{errors, lists};
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{Kind, Query, Spi, bytes_of, integer_of};
+use super::{errors, lists};
 use crate::memory::{entry, insert, or_raise, push};
 use crate::types::{raise, raise_hint};
 

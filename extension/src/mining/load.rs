@@ -299,7 +299,10 @@ fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
             });
         }
         push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
-        or_raise(laser_memory::extend(&mut loaded.ids, chosen.iter().map(|&(id, _)| id)));
+        or_raise(laser_memory::extend(
+            &mut loaded.ids,
+            chosen.iter().map(|&(id, _)| id),
+        ));
     });
     loaded
 }

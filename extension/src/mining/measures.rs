@@ -54,7 +54,14 @@ fn laser_bucc_score(
     let mut list = Vec::new();
     row::read(&call, "candidates", candidates, 0, |row: Scored| {
         let (source, target, score) = (row.source_id, row.target_id, row.score);
-        push(&mut list, Candidate { source, target, score });
+        push(
+            &mut list,
+            Candidate {
+                source,
+                target,
+                score,
+            },
+        );
     });
     let gold = read_pairs(&call, "gold", gold);
     let score = bucc_watched(&list, &gold, threshold, &watch)

@@ -283,9 +283,7 @@ fn measure(
     for metric in metrics {
         let (there, back) = match metric {
             Metric::Cosine => (first(&forward), first(&backward)),
-            Metric::Margin => {
-                by_margin(&forward, &backward, Margin::Ratio).map_err(failed)?
-            }
+            Metric::Margin => by_margin(&forward, &backward, Margin::Ratio).map_err(failed)?,
             Metric::MarginDistance => {
                 by_margin(&forward, &backward, Margin::Distance).map_err(failed)?
             }
