@@ -433,7 +433,7 @@ impl<'a> Layout<'a> {
             let mut front = reached.clone();
             let mut looked = 0usize;
             while let Some(slot) = front.pop() {
-                if looked % 4096 == 0 {
+                if looked.is_multiple_of(4096) {
                     pause();
                 }
                 looked += 1;
