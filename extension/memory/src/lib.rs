@@ -170,7 +170,10 @@ mod tests {
         let expected = OutOfMemory { bytes: MUCH };
         assert_eq!(with_capacity::<u8>(MUCH), Err(expected));
         assert_eq!(filled(0u8, MUCH), Err(expected));
-        assert_eq!(filled(0u64, MUCH), Err(OutOfMemory { bytes: usize::MAX }));
+        assert_eq!(
+            filled(0u64, 4 * MUCH),
+            Err(OutOfMemory { bytes: usize::MAX })
+        );
         struct Endless;
         impl Iterator for Endless {
             type Item = u8;

@@ -8,6 +8,7 @@
 //! (default `python3`). With `--curve MEGABYTES` it shows instead how time and memory grow with
 //! the number of rows when the search may use only that much memory. Devices need the features
 //! `candle` and `cuda`.
+#![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
 
 use std::error::Error;
 use std::fs::File;

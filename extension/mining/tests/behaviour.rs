@@ -1,4 +1,5 @@
 //! Errors, cancellation, measures and incremental updates.
+#![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
 
 mod common;
 

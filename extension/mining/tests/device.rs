@@ -1,4 +1,5 @@
 //! Searches with a device give what kernels give, bit for bit. On a GPU where one is there.
+#![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
 
 mod common;
 

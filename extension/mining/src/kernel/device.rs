@@ -10,6 +10,11 @@
 //! Exactness is that of the other kernels: unit rows are rounded to `f32`, and products are sums
 //! of `f32` in an unknown order. Reduced precision (TF32) would break the bound; a device is
 //! refused unless products of known rows are within it.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "devices are used in the encoder process, which ends alone"
+)]
 
 use crate::Error;
 

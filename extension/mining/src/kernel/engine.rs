@@ -142,7 +142,10 @@ impl<'a> Engine<'a> {
             (Units::Device(device), Packed::Device(source), Packed::Device(target)) => {
                 let bars = {
                     let (rows, columns) = lock();
-                    (rows.bars().to_vec(), columns.bars().to_vec())
+                    (
+                        laser_memory::copied(rows.bars())?,
+                        laser_memory::copied(columns.bars())?,
+                    )
                 };
                 let keep = |hits: &[Hit]| {
                     check()?;
