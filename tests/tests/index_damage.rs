@@ -103,7 +103,7 @@ fn another_format_is_refused() -> Result<()> {
         let (code, message, hint) = failure(&mut client, sql)?;
         ensure!(code == SqlState::FEATURE_NOT_SUPPORTED, "{sql}: {message}");
         ensure!(
-            message == "the index has format version 254, this laser reads version 1",
+            message == "the index has format version 253, this laser reads version 2",
             "{sql}: {message}"
         );
         ensure!(hint.starts_with("Rebuild the index with REINDEX"), "{hint}");

@@ -769,7 +769,8 @@ fn data_of_many_kinds_are_found() {
                     }
                 };
                 let settings = Settings {
-                    ef: 100,
+                    // As many as the segment was measured to need: the default.
+                    ef: 0,
                     iterate: Iterate::Strict,
                     max_tuples: 20_000,
                     recheck: true,
