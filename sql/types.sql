@@ -36,7 +36,10 @@ CREATE TYPE embedding (
     RECEIVE = embedding_recv,
     SEND = embedding_send,
     ALIGNMENT = int4,
-    STORAGE = external
+    STORAGE = external,
+    -- A literal without a type is an embedding where both would do.
+    CATEGORY = 'e',
+    PREFERRED = true
 );
 
 COMMENT ON TYPE embedding IS 'embedding of up to 16,000 dimensions, float32';
@@ -72,7 +75,8 @@ CREATE TYPE halfembedding (
     RECEIVE = halfembedding_recv,
     SEND = halfembedding_send,
     ALIGNMENT = int4,
-    STORAGE = external
+    STORAGE = external,
+    CATEGORY = 'e'
 );
 
 COMMENT ON TYPE halfembedding IS 'embedding of up to 16,000 dimensions, float16';
@@ -129,6 +133,15 @@ CREATE FUNCTION norm(embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_norm'
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
 
+-- The names that pgvector has for these two.
+CREATE FUNCTION vector_dims(embedding) RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_embedding_dimensions'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 2;
+
+CREATE FUNCTION l2_norm(embedding) RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_embedding_norm'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+
 CREATE FUNCTION l2_normalize(embedding) RETURNS embedding
 AS 'MODULE_PATHNAME', 'laser_embedding_l2_normalize'
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 50;
@@ -173,6 +186,8 @@ CREATE OPERATOR || (
 
 COMMENT ON FUNCTION dimensions(embedding) IS 'number of dimensions';
 COMMENT ON FUNCTION norm(embedding) IS 'Euclidean norm';
+COMMENT ON FUNCTION vector_dims(embedding) IS 'number of dimensions';
+COMMENT ON FUNCTION l2_norm(embedding) IS 'Euclidean norm';
 COMMENT ON FUNCTION l2_normalize(embedding) IS 'scaled to a Euclidean norm of 1';
 COMMENT ON FUNCTION subvector(embedding, integer, integer) IS 'count elements from position start (from 1)';
 COMMENT ON FUNCTION cosine_distance(embedding, embedding) IS '1 - cosine similarity';
@@ -321,6 +336,15 @@ CREATE FUNCTION norm(halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_norm'
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
 
+-- The names that pgvector has for these two.
+CREATE FUNCTION vector_dims(halfembedding) RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_halfembedding_dimensions'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 2;
+
+CREATE FUNCTION l2_norm(halfembedding) RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_halfembedding_norm'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+
 CREATE FUNCTION l2_normalize(halfembedding) RETURNS halfembedding
 AS 'MODULE_PATHNAME', 'laser_halfembedding_l2_normalize'
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 50;
@@ -365,6 +389,8 @@ CREATE OPERATOR || (
 
 COMMENT ON FUNCTION dimensions(halfembedding) IS 'number of dimensions';
 COMMENT ON FUNCTION norm(halfembedding) IS 'Euclidean norm';
+COMMENT ON FUNCTION vector_dims(halfembedding) IS 'number of dimensions';
+COMMENT ON FUNCTION l2_norm(halfembedding) IS 'Euclidean norm';
 COMMENT ON FUNCTION l2_normalize(halfembedding) IS 'scaled to a Euclidean norm of 1';
 COMMENT ON FUNCTION subvector(halfembedding, integer, integer) IS 'count elements from position start (from 1)';
 COMMENT ON FUNCTION cosine_distance(halfembedding, halfembedding) IS '1 - cosine similarity';

@@ -148,11 +148,14 @@ const NEAR: usize = 10;
 /// Neighbours by which the intrinsic dimension is estimated.
 const FAR: usize = 20;
 
+/// Numbers and distances of vectors.
+type Neighbours = Vec<(usize, f64)>;
+
 struct Neighbourhood {
     space: Space,
     places: Vec<Vec<f32>>,
     /// Queries, and the numbers and distances of their nearest neighbours at different distances.
-    queries: Vec<(Vec<f32>, Vec<(usize, f64)>)>,
+    queries: Vec<(Vec<f32>, Neighbours)>,
     /// Mean tenth distance.
     tenth: f64,
     intrinsic: f64,

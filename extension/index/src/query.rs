@@ -81,7 +81,7 @@ impl Query {
                 let estimate = -f64::from(f32_dot(&self.given, x));
                 let length = norm(&self.given);
                 let slack = length * (2.0 * relative * (norm(x) + error) + error);
-                product(estimate, slack)
+                product(estimate, slack + vanishing(x.len()))
             }
         }
     }
@@ -95,6 +95,11 @@ fn above_zero(lower: f64) -> f64 {
     } else {
         0.0
     }
+}
+
+/// What a sum of so many products in `f32` loses where they are below the normal numbers.
+fn vanishing(dims: usize) -> f64 {
+    dims as f64 * f64::from(f32::MIN_POSITIVE)
 }
 
 fn product(estimate: f64, slack: f64) -> Estimate {
@@ -235,6 +240,29 @@ impl Probe {
     pub(crate) fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
         let length = length / self.gain + self.centre_length;
         let slack = self.length * (error / self.gain + 4.0 * rounding(self.dims) * length);
-        product(-(dot + self.offset), slack)
+        product(-(dot + self.offset), slack + vanishing(self.dims))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The operator's products are rounded to what is left of `f32` there.
+    #[test]
+    fn tiny_products_have_bounds() {
+        let (x, q) = ([-4.474_054e-21f32], [-1.082_484_5e-23f32]);
+        let truth = -f64::from(f32_dot(&q, &x));
+        let query = Query::new(Metric::InnerProduct, 1, &q).unwrap();
+        assert!(query.measure(&x, 0.0).lower <= truth);
+        let space = Space::fit(Metric::InnerProduct, 1, &[x.to_vec()], false);
+        let codec = Codec::new(1, Metric::InnerProduct, Quantization::F32);
+        let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+        let error = space.enter(&x, 0.0, &mut place);
+        codec.encode(&place, error, &mut stored);
+        let (graph, fine) = stored.split_at(codec.graph_len());
+        let probe = Probe::new(codec, &space, &query);
+        let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+        assert!(found.lower <= truth, "{} {truth}", found.lower);
     }
 }

@@ -32,7 +32,8 @@ impl RawForm {
         use Quantization::{B1, Bf16, F16, F32, I8};
         let forms: &[Self] = match (quantization, half) {
             (Some(F32), false) => &[Self::F32],
-            (Some(F16 | Bf16), false) => &[Self::F32, Self::I16],
+            (Some(F16), false) => &[Self::F32, Self::I16, Self::Stored(F16)],
+            (Some(Bf16), false) => &[Self::F32, Self::I16, Self::Stored(Bf16)],
             (Some(F32 | F16 | Bf16), true) => &[Self::F16],
             (Some(B1), false) => &[Self::F32, Self::I16, Self::Stored(I8), Self::Stored(B1)],
             (Some(B1), true) => &[Self::F16, Self::Stored(I8), Self::Stored(B1)],

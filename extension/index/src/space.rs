@@ -73,7 +73,11 @@ impl Space {
         }
         if space.is_extended() {
             let longest = sample.iter().map(|x| norm(x)).fold(0.0, f64::max);
-            space.radius = if longest > 0.0 { longest as f32 } else { 1.0 };
+            // A vector may be longer than any f32; walks then believe it nearer than it is.
+            space.radius = match longest.min(f64::from(f32::MAX)) {
+                0.0 => 1.0,
+                longest => longest as f32,
+            };
         }
         let width = space.width();
         let mut scratch = vec![0.0; width];
@@ -303,6 +307,19 @@ mod tests {
                     let scale = if metric == Metric::InnerProduct { 1e5 } else { 1.0 };
                     prop_assert!(a.0 + 1e-5 * scale >= b.0 || a.1 <= b.1 + 2e-2, "{a:?} {b:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_vector_longer_than_any_number_leaves_a_space_that_can_be_read() {
+        for sample in [vec![vec![3e38f32; 2], vec![1.0; 2]], vec![vec![3e38; 8]; 3]] {
+            for centred in [false, true] {
+                let space = Space::fit(Metric::InnerProduct, sample[0].len(), &sample, centred);
+                let mut bytes = vec![0; space.bytes()];
+                space.write(&mut bytes);
+                let read = Space::read(Metric::InnerProduct, sample[0].len(), &bytes);
+                assert_eq!(read.unwrap(), space);
             }
         }
     }

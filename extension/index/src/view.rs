@@ -62,8 +62,12 @@ pub struct SegmentView {
     map: RefCell<Option<SegmentMap>>,
     dead: RefCell<Vec<u8>>,
     dead_version: Cell<Option<u64>>,
+    /// Dead entries.
+    dead_count: Cell<usize>,
 }
 
+/// How much wider a walk may become because of dead entries.
+const MOST_FOR_DEAD: f64 = 4.0;
 /// Candidates of a walk in a segment that does not say how many it needs.
 pub const DEFAULT_EF: usize = 100;
 
@@ -105,6 +109,7 @@ impl SegmentView {
             map: RefCell::new(None),
             dead: RefCell::new(vec![0; bitmap_len(entry.count as usize)]),
             dead_version: Cell::new(None),
+            dead_count: Cell::new(0),
             bytes,
         })
     }
@@ -246,6 +251,8 @@ impl SegmentView {
             *map = Some(SegmentMap::read(store, entry)?);
         }
         let dead = map.as_ref().expect("just read").bitmap(store)?;
+        let count: u32 = dead.iter().map(|byte| byte.count_ones()).sum();
+        self.dead_count.set(count as usize);
         *self.dead.borrow_mut() = dead;
         self.dead_version.set(Some(dead_version));
         Ok(())
@@ -260,7 +267,10 @@ impl SegmentView {
     /// distance that a walk finds.
     pub fn search(&self, probe: &Probe, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
-        let wanted = wanted * codec.overfetch();
+        // Dead entries take the places of live ones among the candidates.
+        let live = self.len().saturating_sub(self.dead_count.get());
+        let share = (self.len() as f64 / live.max(1) as f64).min(MOST_FOR_DEAD);
+        let wanted = (wanted as f64 * share).ceil() as usize * codec.overfetch();
         let dot = dot_i8();
         let Some(walk) = &self.walk else {
             return Vec::new();

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, Metric};
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
@@ -19,8 +19,10 @@ const QUERIES: usize = 64;
 const NEAREST: usize = 10;
 /// Share of them that is to be found. Queries from elsewhere are a little harder than nodes.
 const WANTED: f64 = 0.993;
-/// Widths that are tried.
-const WIDTHS: [usize; 10] = [40, 64, 100, 150, 200, 300, 400, 600, 800, 1200];
+/// Widths that are tried. The first is as much as a `LIMIT` of 20 may want of an easy graph.
+const WIDTHS: [usize; 9] = [64, 100, 150, 200, 300, 400, 600, 800, 1200];
+
+const LEAST_FOR_PRODUCTS: usize = 200;
 
 /// The least width of [`WIDTHS`] that is enough, or the largest. `pause` is called now and then, and
 /// may unwind.
@@ -58,7 +60,12 @@ pub fn measure(codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
         all.truncate(NEAREST);
         queries.push((node, probe, all));
     }
-    for width in WIDTHS {
+    // Queries for inner products are no nodes: they lie outside, where nodes say little of them.
+    let least = match codec.metric {
+        Metric::InnerProduct => LEAST_FOR_PRODUCTS,
+        _ => 0,
+    };
+    for width in WIDTHS.into_iter().filter(|width| *width >= least) {
         let (mut found, mut wanted) = (0, 0);
         for (node, probe, nearest) in &queries {
             pause();

@@ -36,6 +36,9 @@ const OPEN: f64 = 4000.0;
 const OPEN_SEGMENT: f64 = 400.0;
 /// Operators' worth of work to embed a query: the cost of `laser_embed` in `sql/encode.sql`.
 const EMBED: f64 = 10_000.0;
+/// What a row costs that is fetched from the table by its address, its distance computed, and perhaps
+/// thrown away by a filter: so many rows of a sequential scan.
+const VISIT: f64 = 20.0;
 /// Share of `seq_page_cost` for a page of the pending list: each scan reads all of them, which
 /// keeps them in the buffer cache.
 const PENDING_PAGE: f64 = 0.1;
@@ -135,6 +138,12 @@ impl Shape {
         self.segments.iter().map(|(n, ef)| ef.min(*n)).sum()
     }
 
+    /// Whether the first search looks at every vector.
+    fn is_exhaustive(&self) -> bool {
+        let every = |&(n, ef): &(f64, f64)| ef * WALK_PART as f64 >= n;
+        self.segments.iter().all(every)
+    }
+
     fn entries(&self) -> f64 {
         self.segments.iter().map(|(n, _)| n).sum::<f64>() + self.pending_entries
     }
@@ -215,9 +224,11 @@ pub unsafe extern "C-unwind" fn estimate(
             _ => (options::max_scan_tuples() as f64).max(widest),
         };
         let visited = visited(&*root, &*index.rel, entries);
-        // A plan that wants more rows than a scan gives must not get only the nearest of them. An
+        // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
+        // wants most of them would get those that walks have missed at the end, out of order. An
         // index of the first format lacks the rows without a vector.
-        if visited > deliverable || (!shape.complete && visited >= entries) {
+        let most = visited * 2.0 > entries && !shape.is_exhaustive();
+        if visited > deliverable || most || (!shape.complete && visited >= entries) {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
@@ -244,6 +255,6 @@ pub unsafe extern "C-unwind" fn estimate(
         };
         let share = (visited / entries.max(1.0)).clamp(1e-9, 1.0);
         *startup = start;
-        *total = start + rest / share + pg_sys::cpu_index_tuple_cost * entries;
+        *total = start + rest / share + VISIT * pg_sys::cpu_tuple_cost * entries;
     }
 }
