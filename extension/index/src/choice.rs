@@ -21,7 +21,7 @@ pub const SAMPLE: usize = 8192;
 const QUERIES: usize = 32;
 /// Largest blur, as a share of the gap. Where vectors have more dimensions near by than far away, the
 /// gap is smaller than expected; this leaves room for that.
-pub const LARGEST_NOISE: f64 = 0.15;
+pub const LARGEST_NOISE: f64 = 0.05;
 /// A segment that grows is not decided about again, so it is looked at as if it had grown.
 const GROWTH: f64 = 4.0;
 /// An encoding that is there already is kept unless its errors are so much larger than those of a
@@ -286,7 +286,7 @@ mod tests {
         };
         let found = chosen(32, 100_000, dominant);
         assert_ne!(found.codec.quantization, Quantization::I8);
-        assert!(found.noise.unwrap() > 0.15);
+        assert!(f64::from(found.noise.unwrap()) > LARGEST_NOISE);
         let found = chosen(16, 100_000, |_| vec![1.0; 16]);
         assert_eq!(
             (found.codec.quantization, found.noise),
