@@ -335,6 +335,10 @@ fn cancels_are_heard() -> Result<()> {
         "SELECT laser_merge('ti')",
         "REINDEX INDEX ti",
     ] {
+        // One of these may have come to its end: there is something to merge again.
+        client.batch_execute(
+            "INSERT INTO t (e) SELECT vector(200000 + i) FROM generate_series(1, 60000) i",
+        )?;
         let mut hits = 0;
         for moment in [20u64, 100, 200, 300, 500, 800, 1200, 1700, 2500, 4000] {
             let moment = Duration::from_millis(moment);
