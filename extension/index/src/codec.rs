@@ -373,13 +373,7 @@ impl Codec {
                 (scale * dot_f32_i8(vector, codes), square)
             }
             _ => {
-                let x = match bytemuck::try_cast_slice(graph) {
-                    Ok(x) if self.quantization == Quantization::F32 => x,
-                    _ => {
-                        self.components(graph, scratch);
-                        scratch
-                    }
-                };
+                let x = self.floats(graph, scratch);
                 if !inner {
                     let square = f64::from(f32_l2_squared(vector, x));
                     return probe.apart(square, square * rounding(self.width()), error);
@@ -445,6 +439,17 @@ impl Codec {
         }
     }
 
+    /// The same without a copy where the components are floats that lie as floats must.
+    fn floats<'a>(&self, graph: &'a [u8], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+        match bytemuck::try_cast_slice(graph) {
+            Ok(x) if self.quantization == Quantization::F32 => x,
+            _ => {
+                self.components(graph, scratch);
+                scratch
+            }
+        }
+    }
+
     /// What a walk over the graph goes by: a number with the order of the distances between a query
     /// and a graph part. `dot` is for integer codes, `scratch` room for decoded components.
     #[inline]
@@ -469,13 +474,7 @@ impl Codec {
                 (sum + rest) as f32
             }
             _ => {
-                let x = match bytemuck::try_cast_slice(graph) {
-                    Ok(x) if self.quantization == Quantization::F32 => x,
-                    _ => {
-                        self.components(graph, scratch);
-                        scratch
-                    }
-                };
+                let x = self.floats(graph, scratch);
                 if self.walks_by_products() {
                     -f32_dot(&probe.vector, x)
                 } else {

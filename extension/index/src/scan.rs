@@ -101,8 +101,10 @@ pub struct Scan {
     ready: Vec<Found>,
     /// Found in strict order after farther ones were given.
     late: Vec<Found>,
-    /// Rows without a place in the graph, the last one first.
+    /// Rows without a place in the graph, the last one first: those of the pending list, and in the end
+    /// those of the segments.
     unplaced: Vec<u64>,
+    unplaced_complete: bool,
     seen: HashSet<u64>,
     last: f64,
     returned: usize,
@@ -142,25 +144,19 @@ impl Scan {
         views: Vec<Rc<SegmentView>>,
         pending: PendingRows,
     ) -> Self {
-        let mut unplaced = pending.unplaced;
         let parts: Vec<Part> = views
             .into_iter()
-            .map(|view| {
-                unplaced.extend(view.unplaced());
-                Part {
-                    probe: view.probe(query),
-                    ef: if settings.ef > 0 {
-                        settings.ef
-                    } else {
-                        view.ef()
-                    },
-                    view,
-                    complete: false,
-                }
+            .map(|view| Part {
+                probe: view.probe(query),
+                ef: if settings.ef > 0 {
+                    settings.ef
+                } else {
+                    view.ef()
+                },
+                view,
+                complete: false,
             })
             .collect();
-        // NaN comes after all numbers, NULL after NaN.
-        unplaced.sort_unstable_by_key(|tid| std::cmp::Reverse((tid & NULL, *tid)));
         let mut scan = Self {
             settings,
             has_distances: query.has_distances(),
@@ -170,7 +166,8 @@ impl Scan {
             waiting: Vec::new(),
             ready: Vec::new(),
             late: Vec::new(),
-            unplaced,
+            unplaced: pending.unplaced,
+            unplaced_complete: false,
             seen: HashSet::new(),
             last: f64::NEG_INFINITY,
             returned: 0,
@@ -267,6 +264,16 @@ impl Scan {
     fn next_unplaced(&mut self) -> Option<Hit> {
         if self.cut || self.settings.iterate == Iterate::Off && !self.exhaustive() {
             return None;
+        }
+        if !self.unplaced_complete {
+            // Few scans come so far, and there may be as many as the table has rows.
+            self.unplaced_complete = true;
+            for part in &self.parts {
+                self.unplaced.extend(part.view.unplaced());
+            }
+            // NaN comes after all numbers, NULL after NaN.
+            self.unplaced
+                .sort_unstable_by_key(|tid| std::cmp::Reverse((tid & NULL, *tid)));
         }
         let tid = self.unplaced.pop()?;
         let distance = if tid & NULL != 0 {

@@ -307,7 +307,7 @@ impl SegmentHeader {
                 1 => Space::plain(metric, dims),
                 _ => Space::read(metric, dims, self.space.of(file))?,
             },
-            noise: (self.version > 1 && self.noise >= 0.0).then_some(self.noise),
+            noise: self.noise(),
         })
     }
 
