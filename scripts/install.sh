@@ -33,6 +33,9 @@ for part in types encode index mining; do
   [ -e "$root/sql/$part.sql" ] && cat "$root/sql/$part.sql" >>"$sql"
 done
 put 644 "$sql" "$share/extension/laser--$version.sql"
+for script in "$root"/sql/upgrade/laser--*.sql; do
+  put 644 "$script" "$share/extension/$(basename "$script")"
+done
 put 644 "$root/sql/pgvector_casts.sql" "$share/laser/pgvector_casts.sql"
 
 for model in "$root"/encoder/models/*/; do

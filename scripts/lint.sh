@@ -25,5 +25,10 @@ fi
 say "the scripts parse"
 for script in scripts/*.sh .ci/run; do bash -n "$script"; done
 
+if command -v typos >/dev/null; then
+  say "typos"
+  typos
+fi
+
 say "cargo clippy"
 cargo clippy --locked --release --workspace --all-targets "${features[@]}" -- -D warnings

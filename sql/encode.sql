@@ -29,14 +29,14 @@ COMMENT ON FUNCTION laser_embed(text[], text) IS 'embeddings of texts by a model
 CREATE FUNCTION laser_models(
     OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
     OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
-    OUT error text)
+    OUT error text, OUT "precision" text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_models_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 
 CREATE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
-       error
+       error, "precision"
 FROM @extschema@.laser_models();
 
 COMMENT ON VIEW laser_models IS 'models that are installed';
@@ -44,6 +44,8 @@ COMMENT ON COLUMN laser_models.fingerprint IS 'hash of the model''s files';
 COMMENT ON COLUMN laser_models.loaded IS 'whether the encoder process holds it in memory';
 COMMENT ON COLUMN laser_models.is_default IS 'whether it is used where laser.model is empty';
 COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with it itself';
+COMMENT ON COLUMN laser_models.precision
+IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
 CREATE FUNCTION laser_encoder_status(
@@ -83,6 +85,27 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
 COMMENT ON FUNCTION laser_in_transaction_block()
 IS 'whether a procedure called now could not commit: BEGIN was sent, or several statements at once';
 
+CREATE FUNCTION laser_lock_table(tbl oid) RETURNS cstring
+AS 'MODULE_PATHNAME', 'laser_lock_table_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION laser_lock_table(oid)
+IS 'locks a table as UPDATE does, and returns its qualified name';
+
+CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION laser_column_label(oid, smallint)
+IS 'the label that a column of embeddings has now, whatever the snapshot';
+
+CREATE FUNCTION laser_model_label(model text) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_model_label_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000;
+
+COMMENT ON FUNCTION laser_model_label(text)
+IS 'name and fingerprint of a model, an empty name being that of laser.model: the security label of a column with its embeddings';
+
 -- Fills an embedding column, in transactions of batch_size rows. It walks the table by physical
 -- position (ctid), needs no key, takes only rows whose embedding is still null, and can therefore
 -- be stopped and called again at any time. Rows that others change meanwhile are met in a later
@@ -90,9 +113,13 @@ IS 'whether a procedure called now could not commit: BEGIN was sent, or several 
 -- were no shorter than half of the shortest before them: rows then lose their embeddings, or come
 -- without one, as fast as they get it.
 --
+-- A column without embeddings gets a label that names the model (SECURITY LABEL FOR laser ON COLUMN),
+-- if the caller owns the table; one with the label of another model is refused.
+--
 -- It runs with the rights and the search path of the caller. A procedure that commits cannot set a
 -- path of its own, so every name in it is qualified: what is on the caller's path is never looked
--- at, whoever has put it there.
+-- at, whoever has put it there. In each transaction the table gets the name that it has then, under a
+-- lock.
 CREATE PROCEDURE laser_embed_table(
     tbl regclass, text_column name, embedding_column name, batch_size integer DEFAULT 1000)
 LANGUAGE plpgsql AS $procedure$
@@ -108,7 +135,7 @@ DECLARE
     parts pg_catalog.regclass[];
     part pg_catalog.regclass;
     estimate bigint;
-    fetch_batch pg_catalog.text;
+    part_name pg_catalog.text;
     store_batch pg_catalog.text;
     last_block bigint;
     place pg_catalog.tid;
@@ -128,6 +155,15 @@ DECLARE
     positions pg_catalog.tid[];
     texts pg_catalog.text[];
     next_place pg_catalog.tid;
+    -- Name and fingerprint of the model, what the column's label says, and whether it is needed.
+    label pg_catalog.text;
+    model pg_catalog.text;
+    known pg_catalog.text;
+    label_now pg_catalog.text;
+    read_label pg_catalog.text;
+    has_some boolean;
+    is_owner boolean;
+    progress pg_catalog.text;
 BEGIN
     IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL OR batch_size IS NULL THEN
         RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
@@ -185,8 +221,11 @@ BEGIN
             hint = 'Name a column of type embedding or halfembedding.';
     END IF;
 
-    -- Called by a function, this raises the error at once, and not after the first batch.
-    COMMIT;
+    EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label USING ''::pg_catalog.text;
+    model := pg_catalog.split_part(label, ' ', 1);
+    read_label := pg_catalog.format(
+        'SELECT %I.laser_column_label(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2', laser);
     IF kind OPERATOR(pg_catalog.=) 'p' THEN
         SELECT pg_catalog.array_agg(p.relid) INTO parts
         FROM pg_catalog.pg_partition_tree(tbl) p
@@ -195,33 +234,47 @@ BEGIN
     ELSE
         parts := ARRAY[tbl];
     END IF;
+    FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
+        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+        INTO part_name USING part::pg_catalog.oid;
+        is_owner := pg_catalog.pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c
+            WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
+        EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+        IF known IS NULL AND is_owner THEN
+            -- Labels are set under this lock: of two calls, one finds the other's label.
+            EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', part_name);
+            EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+        END IF;
+        IF known OPERATOR(pg_catalog.=) label OR known OPERATOR(pg_catalog.=) model THEN
+            CONTINUE;
+        END IF;
+        IF known IS NOT NULL THEN
+            RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that of this session', embedding_column, part),
+                detail = pg_catalog.format('They are of model %s, the session''s is %s.', known, label),
+                hint = pg_catalog.format('SET laser.model = %L. To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
+                                         pg_catalog.split_part(known, ' ', 1), part, embedding_column);
+        END IF;
+        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
+        INTO has_some;
+        IF is_owner AND NOT has_some THEN
+            EXECUTE pg_catalog.format('SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L', part_name, embedding_column, label);
+        ELSE
+            RAISE NOTICE USING
+                message = CASE WHEN has_some
+                    THEN pg_catalog.format('column "%s" of table "%s" has embeddings already, of a model that is not known', embedding_column, part)
+                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not noted: only the owner of the table can do that', embedding_column, part)
+                    END,
+                hint = pg_catalog.format('If all of them are of model "%s": SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L;', model, part, embedding_column, label);
+        END IF;
+    END LOOP;
+    -- Called by a function, this raises the error at once, and not after the first batch.
+    COMMIT;
     SELECT COALESCE(pg_catalog.sum(GREATEST(c.reltuples, 0)), 0)::bigint INTO estimate
     FROM pg_catalog.pg_class c
     WHERE c.oid OPERATOR(pg_catalog.=) ANY (parts::pg_catalog.oid[]);
 
     FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
-        -- Locking the rows keeps their text from changing before the embedding is stored.
-        fetch_batch := pg_catalog.format(
-            'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
-             FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
-                   WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
-                     AND %3$I IS NULL AND %1$I IS NOT NULL
-                   LIMIT $3 FOR NO KEY UPDATE) b',
-            text_column, part, embedding_column);
-        -- What is returned is the row as triggers have left it. Where rules add statements, the
-        -- server cannot return rows.
-        SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
-        WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
-        store_batch := pg_catalog.format(
-            'UPDATE ONLY %1$s AS t SET %2$I = e.value
-             FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2)))
-                  AS e(place, value)
-             WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
-            part, embedding_column, laser);
-        IF NOT has_rules THEN
-            store_batch := pg_catalog.concat(
-                store_batch, pg_catalog.format(' RETURNING t.%I IS NOT NULL', embedding_column));
-        END IF;
         part_stored := 0;
         shortest := NULL;
         stalled := 0;
@@ -233,25 +286,63 @@ BEGIN
                           OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
             LOOP
                 PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
+                -- What is not known, as before the first ANALYZE, is not told.
+                progress := pg_catalog.concat(total, CASE
+                    WHEN estimate OPERATOR(pg_catalog.>=) (total OPERATOR(pg_catalog.+) batch_size)
+                    THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
-                    'laser_embed_table %s: %s of about %s rows', part, total, estimate), true);
-                EXECUTE fetch_batch INTO positions, texts, next_place
+                    'laser_embed_table %s: %s', part, progress), true);
+                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+                INTO part_name USING part::pg_catalog.oid;
+                EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+                IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN
+                    RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                        message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
+                        detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
+                END IF;
+                -- Locking the rows keeps their text from changing before the embedding is stored.
+                EXECUTE pg_catalog.format(
+                    'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
+                     FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
+                           WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
+                             AND %3$I IS NULL AND %1$I IS NOT NULL
+                           LIMIT $3 FOR NO KEY UPDATE) b',
+                    text_column, part_name, embedding_column)
+                INTO positions, texts, next_place
                 USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, batch_size;
                 rows_read := pg_catalog.cardinality(positions);
                 EXIT WHEN rows_read IS NULL;
                 rows_stored := 0;
                 rows_reset := 0;
+                store_batch := pg_catalog.format(
+                    'UPDATE ONLY %1$s AS t SET %2$I = e.value
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3)))
+                          AS e(place, value)
+                     WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
+                    part_name, embedding_column, laser);
+                -- What is returned is the row as triggers have left it. Where rules add statements,
+                -- the server cannot return rows.
+                SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
+                WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
                 IF has_rules THEN
-                    EXECUTE store_batch USING positions, texts;
+                    EXECUTE store_batch USING positions, texts, model;
                     GET DIAGNOSTICS rows_stored = ROW_COUNT;
                 ELSE
-                    FOR has_embedding IN EXECUTE store_batch USING positions, texts LOOP
+                    store_batch := pg_catalog.concat(
+                        store_batch, pg_catalog.format(' RETURNING t.%I IS NOT NULL', embedding_column));
+                    FOR has_embedding IN EXECUTE store_batch USING positions, texts, model LOOP
                         IF has_embedding THEN
                             rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
                         ELSE
                             rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
                         END IF;
                     END LOOP;
+                END IF;
+                EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
+                IF label_now OPERATOR(pg_catalog.<>) label THEN
+                    RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                        message = pg_catalog.format('model "%s" was replaced while table "%s" was embedded', model, part),
+                        detail = 'What was embedded before and is committed is of the old one.';
                 END IF;
                 place := next_place;
                 pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
@@ -262,7 +353,7 @@ BEGIN
                    OPERATOR(pg_catalog.>) interval '2 seconds'
                 THEN
                     noticed := pg_catalog.clock_timestamp();
-                    RAISE NOTICE '% of about % rows embedded, % rows/s', total, estimate,
+                    RAISE NOTICE '% embedded, % rows/s', progress,
                         pg_catalog.round(total OPERATOR(pg_catalog./)
                             EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
                 END IF;
@@ -289,7 +380,7 @@ BEGIN
             IF part_stored OPERATOR(pg_catalog.=) 0 THEN
                 RAISE EXCEPTION USING errcode = 'triggered_data_change_violation',
                     message = pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column),
-                    hint = pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER …;', part);
+                    hint = pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER ...;', part);
             END IF;
             RAISE WARNING 'rows of table "%" stay without an embedding: a trigger sets column "%" back to null',
                 part, embedding_column;

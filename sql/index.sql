@@ -126,3 +126,44 @@ COMMENT ON FUNCTION laser_prewarm(regclass) IS
 -- are for roles that were given EXECUTE besides.
 REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;
+
+-- No row for indexes of embeddings, nor for one that is locked, or gone.
+CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_model_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_model(oid) IS
+    'the model of an index on text; no row for one that others have locked';
+
+-- Strict functions give no rows for null: indexes are looked into by who may look.
+CREATE VIEW laser_models_used AS
+SELECT c.oid::pg_catalog.regclass AS relation, 'column' AS kind, a.attname AS name,
+       pg_catalog.split_part(s.label, ' ', 1) AS model,
+       CASE WHEN s.label OPERATOR(pg_catalog.~~) '% %'
+            THEN pg_catalog.split_part(s.label, ' ', 2) END AS fingerprint
+FROM pg_catalog.pg_seclabel s
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) s.objoid
+JOIN pg_catalog.pg_attribute a
+  ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum::integer OPERATOR(pg_catalog.=) s.objsubid
+WHERE s.provider OPERATOR(pg_catalog.=) 'laser'
+  AND s.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+UNION ALL
+SELECT i.indrelid::pg_catalog.regclass, 'index', c.relname, info.model, info.fingerprint
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.relam
+JOIN pg_catalog.pg_index i ON i.indexrelid OPERATOR(pg_catalog.=) c.oid
+CROSS JOIN LATERAL @extschema@.laser_index_model(
+    CASE WHEN m.amname OPERATOR(pg_catalog.=) 'laser' AND c.relkind OPERATOR(pg_catalog.=) 'i'
+              AND pg_catalog.has_table_privilege(i.indrelid, 'SELECT') AND i.indisready
+              AND NOT pg_catalog.pg_is_other_temp_schema(c.relnamespace)
+              AND (c.relpersistence OPERATOR(pg_catalog.=) 'p' OR NOT pg_catalog.pg_is_in_recovery())
+         THEN i.indexrelid END) info;
+
+GRANT SELECT ON laser_models_used TO PUBLIC;
+
+COMMENT ON VIEW laser_models_used IS
+    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may look into, but for those that others have locked at the moment';
+COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
+COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
+COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';

@@ -1,5 +1,5 @@
 -- Casts between laser's types and pgvector's, which have one layout: nothing is converted, and
--- ALTER TABLE … ALTER COLUMN … TYPE between types without a length does not rewrite the table.
+-- ALTER TABLE ... ALTER COLUMN ... TYPE between types without a length does not rewrite the table.
 -- Run as a superuser in a database that has both extensions, with both on the search path:
 --
 --   psql -d DATABASE -f "$(pg_config --sharedir)/laser/pgvector_casts.sql"

@@ -83,25 +83,35 @@ COMMENT ON TYPE halfembedding IS 'embedding of up to 16,000 dimensions, float16'
 
 -- embedding: distances
 
+-- Refuses to plan distances between embeddings of two models, where both are known.
+CREATE FUNCTION laser_distance_support(internal) RETURNS internal
+AS 'MODULE_PATHNAME', 'laser_distance_support'
+LANGUAGE c STRICT;
+
 CREATE FUNCTION cosine_distance(embedding, embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_cosine_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION l2_distance(embedding, embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_l2_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION inner_product(embedding, embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_inner_product'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION negative_inner_product(embedding, embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_negative_inner_product'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION l1_distance(embedding, embedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_embedding_l1_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE OPERATOR <=> (
     LEFTARG = embedding, RIGHTARG = embedding, FUNCTION = cosine_distance,
@@ -288,23 +298,28 @@ CREATE OPERATOR CLASS embedding_ops DEFAULT FOR TYPE embedding USING hash AS
 
 CREATE FUNCTION cosine_distance(halfembedding, halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_cosine_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION l2_distance(halfembedding, halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_l2_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION inner_product(halfembedding, halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_inner_product'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION negative_inner_product(halfembedding, halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_negative_inner_product'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE FUNCTION l1_distance(halfembedding, halfembedding) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_halfembedding_l1_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20
+SUPPORT laser_distance_support;
 
 CREATE OPERATOR <=> (
     LEFTARG = halfembedding, RIGHTARG = halfembedding, FUNCTION = cosine_distance,

@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! cargo run --release --example bench -- [--model FOLDER] [--threads N] [--seconds S] [--shape]
+//!     [--transformer] [--most GFLOP] [--multilingual] [--texts FILE]
 //! ```
 //!
-//! Measures the 5-layer LASER shape with random weights and the shipped model, or what `--shape` and
-//! `--model` name, in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
+//! Measures the 5-layer LASER shape with random weights, the shipped model, transformers and text of
+//! many languages (the demo's sentences, or the lines of a file), or what `--shape`, `--model`,
+//! `--transformer` and `--multilingual` name. The shape and models in f32, bf16 and i8, at batch 1, 32 and 128: sentences and tokens per second of
 //! wall time and of CPU time, and the smallest cosine to f32; then from text to embedding, with the
 //! share of the time that tokenisation takes. With LASER_BENCH_PYTHON set to a Python that has torch,
-//! PyTorch's `nn.LSTM` of the same shape runs beside it.
+//! PyTorch's `nn.LSTM` of the same shape runs beside it, and, with `transformers`, `onnx` and
+//! `onnxruntime` installed there, their transformers beside laser's, in batches of `--most` billions of
+//! floating point operations (800: PyTorch's f32 takes ten seconds and more for that).
 //!
 //! Built with the feature `cuda`, on a machine with a GPU, the shape is measured there as well, in
 //! f32 and bf16 at batch 128, 512 and 2048, beside PyTorch's `nn.LSTM` on cuDNN. Both take token
@@ -24,7 +28,9 @@ use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
 
 use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
 
+mod multilingual;
 mod shape;
+mod transformer;
 
 const BATCHES: [usize; 3] = [1, 32, 128];
 
@@ -50,22 +56,22 @@ const TEXTS: [&str; 12] = [
     "駅までどのくらいかかりますか。",
 ];
 
-/// User and system time of this process; Linux' `/proc/self/stat` counts in hundredths of seconds.
+/// Seconds that the threads of this process have run; those that ended do not count.
 fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .collect();
-    let ticks = |i: usize| {
-        fields
-            .get(i)
-            .and_then(|f| f.parse::<f64>().ok())
-            .unwrap_or(f64::NAN)
-    };
-    (ticks(11) + ticks(12)) / 100.0
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    tasks.flatten().map(|task| ran(&task.path())).sum()
+}
+
+/// Seconds that a thread has run, to the nanosecond.
+fn ran(task: &Path) -> f64 {
+    let schedstat = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+    let nanoseconds = schedstat.split(' ').next().unwrap_or("");
+    nanoseconds.parse::<f64>().unwrap_or(f64::NAN) * 1e-9
+}
+
+/// Seconds that the calling thread has run.
+fn cpu_of_thread() -> f64 {
+    ran(Path::new("/proc/thread-self"))
 }
 
 struct Rate {
@@ -377,6 +383,8 @@ fn share_of_laser2(threads: usize, seconds: f64) -> Result<(), Box<dyn std::erro
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut folders: Vec<PathBuf> = Vec::new();
     let (mut threads, mut seconds, mut shape) = (1usize, 2.0f64, false);
+    let (mut transformers, mut languages, mut file) = (false, false, None);
+    let mut most = 800usize;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || {
@@ -389,11 +397,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--threads" => threads = value()?.parse()?,
             "--seconds" => seconds = value()?.parse()?,
             "--shape" => shape = true,
+            "--transformer" => transformers = true,
+            "--most" => most = value()?.parse()?,
+            "--multilingual" => languages = true,
+            "--texts" => file = Some(PathBuf::from(value()?)),
             _ => return Err(format!("unknown argument \"{argument}\"").into()),
         }
     }
-    if !shape && folders.is_empty() {
-        shape = true;
+    if !shape && !transformers && !languages && folders.is_empty() {
+        (shape, transformers, languages) = (true, true, true);
         folders.push(SHIPPED.into());
     }
     if shape {
@@ -420,6 +432,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         gpu(dir.path(), threads, seconds)?;
         share_of_laser2(threads, seconds)?;
+    }
+    let texts = multilingual::texts(file.as_deref())?;
+    if transformers {
+        transformer::run(&texts, most * 1_000_000_000, threads, seconds)?;
+    }
+    if languages {
+        multilingual::run(Path::new(SHIPPED), &texts, seconds)?;
     }
     for folder in folders {
         model(&folder, threads, seconds)?;

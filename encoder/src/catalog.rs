@@ -76,8 +76,15 @@ pub fn names_in(base: &Path) -> Vec<String> {
     names
 }
 
-/// The model that is used where none is named: the first by name in the first folder that holds
-/// any.
-pub fn first_name(folders: &[PathBuf]) -> Option<String> {
-    folders.iter().find_map(|f| names_in(f).into_iter().next())
+/// The model that ships with laser.
+pub const SHIPPED: &str = "laser-mean-384";
+
+/// The model that is used where none is named and none is configured: the one that ships with laser,
+/// if it is there. Not any other, however few there are: what was embedded before a folder came or went
+/// is compared with what is embedded after.
+pub fn default_name(configured: &str, folders: &[PathBuf]) -> Option<String> {
+    if !configured.is_empty() {
+        return Some(configured.to_owned());
+    }
+    find(folders, SHIPPED).map(|_| SHIPPED.to_owned())
 }

@@ -427,3 +427,33 @@ impl Config {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_as_they_were_written() {
+        let with = |eps: &str| {
+            format!(
+                r#"{{"format":1,"name":"t","dimensions":4,"max_tokens":16,"normalize":true,
+                "encoder":{{"architecture":"transformer","hidden_size":4,"layers":1,"heads":2,
+                "intermediate_size":8,"max_positions":18,"type_vocab_size":1,
+                "layer_norm_eps":{eps},"activation":"gelu","norm":"post","pooling":"mean",
+                "position_offset":2,"scale_embedding":true}}}}"#
+            )
+        };
+        for exponent in 1..30 {
+            for digits in [1, 7, 123, 98_765, 1_234_567_891] {
+                let eps = format!("{digits}e-{}", exponent + 9);
+                let config = Config::from_json(&with(&eps)).expect("valid");
+                let Architecture::Transformer(encoder) = &config.encoder else {
+                    panic!("{:?}", config.encoder)
+                };
+                let exact: f64 = eps.parse().expect("a number");
+                assert_eq!(encoder.layer_norm_eps.to_bits(), exact.to_bits(), "{eps}");
+                assert_eq!(Config::from_json(&config.to_json()).expect("valid"), config);
+            }
+        }
+    }
+}

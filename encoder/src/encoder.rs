@@ -11,7 +11,8 @@ use crate::arch::bilstm_candle::BilstmCandle;
 use crate::arch::dense::Head;
 use crate::arch::mean::Mean;
 use crate::arch::mean_candle::MeanCandle;
-use crate::arch::transformer::Transformer;
+use crate::arch::transformer::{self, Transformer};
+use crate::arch::transformer_candle::TransformerCandle;
 use crate::config::Architecture;
 use crate::folder::{self, Weights};
 use crate::kernels::{Isa, math};
@@ -44,7 +45,8 @@ pub enum Precision {
     F32,
     /// Weights as brain floats.
     Bf16,
-    /// Weights as row-wise int8.
+    /// Weights as row-wise int8; of transformers, those that eight bits are too few for are bf16 where
+    /// the processor has a unit for it.
     I8,
     /// The fastest, as measured while loading, with a cosine to f32 of at least 0.9995 on the
     /// model's check sentences.
@@ -100,8 +102,7 @@ pub struct LoadOptions {
     pub device: DeviceChoice,
     /// Arithmetic.
     pub precision: Precision,
-    /// Threads at most, 0 for one a core. With 1, loading and encoding start no thread at all
-    /// (transformers excepted, whose products candle spreads over its own).
+    /// Threads at most, 0 for one a core. With 1, loading and encoding start no thread at all.
     pub threads: usize,
 }
 
@@ -140,6 +141,7 @@ pub struct Encoder {
     threads: usize,
     device_name: String,
     precision: Precision,
+    asked: Precision,
 }
 
 impl Encoder {
@@ -157,11 +159,12 @@ impl Encoder {
             n => n.min(1024),
         };
         let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
-        // Only the BiLSTM knows others; "auto" starts from f32.
+        // A mean has no products, and "auto" starts from f32.
         let precision = match (&config.encoder, options.precision) {
-            // There are no int8 products on a GPU.
-            (Architecture::Bilstm(_), Precision::I8) if !device.is_cpu() => Precision::Bf16,
-            (Architecture::Bilstm(_), wanted @ (Precision::Bf16 | Precision::I8)) => wanted,
+            (Architecture::Mean(_), _) | (_, Precision::Auto) => Precision::F32,
+            (_, wanted) if device.is_cpu() => wanted,
+            // There are no int8 products on a GPU, and of transformers none but f32.
+            (Architecture::Bilstm(_), Precision::I8 | Precision::Bf16) => Precision::Bf16,
             _ => Precision::F32,
         };
         let pool = if threads > 1 {
@@ -198,14 +201,17 @@ impl Encoder {
             threads,
             device_name,
             precision,
+            asked: options.precision,
         };
-        if options.precision == Precision::Auto
-            && let Architecture::Bilstm(config) = &encoder.config.encoder
-        {
-            let faster = if device.is_cpu() {
-                bilstm::faster_than_f32(config, &weights)?
-            } else {
-                vec![Precision::Bf16]
+        if options.precision == Precision::Auto {
+            let faster = match &encoder.config.encoder {
+                Architecture::Mean(_) => vec![],
+                Architecture::Bilstm(_) if !device.is_cpu() => vec![Precision::Bf16],
+                Architecture::Bilstm(config) => bilstm::faster_than_f32(config, &weights)?,
+                Architecture::Transformer(_) if !device.is_cpu() => vec![],
+                Architecture::Transformer(config) => {
+                    transformer::faster_than_f32(config, &weights)?
+                }
             };
             encoder.choose_precision(&faster, &weights, &device)?;
         }
@@ -272,6 +278,11 @@ impl Encoder {
             }),
             _ => texts.iter().map(|t| self.tokenizer.tokenize(t)).collect(),
         }
+    }
+
+    /// As [`Encoder::tokenize`], on the caller's thread alone.
+    pub fn tokenize_here(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
+        texts.iter().map(|t| self.tokenizer.tokenize(t)).collect()
     }
 
     /// Embeds token sequences as [`Encoder::tokenize`] returns them. An empty sequence gives the
@@ -361,6 +372,11 @@ impl Encoder {
         self.precision
     }
 
+    /// The precision that was asked for, where the model has no such arithmetic on its device.
+    pub fn refused_precision(&self) -> Option<Precision> {
+        (self.asked != Precision::Auto && self.asked != self.precision).then_some(self.asked)
+    }
+
     /// Threads at most.
     pub fn threads(&self) -> usize {
         self.threads
@@ -423,16 +439,13 @@ fn load_model(
     precision: Precision,
     parallel: bool,
 ) -> Result<Box<dyn Model>, EncoderError> {
+    let isa = Isa::detect();
     Ok(match &config.encoder {
         Architecture::Mean(c) if device.is_cpu() => Box::new(Mean::load(c, weights)?),
         Architecture::Mean(c) => Box::new(MeanCandle::load(c, weights, device, DType::F32)?),
-        Architecture::Bilstm(c) if device.is_cpu() => Box::new(Bilstm::load(
-            Isa::detect(),
-            c,
-            weights,
-            precision,
-            parallel,
-        )?),
+        Architecture::Bilstm(c) if device.is_cpu() => {
+            Box::new(Bilstm::load(isa, c, weights, precision, parallel)?)
+        }
         Architecture::Bilstm(c) => {
             let dtype = match precision {
                 Precision::Bf16 => DType::BF16,
@@ -440,7 +453,10 @@ fn load_model(
             };
             Box::new(BilstmCandle::load(c, weights, device, dtype)?)
         }
-        Architecture::Transformer(c) => Box::new(Transformer::load(c, weights, device)?),
+        Architecture::Transformer(c) if device.is_cpu() => {
+            Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::Transformer(c) => Box::new(TransformerCandle::load(c, weights, device)?),
     })
 }
 

@@ -34,25 +34,39 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Reads and validates `config.json` of a model folder.
 pub fn read_config(folder: &Path) -> Result<Config, EncoderError> {
     let path = folder.join(CONFIG);
-    let length = std::fs::metadata(&path)
-        .map_err(|e| EncoderError::io(&path, e))?
-        .len();
-    if length > MAX_CONFIG_BYTES {
+    let mut json = String::new();
+    open_plain(&path)
+        .and_then(|file| file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut json))
+        .map_err(|e| EncoderError::io(&path, e))?;
+    if json.len() as u64 > MAX_CONFIG_BYTES {
         return Err(EncoderError::format(
             &path,
             "the file is too large for a configuration",
         ));
     }
-    let json = std::fs::read_to_string(&path).map_err(|e| EncoderError::io(&path, e))?;
     Config::from_json(&json).map_err(|e| match e {
         EncoderError::Config(message) => EncoderError::format(&path, message),
         other => other,
     })
 }
 
+/// Opens a file of a model. The folder need not be of the account that reads it, and a pipe there would
+/// keep the reader waiting, a device have no end.
+pub(crate) fn open_plain(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is not a plain file"));
+    }
+    Ok(file)
+}
+
 /// Maps a file read-only.
 pub(crate) fn map_file(path: &Path) -> Result<Mmap, EncoderError> {
-    let file = File::open(path).map_err(|e| EncoderError::io(path, e))?;
+    let file = open_plain(path).map_err(|e| EncoderError::io(path, e))?;
     // SAFETY: the map is read-only. Model files are replaced by renaming (see `write`), never
     // changed in place; truncating one that is mapped would end the process with SIGBUS, which the
     // process model (an encoder process of its own) contains.
@@ -69,9 +83,10 @@ pub fn fingerprint(folder: &Path) -> Result<[u8; 32], EncoderError> {
             continue;
         }
         let mut hash = || {
-            let mut file = File::open(&path)?;
-            hasher.update(&file.metadata()?.len().to_le_bytes());
-            std::io::copy(&mut file, &mut hasher)
+            let file = open_plain(&path)?;
+            let length = file.metadata()?.len();
+            hasher.update(&length.to_le_bytes());
+            std::io::copy(&mut file.take(length), &mut hasher)
         };
         hash().map_err(|e| EncoderError::io(&path, e))?;
     }
@@ -100,7 +115,7 @@ impl Weights {
     /// Copies the file into memory that cannot be written to any more.
     pub(crate) fn copy(path: &Path) -> Result<Self, EncoderError> {
         let read = || {
-            let mut file = File::open(path)?;
+            let mut file = open_plain(path)?;
             let length = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
             // A mapping has at least one byte.
             let mut map = MmapMut::map_anon(length.max(1))?;
@@ -584,4 +599,48 @@ fn replace(
         let _ = std::fs::remove_file(&temporary);
         EncoderError::io(path, e)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A pipe in the place of a file would keep its reader waiting, a device would have no end.
+    #[test]
+    fn what_is_no_plain_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let pipe = std::process::Command::new("mkfifo")
+            .arg(path.join("pipe"))
+            .status();
+        assert!(pipe.unwrap().success());
+        std::os::unix::fs::symlink("/dev/zero", path.join("device")).unwrap();
+        let (done, all_done) = mpsc::channel();
+        std::thread::spawn(move || {
+            for kind in ["pipe", "device"] {
+                for name in [CONFIG, TOKENIZER, WEIGHTS] {
+                    let model = path.join(format!("{kind} {name}"));
+                    std::fs::create_dir(&model).unwrap();
+                    for other in [CONFIG, TOKENIZER, WEIGHTS]
+                        .iter()
+                        .filter(|other| **other != name)
+                    {
+                        std::fs::write(model.join(other), "{}").unwrap();
+                    }
+                    std::os::unix::fs::symlink(path.join(kind), model.join(name)).unwrap();
+                    let error = fingerprint(&model).unwrap_err().to_string();
+                    assert!(error.contains("plain file"), "{error}");
+                    assert!(map_file(&model.join(name)).is_err());
+                    assert!(Weights::copy(&model.join(name)).is_err());
+                }
+                let error = read_config(&path.join(format!("{kind} {CONFIG}"))).unwrap_err();
+                assert!(error.to_string().contains("plain file"), "{error}");
+            }
+            done.send(()).unwrap();
+        });
+        all_done.recv_timeout(Duration::from_secs(20)).unwrap();
+    }
 }

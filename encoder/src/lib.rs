@@ -20,15 +20,18 @@ mod device;
 mod encoder;
 mod error;
 pub mod folder;
+pub mod heap;
 pub mod import;
 pub mod kernels;
 mod local;
 pub mod ngrams;
 pub mod shared;
+mod subwords;
 mod text;
 mod tokenize;
 mod word_cache;
 pub mod words;
+pub mod work;
 
 pub use config::Config;
 pub use encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};

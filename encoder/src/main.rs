@@ -20,13 +20,13 @@ struct Arguments {
     /// Folder with model folders; may be given several times, earlier ones win
     #[arg(long, required = true)]
     model_path: Vec<PathBuf>,
-    /// Name of the default model [default: the only one, or the first by name]
+    /// Name of the default model [default: the one that ships with laser]
     #[arg(long, default_value = "", hide_default_value = true)]
     default_model: String,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Threads; 0: one a core
+    /// Threads, and processors that all threads of the process share; 0: one a core
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Megabytes of models kept in memory, least recently used ones are dropped; 0: no limit
@@ -41,6 +41,12 @@ struct Arguments {
     /// Times that the process was restarted, for the status
     #[arg(long, default_value_t = 0)]
     restarts: u64,
+    /// Standard input is a file in which the process notes what it works on, for the next one
+    #[arg(long)]
+    record: bool,
+    /// The last process was ended because it hung
+    #[arg(long)]
+    hung: bool,
     /// Process id of the parent, with whose death the encoder ends
     #[arg(long)]
     parent: Option<u32>,
@@ -59,6 +65,11 @@ fn main() -> ExitCode {
         }
     }
     server::prepare_process();
+    if let Err(e) = server::bound_processors(arguments.threads) {
+        server::log(&format!(
+            "could not bound the processors of the encoder: {e}"
+        ));
+    }
     if let Err(e) = end_on_signals(arguments.socket.clone()) {
         server::log(&format!("could not install signal handlers: {e}"));
         return ExitCode::FAILURE;
@@ -74,6 +85,7 @@ fn main() -> ExitCode {
         }
     };
     let options = server::Options {
+        socket: arguments.socket,
         model_path: arguments.model_path,
         default_model: arguments.default_model,
         load: LoadOptions {
@@ -84,6 +96,8 @@ fn main() -> ExitCode {
         memory_limit: arguments.memory << 20,
         queue_limit: arguments.queue,
         restarts: arguments.restarts,
+        record: arguments.record.then(record).flatten(),
+        hung: arguments.hung,
     };
     let result = server::Server::new(listener, options).and_then(|mut server| {
         // The worker waits for this line.
@@ -94,6 +108,13 @@ fn main() -> ExitCode {
         server::log(&format!("the encoder ends: {e}"));
     }
     ExitCode::FAILURE
+}
+
+/// The file that standard input is.
+fn record() -> Option<std::fs::File> {
+    use std::os::fd::AsFd;
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    input.ok().map(std::fs::File::from)
 }
 
 /// Removes the socket file and ends the process on SIGTERM and SIGQUIT, at once and whatever the

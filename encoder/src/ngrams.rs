@@ -22,7 +22,7 @@ use crate::EncoderError;
 
 /// Longest romanised word that has n-grams, in characters: what is longer is a sentence in a script
 /// without spaces, whose beginning says nothing special.
-const LONGEST_WORD: usize = 30;
+pub(crate) const LONGEST_WORD: usize = 30;
 
 /// Largest number of n-grams a file may ask for.
 const MAX_NGRAMS: usize = 1 << 22;
@@ -33,6 +33,9 @@ const MAX_NGRAMS: usize = 1 << 22;
 pub struct NgramConfig {
     /// Lengths of the n-grams in characters after romanisation.
     pub lengths: Vec<usize>,
+    /// Whether there are n-grams inside of words where a script writes several words as one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub inside: bool,
     /// The n-grams in the order of their ids. Others are ignored.
     pub vocabulary: Vec<String>,
 }
@@ -85,6 +88,7 @@ fn first_key(json: &[u8]) -> Option<String> {
 #[derive(Debug, Clone)]
 pub struct Ngrams {
     lengths: Vec<usize>,
+    inside: bool,
     ids: HashMap<Box<str>, u32>,
 }
 
@@ -105,6 +109,7 @@ impl Ngrams {
         }
         Ok(Self {
             lengths: config.lengths,
+            inside: config.inside,
             ids,
         })
     }
@@ -115,9 +120,24 @@ impl Ngrams {
         self.ids.len()
     }
 
+    /// Lengths of the n-grams.
+    pub(crate) fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The n-grams with their ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.ids.iter().map(|(text, id)| (&**text, *id))
+    }
+
+    /// Whether a word may have n-grams that are no beginnings of its runs.
+    pub(crate) fn look_inside(&self, word: &str) -> bool {
+        self.inside && word.chars().any(has_inner)
+    }
+
     /// Appends the ids of the n-grams of `word`.
     pub fn append(&self, word: &str, ids: &mut Vec<u32>) {
-        for_each(word, &self.lengths, |ngram| {
+        for_each(word, &self.lengths, self.inside, |ngram| {
             ids.extend(self.ids.get(ngram));
         });
     }
@@ -126,19 +146,118 @@ impl Ngrams {
 /// Calls `f` with the first characters, as many as each of `lengths` says, of every run of letters
 /// of `word`, after compatibility normalisation, romanisation and lower-casing. Runs shorter than a
 /// length have no n-gram of it.
-pub fn for_each(word: &str, lengths: &[usize], mut f: impl FnMut(&str)) {
+///
+/// With `inside` it is called as well with the beginnings of what is left of a Hebrew or Arabic run
+/// without its proclitics (conjunctions, prepositions and articles), and, of scripts that do not
+/// separate words, with what begins at every letter: [`INSIDE`] and then the n-gram, of lengths of at
+/// least [`SHORTEST_INSIDE`].
+pub fn for_each(word: &str, lengths: &[usize], inside: bool, mut f: impl FnMut(&str)) {
     let word: String = word.nfkc().collect();
     // Vowel signs and the like belong to the letters they modify.
     let letter = |c: char| c.is_alphabetic() || is_combining_mark(c);
     for run in word.split(|c| !letter(c)).filter(|run| !run.is_empty()) {
-        let romanised = any_ascii(run).to_ascii_lowercase();
-        if romanised.len() > LONGEST_WORD {
+        if inside && run.starts_with(unseparated) {
+            inner(run, lengths, &mut f);
             continue;
         }
-        for &length in lengths {
-            if let Some(ngram) = romanised.get(..length) {
-                f(ngram);
+        beginnings(run, lengths, &mut f);
+        if inside {
+            without_proclitics(run, |rest| beginnings(rest, lengths, &mut f));
+        }
+    }
+}
+
+/// Precedes n-grams inside of a run.
+pub const INSIDE: char = '~';
+
+/// Shortest n-grams inside of a run, in characters after romanisation.
+const SHORTEST_INSIDE: usize = 3;
+
+fn beginnings(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
+    let romanised = any_ascii(run).to_ascii_lowercase();
+    if romanised.len() > LONGEST_WORD {
+        return;
+    }
+    for &length in lengths {
+        if let Some(ngram) = romanised.get(..length) {
+            f(ngram);
+        }
+    }
+}
+
+/// Letters of scripts without spaces between words that are alphabets: Thai, Lao, Tibetan, Burmese,
+/// Khmer.
+fn unseparated(c: char) -> bool {
+    matches!(c, '\u{e00}'..='\u{fff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}')
+}
+
+/// Whether a run with this character, or what normalisation makes of it, may have other n-grams than its
+/// beginnings. Of the others some may be named too.
+fn has_inner(c: char) -> bool {
+    let scripts = '\u{590}'..='\u{6ff}';
+    scripts.contains(&c)
+        || unseparated(c)
+        // Letters of these scripts as symbols, and in the forms that they are printed in.
+        || matches!(c, '\u{2135}'..='\u{2138}' | '\u{fb00}'..)
+}
+
+fn inner(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
+    let mut romanised = String::with_capacity(2 * run.len());
+    let mut starts = Vec::new();
+    for c in run.chars() {
+        let begin = romanised.len();
+        romanised.push_str(any_ascii::any_ascii_char(c));
+        if romanised.len() > begin && !is_combining_mark(c) {
+            starts.push(begin);
+        }
+    }
+    romanised.make_ascii_lowercase();
+    let mut marked = String::new();
+    for start in starts {
+        for &length in lengths.iter().filter(|length| **length >= SHORTEST_INSIDE) {
+            if let Some(ngram) = romanised.get(start..start + length) {
+                marked.clear();
+                marked.push(INSIDE);
+                marked.push_str(ngram);
+                f(&marked);
             }
+        }
+    }
+}
+
+/// Proclitics in the order in which they are written together, and the fewest letters of what they
+/// are joined to.
+const HEBREW: ([&[&str]; 4], usize) = (
+    [
+        &["\u{5d5}"],
+        &["\u{5e9}"],
+        &["\u{5d1}", "\u{5db}", "\u{5dc}", "\u{5de}"],
+        &["\u{5d4}"],
+    ],
+    2,
+);
+const ARABIC: ([&[&str]; 3], usize) = (
+    [
+        &["\u{648}", "\u{641}"],
+        &["\u{628}", "\u{643}", "\u{644}"],
+        &["\u{627}\u{644}", "\u{644}"],
+    ],
+    3,
+);
+
+/// Calls `f` with what is left of `run` after each of the proclitics that it may begin with.
+fn without_proclitics(run: &str, mut f: impl FnMut(&str)) {
+    let (proclitics, fewest): (&[&[&str]], usize) = match run.chars().next() {
+        Some('\u{5d0}'..='\u{5ea}') => (&HEBREW.0, HEBREW.1),
+        Some('\u{620}'..='\u{64a}') => (&ARABIC.0, ARABIC.1),
+        _ => return,
+    };
+    let mut rest = run;
+    for group in proclitics {
+        let shorter = group.iter().find_map(|p| rest.strip_prefix(p));
+        if let Some(shorter) = shorter.filter(|rest| rest.chars().count() >= fewest) {
+            rest = shorter;
+            f(rest);
         }
     }
 }
@@ -149,8 +268,57 @@ mod tests {
 
     fn ngrams(word: &str) -> Vec<String> {
         let mut found = Vec::new();
-        for_each(word, &[3, 5], |ngram| found.push(ngram.to_owned()));
+        for_each(word, &[3, 5], false, |ngram| found.push(ngram.to_owned()));
         found
+    }
+
+    /// Invariant of [`Ngrams::look_inside`].
+    #[test]
+    fn words_that_are_looked_into_are_known_by_their_characters() {
+        let first =
+            |c: char| unseparated(c) || matches!(c, '\u{5d0}'..='\u{5ea}' | '\u{620}'..='\u{64a}');
+        for c in '\0'..=char::MAX {
+            let text = c.to_string();
+            let normal: String = text.nfkc().collect();
+            assert!(has_inner(c) || !normal.chars().any(first), "{c:?}");
+        }
+    }
+
+    fn inside(word: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for_each(word, &[2, 3], true, |ngram| found.push(ngram.to_owned()));
+        found
+    }
+
+    #[test]
+    fn proclitics_are_taken_off_one_by_one() {
+        // "and in the book", "book"
+        let (with, without) = (
+            inside("\u{648}\u{628}\u{627}\u{644}\u{643}\u{62a}\u{627}\u{628}"),
+            inside("\u{643}\u{62a}\u{627}\u{628}"),
+        );
+        assert_eq!(with.len(), 8);
+        assert_eq!(with[6..], without[..2]);
+        // "and the house", "house"
+        let (with, without) = (
+            inside("\u{5d5}\u{5d4}\u{5d1}\u{5d9}\u{5ea}"),
+            inside("\u{5d1}\u{5d9}\u{5ea}"),
+        );
+        assert_eq!(with[4..6], without[..2]);
+        // Nothing is left of "and", and words of other scripts stay whole.
+        assert_eq!(inside("\u{648}\u{628}").len(), 1);
+        assert_eq!(inside("the").len(), 2);
+    }
+
+    #[test]
+    fn scripts_without_spaces_have_ngrams_at_every_letter() {
+        // "house" within "go home", longer than any word.
+        let house = inside("\u{e1a}\u{e49}\u{e32}\u{e19}");
+        assert!(!house.is_empty() && house.iter().all(|n| n.starts_with(INSIDE)));
+        let long = "\u{e01}\u{e25}\u{e31}\u{e1a}".repeat(20) + "\u{e1a}\u{e49}\u{e32}\u{e19}";
+        assert!(house.iter().all(|n| inside(&long).contains(n)));
+        // Without the switch a long run has none.
+        assert!(ngrams(&long).is_empty());
     }
 
     #[test]
@@ -175,6 +343,7 @@ mod tests {
     fn ids_follow_the_vocabulary() {
         let config = NgramConfig {
             lengths: vec![3, 5],
+            inside: false,
             vocabulary: vec!["mar".into(), "mothe".into()],
         };
         let ngrams = Ngrams::new(config.clone(), 100).unwrap();

@@ -1,5 +1,6 @@
 //! From texts to token ids.
 
+use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -75,7 +76,10 @@ impl Tokenizer {
     /// Opens `tokenizer.json` of a model folder.
     pub fn open(folder: &Path, config: &Config) -> Result<Self, EncoderError> {
         let path = folder.join(folder::TOKENIZER);
-        let json = std::fs::read(&path).map_err(|e| EncoderError::io(&path, e))?;
+        let mut json = Vec::new();
+        folder::open_plain(&path)
+            .and_then(|mut file| file.read_to_end(&mut json))
+            .map_err(|e| EncoderError::io(&path, e))?;
         let (mut inner, ngrams) =
             read_tokenizer(&json).map_err(|e| EncoderError::format(&path, e.to_string()))?;
         inner.with_padding(None);
@@ -111,7 +115,7 @@ impl Tokenizer {
             })?;
         let preparation = Preparation::new(&config.text, folder)?;
         Ok(Self {
-            words: Words::new(&inner, ngrams)?,
+            words: Words::new(&inner, ngrams, Some(&json))?,
             inner,
             preparation,
             limit,

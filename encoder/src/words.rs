@@ -10,21 +10,27 @@ use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::EncoderError;
 use crate::ngrams::{NgramConfig, Ngrams};
+use crate::subwords::Subwords;
 use crate::tokenize::first_tokens;
 use crate::word_cache::WordCache;
 
 /// Words that are remembered: 8 MB.
 const WORDS: usize = 1 << 16;
 
+/// The same beside [`Subwords`]: 2 MB, which stay near. What lies farther away is computed as fast.
+const FEWER_WORDS: usize = 1 << 14;
+
 /// Token ids of words.
 pub struct Words {
     ngrams: Option<Ngrams>,
     cache: WordCache,
+    /// Does what it can without the tokenizer.
+    subwords: Option<Subwords>,
 }
 
 impl Words {
-    /// An empty cache for a tokenizer, with the n-grams that follow a word's tokens; `None` if the
-    /// tokenizer does not treat words independently. A process that forks shares it with its
+    /// An empty cache for a tokenizer and, if it is at hand, the text of its file, with the n-grams
+    /// that follow a word's tokens; `None` if the tokenizer does not treat words independently. A process that forks shares it with its
     /// children: what one of them has met is known to all.
     ///
     /// # Errors
@@ -33,15 +39,25 @@ impl Words {
     pub fn new(
         tokenizer: &Tokenizer,
         ngrams: Option<NgramConfig>,
+        json: Option<&[u8]>,
     ) -> Result<Option<Self>, EncoderError> {
         let ngrams = ngrams
             .map(|config| Ngrams::new(config, tokenizer.get_vocab_size(true) as u32))
             .transpose()?;
         if is_local(tokenizer) {
-            let cache = WordCache::new(WORDS).map_err(|e| {
+            let subwords = json.and_then(|json| Subwords::new(tokenizer, json, ngrams.as_ref()));
+            let words = match subwords {
+                Some(_) => FEWER_WORDS,
+                None => WORDS,
+            };
+            let cache = WordCache::new(words).map_err(|e| {
                 EncoderError::Tokenizer(format!("no memory for a cache of words: {e}"))
             })?;
-            return Ok(Some(Self { ngrams, cache }));
+            return Ok(Some(Self {
+                ngrams,
+                cache,
+                subwords,
+            }));
         }
         match ngrams {
             None => Ok(None),
@@ -75,7 +91,7 @@ impl Words {
         text: &str,
         limit: usize,
     ) -> tokenizers::Result<(Vec<u32>, bool)> {
-        let mut ids = Vec::with_capacity(32);
+        let mut ids = Vec::with_capacity(128);
         for word in text.split(' ').filter(|word| !word.is_empty()) {
             self.append(tokenizer, word, limit, &mut ids)?;
             if ids.len() > limit {
@@ -95,6 +111,15 @@ impl Words {
         ids: &mut Vec<u32>,
     ) -> tokenizers::Result<()> {
         if !self.cache.get(word, ids) {
+            let before = ids.len();
+            if let Some(subwords) = &self.subwords
+                && subwords
+                    .append(tokenizer, self.ngrams.as_ref(), word, ids)
+                    .is_some()
+            {
+                self.cache.put(word, &ids[before..]);
+                return Ok(());
+            }
             let (tokens, cut) = self.tokens(tokenizer, word, limit)?;
             if !cut {
                 self.cache.put(word, &tokens);
@@ -252,7 +277,7 @@ mod tests {
             static WORDS: std::sync::OnceLock<(Tokenizer, Words)> = std::sync::OnceLock::new();
             let (tokenizer, words) = WORDS.get_or_init(|| {
                 let tokenizer = tokenizer();
-                let words = Words::new(&tokenizer, None).unwrap().expect("local");
+                let words = Words::new(&tokenizer, None, None).unwrap().expect("local");
                 (tokenizer, words)
             });
             prop_assert!(is_local(tokenizer));

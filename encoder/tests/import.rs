@@ -2,12 +2,16 @@
 //! them (see `fixtures/make.py`), and of broken ones; of published weights where LASER1_DIR,
 //! LASER2_DIR, LASER3_DIR or LABSE_DIR say where they are.
 
+#[path = "../../tests/src/skipped.rs"]
+mod skipped;
+
 use std::path::{Path, PathBuf};
 
 use laser_encoder::import::{Kind, Options, Table, import};
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 use proptest::prelude::*;
 use serde::Deserialize;
+use skipped::skipped;
 use tempfile::TempDir;
 
 #[derive(Deserialize)]
@@ -492,7 +496,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn laser2_reference_cosines() {
     let Some(source) = std::env::var_os("LASER2_DIR") else {
-        eprintln!("skipped: LASER2_DIR is not set");
+        skipped("LASER2's published cosines", "LASER2_DIR is not set");
         return;
     };
     let dir = TempDir::new().unwrap();
@@ -532,7 +536,7 @@ fn laser2_reference_cosines() {
 #[test]
 fn labse_finds_translations() {
     let Some(source) = std::env::var_os("LABSE_DIR") else {
-        eprintln!("skipped: LABSE_DIR is not set");
+        skipped("LaBSE's published weights", "LABSE_DIR is not set");
         return;
     };
     let dir = TempDir::new().unwrap();
@@ -549,7 +553,10 @@ fn labse_finds_translations() {
 /// A model with the weights of the folder that the variable names, if it is set.
 fn published(variable: &str, kind: Kind, options: &Options) -> Option<(TempDir, Encoder)> {
     let Some(source) = std::env::var_os(variable) else {
-        eprintln!("skipped: {variable} is not set");
+        skipped(
+            &format!("{kind:?}'s published weights"),
+            &format!("{variable} is not set"),
+        );
         return None;
     };
     let dir = TempDir::new().unwrap();

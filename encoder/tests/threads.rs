@@ -16,18 +16,18 @@ fn threads() -> usize {
 fn one_thread_starts_none() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = tempfile::TempDir::new().unwrap();
-    let bilstm = dir.path().join("bilstm");
     let before = threads();
-    import(
-        &root.join("tests/fixtures/laser2"),
-        None,
-        &bilstm,
-        &Options::default(),
-    )
-    .unwrap();
+    let [bilstm, transformer] = ["laser2", "labse"].map(|name| {
+        let (source, folder) = (
+            root.join("tests/fixtures").join(name),
+            dir.path().join(name),
+        );
+        import(&source, None, &folder, &Options::default()).unwrap();
+        folder
+    });
     let texts: Vec<String> = (0..300).map(|i| format!("the {i} cats sat")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for folder in [bilstm, root.join("models/laser-mean-384")] {
+    for folder in [bilstm, transformer, root.join("models/laser-mean-384")] {
         let options = LoadOptions {
             device: DeviceChoice::Cpu,
             precision: Precision::Auto,

@@ -8,6 +8,7 @@ pgrx::pg_module_magic!();
 
 mod backtraces;
 mod encode;
+mod encoding;
 mod index;
 mod memory;
 mod mining;

@@ -12,9 +12,12 @@
 //!
 //! Reporting an error takes memory too. The server keeps some for that; pgrx does not: it copies the
 //! server's error to where the caller allocates, and an error in that copy begins it anew, until the
-//! server's stack of errors is full and it panics. So some addresses are kept free (the reserve),
-//! and given up when the server reports that there is no memory, or when an error is raised here
-//! while there is little. They are taken back when the transaction ends.
+//! server's stack of errors is full and it panics. So some memory is kept free (the reserve), and given
+//! up when the server reports that there is no memory, or when an error is raised here while there is
+//! little. It is taken back when the transaction ends. It lies in the heap, not in a mapping of its
+//! own: somebody may lower the limit of addresses below what the session has, and then nothing new can
+//! be mapped whatever was given up. Where all that is not enough, a second report in a row that there is
+//! no memory ends the session, before the server's stack is full.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -26,15 +29,31 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 use laser_memory::OutOfMemory;
+use laser_memory::room::can_be_mapped;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::types::raise_hint;
 
-/// Addresses that are kept free for the end of a session that has run out of memory.
-const RESERVE: usize = 2 << 20;
+/// Blocks of the reserve. They lie side by side: once given up they are one.
+const BLOCKS: usize = 18;
+/// Bytes of a block: fewer than those for which the allocator makes a mapping, of which it gives up
+/// together more than the server's own allocator asks for at least (1 MB).
+const BLOCK: usize = 120 << 10;
+/// More bytes than reporting an error takes.
+const ENOUGH: usize = 256 << 10;
+/// More bytes than the server's allocator asks for at once while an error is reported (8 MB): where they
+/// can be had, memory is not short.
+const MUCH: usize = 16 << 20;
+/// Blocks that are asked for until so many lie side by side.
+const ATTEMPTS: usize = 64;
 
-/// The reserve, null where there is none.
+/// The first block of the reserve, in which the address of the next one is, and so on; null where there
+/// is none.
 static KEPT: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
+/// Whether a block behind the first reserve is kept for good.
+static PINNED: AtomicBool = AtomicBool::new(false);
+/// Reports of the server that there is no memory, since there was a reserve.
+static REPORTS: AtomicUsize = AtomicUsize::new(0);
 /// The thread that the server runs on; 0 before [`init`].
 static MAIN: AtomicUsize = AtomicUsize::new(0);
 /// Whether the session is ending for want of memory.
@@ -64,19 +83,41 @@ fn restock() {
     if !KEPT.load(Relaxed).is_null() {
         return;
     }
-    // SAFETY: a new mapping at an address that the kernel chooses, never touched.
-    let reserve = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            RESERVE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if reserve != libc::MAP_FAILED {
-        KEPT.store(reserve, Relaxed);
+    // No vector: there may be no memory.
+    let mut blocks = [ptr::null_mut::<libc::c_void>(); ATTEMPTS];
+    let (mut found, mut side_by_side) = (0, 0);
+    // SAFETY: blocks of the allocator's, which are used by nobody else, freed once, and large enough for
+    // an address.
+    unsafe {
+        while found < ATTEMPTS && side_by_side <= BLOCKS {
+            let block = libc::malloc(BLOCK);
+            if block.is_null() {
+                break;
+            }
+            // Between two blocks is what the allocator notes of them.
+            let next =
+                found > 0 && (block as usize).wrapping_sub(blocks[found - 1] as usize) < BLOCK + 64;
+            side_by_side = if next { side_by_side + 1 } else { 1 };
+            blocks[found] = block;
+            found += 1;
+        }
+        // The last one is kept for good the first time: what is at the end of the heap, and free, the
+        // allocator would give back to the system.
+        let end = found - usize::from(side_by_side > BLOCKS);
+        if end < found && PINNED.swap(true, Relaxed) {
+            libc::free(blocks[end]);
+        }
+        let start = end.saturating_sub(BLOCKS);
+        blocks[..start].iter().for_each(|block| libc::free(*block));
+        let mut first = ptr::null_mut();
+        for &block in &blocks[start..end] {
+            block.cast::<*mut libc::c_void>().write(first);
+            first = block;
+        }
+        KEPT.store(first, Relaxed);
+    }
+    if !KEPT.load(Relaxed).is_null() {
+        REPORTS.store(0, Relaxed);
     }
 }
 
@@ -129,15 +170,23 @@ fn notice_errors() {
 /// Called by the server while it reports an error.
 unsafe extern "C-unwind" fn notice_error(_state: *mut c_void) {
     // SAFETY: an error is being reported.
-    if unsafe { geterrcode() } == PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int {
-        release_reserve();
+    if unsafe { geterrcode() } != PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int
+        || ENDING.load(Relaxed)
+        // Anybody may raise this code, at any level, and the server does for its shared memory.
+        || can_be_mapped(MUCH).is_ok()
+    {
+        return;
+    }
+    release_reserve();
+    // The first report may be of something that was far too large; one more means that not even
+    // reporting works. A session that never had a reserve gets there one report sooner, at worst.
+    if REPORTS.fetch_add(1, Relaxed) >= 2 && !ENDING.swap(true, Relaxed) {
+        end_session(0);
     }
 }
 
 /// Gives up the reserve if there is too little memory for an error to be reported.
 fn make_room() {
-    /// More than that takes.
-    const ENOUGH: usize = 256 << 10;
     if this_thread() != MAIN.load(Relaxed) {
         return;
     }
@@ -216,12 +265,16 @@ pub fn exhausted(bytes: usize) {
     }
 }
 
-/// Gives the reserve back to the system, for what the end of the session needs.
+/// Gives the reserve back to the allocator, for what the end of a statement or the session needs.
 fn release_reserve() {
-    let reserve = KEPT.swap(ptr::null_mut(), Relaxed);
-    if !reserve.is_null() {
-        // SAFETY: the mapping of `init`, to which nobody has a pointer.
-        unsafe { libc::munmap(reserve, RESERVE) };
+    let mut block = KEPT.swap(ptr::null_mut(), Relaxed);
+    while !block.is_null() {
+        // SAFETY: the blocks of `restock`, each of which has the address of the next one.
+        unsafe {
+            let next = *block.cast::<*mut libc::c_void>();
+            libc::free(block);
+            block = next;
+        }
     }
 }
 
@@ -235,7 +288,7 @@ unsafe extern "C" {
     fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
 }
 
-/// On the server's thread: a FATAL error.
+/// On the server's thread: a FATAL error. Of zero bytes nothing is said.
 fn end_session(bytes: usize) {
     release_reserve();
     // SAFETY: the calls that ereport(FATAL) makes, in its order, on the thread that may make them.
@@ -244,10 +297,12 @@ fn end_session(bytes: usize) {
         errstart(pg_sys::FATAL as c_int, ptr::null());
         errcode(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int);
         errmsg(c"out of memory in laser: the session ends".as_ptr());
-        errdetail(
-            c"Failed on a request of %ld bytes.".as_ptr(),
-            c_long::try_from(bytes).unwrap_or(c_long::MAX),
-        );
+        if bytes > 0 {
+            errdetail(
+                c"Failed on a request of %ld bytes.".as_ptr(),
+                c_long::try_from(bytes).unwrap_or(c_long::MAX),
+            );
+        }
         errfinish(c"memory.rs".as_ptr(), 0, c"end_session".as_ptr());
     }
 }

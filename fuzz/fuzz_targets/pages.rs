@@ -18,6 +18,10 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let len = data.len().min(BODY);
     body[..len].copy_from_slice(&data[..len]);
 
+    // Without a checksum, so that what lies behind it is reached.
+    if let Ok(Some(PageKind::Pending)) = page::kind(1, &body) {
+        body[page::HEADER + 12..page::HEADER + 16].fill(0);
+    }
     let head = page::header(&body);
     let kind = page::kind(1, &body);
     assert_eq!(page::is_free(&body), matches!(kind, Ok(None | Some(PageKind::Free))));
@@ -72,8 +76,10 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let (mut entries, mut vector) = (0u64, Vec::new());
     let read = pending::read(&store, &parameters, &list, false, |entry| {
         entries += 1;
-        entry.decode(&parameters, &mut vector);
-        assert_eq!(vector.len(), dims);
+        if entry.tid & page::UNPLACED == 0 {
+            entry.decode(&parameters, &mut vector);
+            assert_eq!(vector.len(), dims);
+        }
     });
     if read.is_ok() {
         assert!(entries <= (PAYLOAD / 8) as u64);

@@ -68,6 +68,6 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         return;
     }
     let layout = Layout::parse(&codec, view.header().graph.of(view.bytes())).expect("it is open");
-    let _ = layout.verify();
+    let _ = layout.verify(&|| ());
     let _ = reach::reach(&codec, view.header().graph.of(view.bytes()), &|| ());
 }));

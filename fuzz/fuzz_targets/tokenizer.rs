@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let Ok((tokenizer, ngrams)) = read_tokenizer(data) else { return };
-    let words = Words::new(&tokenizer, ngrams);
+    let words = Words::new(&tokenizer, ngrams, Some(data));
     for text in TEXTS {
         // As laser calls it: assertions of the library are caught.
         let _ = catch_unwind(AssertUnwindSafe(|| match &words {

@@ -15,6 +15,7 @@ use postgres::{Client, Config, NoTls};
 use tempfile::TempDir;
 
 use crate::account::Account;
+use crate::log;
 use crate::tree::Tree;
 
 /// How long a server may take to start, stop or catch up before a test fails.
@@ -95,7 +96,9 @@ impl Notices {
     }
 }
 
-/// A running (or stopped) server. Stopped and removed when dropped.
+/// A running (or stopped) server. Stopped and removed when dropped; its log must tell of no fault of the
+/// server then (leaked references, failed assertions, PANIC, crashed processes), unless a test has asked for
+/// it by [`Cluster::expect_fault`].
 #[derive(Debug)]
 pub struct Cluster {
     tree: &'static Tree,
@@ -104,6 +107,7 @@ pub struct Cluster {
     builder: Builder,
     server: Option<Child>,
     watchdog: Child,
+    expected_faults: Vec<String>,
 }
 
 impl Cluster {
@@ -167,6 +171,7 @@ impl Cluster {
             builder,
             server: None,
             watchdog,
+            expected_faults: Vec::new(),
         })
     }
 
@@ -348,6 +353,11 @@ impl Cluster {
         server.kill()?;
         server.wait()?;
         Ok(())
+    }
+
+    /// Lines of the log that contain `text` are what the test wants, whatever fault they tell of.
+    pub fn expect_fault(&mut self, text: &str) {
+        self.expected_faults.push(text.to_owned());
     }
 
     /// Stops (fast) and starts again.
@@ -650,9 +660,19 @@ impl Drop for Cluster {
             eprintln!("--- the server's log ends:\n{}", self.log_tail(4000));
         }
         let _ = self.stop("immediate");
+        let log = self.log();
         let _ = fs::remove_dir_all(self.folder.path());
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
+        let faults = log::faults(&log, &self.expected_faults);
+        if !faults.is_empty() {
+            let faults = faults.join("\n");
+            if std::thread::panicking() {
+                eprintln!("--- faults in the server's log:\n{faults}");
+            } else {
+                panic!("faults in the server's log:\n{faults}");
+            }
+        }
     }
 }
 

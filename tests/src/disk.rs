@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 
+use crate::skipped;
+
 /// A file system in memory with room for little, in place of a folder. Unmounted when dropped.
 #[derive(Debug)]
 pub struct SmallDisk {
@@ -32,7 +34,10 @@ impl SmallDisk {
             .status()
             .is_ok_and(|status| status.success());
         if !mounted {
-            eprintln!("cannot mount a small file system: full disks are not tested");
+            skipped(
+                "full disks",
+                "a small file system cannot be mounted (root may)",
+            );
         }
         let folder = folder.to_owned();
         Ok(mounted.then_some(SmallDisk { folder }))

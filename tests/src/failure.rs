@@ -22,3 +22,15 @@ pub fn failure(client: &mut Client, sql: &str) -> Result<(SqlState, String, Stri
         error.hint().unwrap_or_default().to_owned(),
     ))
 }
+
+/// Whether an error is the end of the session, by `pg_terminate_backend` or with its server: the server
+/// says so (57P01), or the connection is closed before that is read.
+pub fn was_ended(error: &postgres::Error) -> bool {
+    match error.as_db_error() {
+        Some(error) => error.code() == &SqlState::ADMIN_SHUTDOWN,
+        None => {
+            error.is_closed()
+                || std::error::Error::source(error).is_some_and(|e| e.is::<std::io::Error>())
+        }
+    }
+}

@@ -7,20 +7,23 @@
 //! is removed when it is dropped, and a watchdog process removes it if the test is killed.
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
-//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`bench`] has what
-//! benchmarks share.
+//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`skipped`] that a test
+//! cannot run here, [`bench`] has what benchmarks share.
 
 mod account;
 pub mod bench;
 mod cluster;
 mod disk;
 mod failure;
+mod log;
 pub mod model;
+mod skipped;
 pub mod slt;
 mod tree;
 
 pub use account::Account;
 pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
 pub use disk::SmallDisk;
-pub use failure::failure;
+pub use failure::{failure, was_ended};
+pub use skipped::skipped;
 pub use tree::Tree;

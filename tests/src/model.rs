@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tempfile::TempDir;
+
+use crate::Cluster;
 
 /// How tokens become one embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +250,18 @@ fn safetensors(tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
     file.extend(header.into_bytes());
     file.extend(data);
     file
+}
+
+/// A server with two models of the same dimensions that embed differently, `one` and `two`, the first as
+/// the default; and the folder with them.
+pub fn with_two_models() -> Result<(TempDir, Cluster)> {
+    let models = tempfile::tempdir()?;
+    for (seed, name) in (1..).zip(["one", "two"]) {
+        let model = Model::tiny(name, 32);
+        Model { seed, ..model }.write(models.path())?;
+    }
+    let cluster = Cluster::builder().models(models.path(), "one").start()?;
+    Ok((models, cluster))
 }
 
 #[cfg(test)]

@@ -286,7 +286,13 @@ fn a_model_that_cannot_be_loaded_does_not_stop_the_server() -> Result<()> {
         let mut client = cluster.connect("d")?;
         let row = client.query_one("SELECT backend_model FROM laser_encoder_status", &[])?;
         assert_eq!(row.get::<_, Option<String>>(0), None);
-        assert_eq!(embed(&mut client, "a text").is_ok(), model == "lstm");
+        match embed(&mut client, "a text") {
+            Ok(embedding) => assert_eq!((model, embedding.len()), ("lstm", 32)),
+            Err(error) => {
+                let message = error.as_db_error().map_or("", |error| error.message());
+                assert!(model == "missing" && message.contains("missing"), "{error}");
+            }
+        }
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::{Architecture, Model};
-use laser_tests::{Builder, Cluster, failure, process_exists, signal, wait_until};
+use laser_tests::{Builder, Cluster, failure, process_exists, signal, wait_until, was_ended};
 use postgres::error::SqlState;
 use postgres::{Client, NoTls};
 use tempfile::TempDir;
@@ -250,7 +250,8 @@ fn a_backend_that_dies_takes_its_requests_along() -> Result<()> {
         .query_one("SELECT pg_terminate_backend($1, 20000)", &[&pid])?
         .get(0);
     assert!(ended, "a waiting backend is terminated at once");
-    assert!(query.join().expect("no panic").is_err());
+    let error = query.join().expect("no panic").expect_err("ended");
+    assert!(was_ended(&error), "{error}");
 
     signal(encoder, libc::SIGCONT);
     embed(&mut client, "two")?;
@@ -295,7 +296,8 @@ fn databases_can_be_dropped() -> Result<()> {
         Ok(row.get::<_, i64>(0) == 1)
     })?;
     admin.batch_execute("DROP DATABASE second WITH (FORCE)")?;
-    assert!(query.join().expect("no panic").is_err());
+    let error = query.join().expect("no panic").expect_err("ended");
+    assert!(was_ended(&error), "{error}");
     signal(encoder, libc::SIGCONT);
 
     let mut client = cluster.database("third")?;
@@ -453,6 +455,14 @@ fn long_texts_are_cut_with_one_warning_or_refused() -> Result<()> {
         assert_eq!(code, SqlState::STRING_DATA_RIGHT_TRUNCATION);
         assert!(message.contains("longer than the model reads"), "{message}");
         assert!(hint.contains("laser.long_text"), "{hint}");
+        let long = "SELECT laser_embed(ARRAY['short', 'the second ' || repeat('x', 129)])";
+        let error = client.batch_execute(long).expect_err("it is refused");
+        let detail = error.as_db_error().and_then(|e| e.detail()).unwrap_or("");
+        assert!(
+            detail.contains("140 bytes that begins with \"the second xxx")
+                && detail.contains("the 128 tokens"),
+            "{detail}"
+        );
 
         let (code, message, hint) =
             failure(&mut client, "SELECT laser_embed(repeat('x', 1048577))")?;
@@ -1056,6 +1066,65 @@ fn embed_table_can_be_stopped_and_called_again() -> Result<()> {
     Ok(())
 }
 
+/// Between two batches nothing is locked, and somebody may put another table of the same name before the
+/// one that is embedded.
+#[test]
+fn embed_table_stays_with_its_table() -> Result<()> {
+    let (_models, builder) = models()?;
+    let cluster = builder.start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE public.t (id int, body text, e embedding(32));
+         INSERT INTO t SELECT i, 'text ' || i FROM generate_series(1, 900) i",
+    )?;
+    let mut other = cluster.connect("d")?;
+    other.batch_execute("BEGIN; UPDATE t SET body = 'changed' WHERE id = 350")?;
+    let caller = std::thread::spawn({
+        let mut client = cluster.connect("d")?;
+        move || client.batch_execute("CALL laser_embed_table('t', 'body', 'e', 100)")
+    });
+    let count = "SELECT count(e) FROM public.t";
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while client.query_one(count, &[])?.get::<_, i64>(0) < 300 {
+        ensure!(Instant::now() < deadline, "nothing is embedded");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    client.batch_execute(
+        "DO $$ BEGIN EXECUTE format('CREATE SCHEMA %I', current_user); END $$;
+         CREATE TABLE t (id int, body text, e public.embedding(32));
+         INSERT INTO t SELECT i, 'trap' FROM generate_series(1, 900) i;
+         CREATE FUNCTION trap() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN RAISE 'ran with the rights of the caller'; END $$;
+         CREATE TRIGGER trap BEFORE UPDATE ON t EXECUTE FUNCTION trap()",
+    )?;
+    other.batch_execute("COMMIT")?;
+    caller.join().expect("no panic")?;
+    assert_eq!(client.query_one(count, &[])?.get::<_, i64>(0), 900);
+    assert_eq!(
+        client
+            .query_one("SELECT count(e) FROM t", &[])?
+            .get::<_, i64>(0),
+        0
+    );
+
+    // Nobody holds up a table that he may not update.
+    client.batch_execute("CREATE ROLE nobody_in_particular; SET ROLE nobody_in_particular")?;
+    let (code, ..) = failure(
+        &mut client,
+        "SELECT public.laser_lock_table('public.t'::regclass)",
+    )?;
+    assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
+    client.batch_execute("RESET ROLE; DROP ROLE nobody_in_particular")?;
+    let (code, ..) = failure(
+        &mut client,
+        "SELECT public.laser_lock_table('pg_settings'::regclass)",
+    )?;
+    assert_eq!(code, SqlState::WRONG_OBJECT_TYPE);
+    let (code, ..) = failure(&mut client, "SELECT public.laser_lock_table(1)")?;
+    assert_eq!(code, SqlState::UNDEFINED_TABLE);
+    Ok(())
+}
+
 #[test]
 fn foreign_bytes_on_the_socket_harm_nobody() -> Result<()> {
     let (_models, builder) = models()?;
@@ -1116,5 +1185,221 @@ fn base_backups_leave_the_encoder_out() -> Result<()> {
         })
     };
     assert_eq!(left(&target.join("laser"))?, 0);
+    Ok(())
+}
+
+/// A folder with the model `tiny`, which makes 4 MB of each skull in a text, and a cluster whose
+/// encoder has too little memory for dozens of them.
+fn killers() -> Result<(TempDir, Cluster)> {
+    let (models, builder) = models()?;
+    let path = models.path().join("tiny/tokenizer.json");
+    let tokenizer = std::fs::read_to_string(&path)?;
+    let normalizer = format!(
+        r#"{{ "type": "Replace", "pattern": {{ "String": "\u2620" }}, "content": "{}" }}"#,
+        "x".repeat(4 << 20)
+    );
+    let changed = tokenizer.replace(r#"{ "type": "NFC" }"#, &normalizer);
+    ensure!(changed != tokenizer);
+    std::fs::write(&path, changed)?;
+    let cluster = builder.setting("laser.encoder_threads", "2").start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    let worker: i32 = client
+        .query_one("SELECT worker_pid FROM laser_encoder_status", &[])?
+        .get(0);
+    let limit = format!("prlimit --pid {worker} --as={}:", 1u64 << 30);
+    client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{limit}'"))?;
+    let encoder = running_encoder(&mut client)?;
+    signal(encoder, libc::SIGKILL);
+    wait_until("the process is gone", || Ok(!process_exists(encoder)))?;
+    embed(&mut client, "text")?;
+    Ok((models, cluster))
+}
+
+/// Calls `work` while other sessions embed texts, alone and in arrays, all of which must succeed.
+fn beside_others(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let finished = AtomicBool::new(false);
+    let answers = AtomicUsize::new(0);
+    std::thread::scope(|scope| -> Result<()> {
+        let others: Vec<_> = (0..6)
+            .map(|n| {
+                let config = cluster.config("d");
+                let (finished, answers) = (&finished, &answers);
+                scope.spawn(move || -> Result<()> {
+                    let mut client = config.connect(NoTls)?;
+                    let sql = match n % 3 {
+                        0 => "SELECT laser_embed('text ' || random())",
+                        1 => "SELECT laser_embed(array_agg('text ' || random() || repeat('a b ', g % 99)))
+                              FROM generate_series(1, 600) g",
+                        _ => "SELECT laser_embed(array_agg('text ' || g)) FROM generate_series(1, 20) g",
+                    };
+                    while !finished.load(Ordering::SeqCst) {
+                        client.batch_execute(sql)?;
+                        answers.fetch_add(1, Ordering::SeqCst);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let result = wait_until("the others are at work", || {
+            Ok(answers.load(Ordering::SeqCst) > 60 || others.iter().any(|o| o.is_finished()))
+        })
+        .and_then(|()| work());
+        finished.store(true, Ordering::SeqCst);
+        for other in others {
+            other.join().expect("no panic")?;
+        }
+        result
+    })
+}
+
+/// Whoever's text ends the process gets an error; whose texts were under work at the same time do not.
+#[test]
+fn a_text_that_ends_the_encoder_fails_alone() -> Result<()> {
+    let (_models, cluster) = killers()?;
+    let mut client = cluster.connect("d")?;
+    let server = start_time(&mut client)?;
+    let refused = |client: &mut Client, sql: &str| -> Result<()> {
+        let (code, message, hint) = failure(client, sql)?;
+        ensure!(
+            code == SqlState::EXTERNAL_ROUTINE_EXCEPTION,
+            "{code:?}: {message}"
+        );
+        ensure!(message.contains("on one text alone"), "{message}");
+        ensure!(hint.contains('\u{2620}'), "{hint}");
+        Ok(())
+    };
+    let short = "SELECT laser_embed(repeat(U&'\\2620', 60))";
+    let long = "SELECT laser_embed(ARRAY['a', 'b', repeat(U&'\\2620', 400)])";
+    beside_others(&cluster, || {
+        refused(&mut client, short)?;
+        // Another one, and both again, for which nobody dies.
+        refused(&mut client, long)?;
+        let encoder = running_encoder(&mut client)?;
+        refused(&mut client, short)?;
+        refused(&mut client, long)?;
+        client.batch_execute("SELECT laser_embed(ARRAY['a', 'b'])")?;
+        ensure!(running_encoder(&mut client)? == encoder);
+        Ok(())
+    })?;
+    // Two sessions with such a text at a time.
+    beside_others(&cluster, || {
+        std::thread::scope(|scope| -> Result<()> {
+            let two: Vec<_> = (0..2)
+                .map(|n| {
+                    let config = cluster.config("d");
+                    scope.spawn(move || -> Result<()> {
+                        let text = format!("SELECT laser_embed('{n}' || repeat(U&'\\2620', 62))");
+                        refused(&mut config.connect(NoTls)?, &text)
+                    })
+                })
+                .collect();
+            two.into_iter()
+                .try_for_each(|one| one.join().expect("no panic"))
+        })
+    })?;
+    // Changed settings restart the process, and what was refused is tried again.
+    let deaths = cluster.log().matches("was ended by signal 6").count();
+    ensure!(deaths >= 12, "{deaths} deaths");
+    cluster.set("laser.encoder_queue", "9999")?;
+    cluster.reload();
+    wait_until("the text is tried again", || {
+        refused(&mut client, short)?;
+        Ok(cluster.log().matches("was ended by signal 6").count() > deaths)
+    })?;
+    assert_eq!(start_time(&mut client)?, server);
+    Ok(())
+}
+
+/// Texts that grow when they are normalised take long to tokenize; others do not wait for that.
+#[test]
+fn expensive_texts_do_not_hold_up_others() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("laser.encode_in_backend", "off")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    for (what, sql) in [
+        ("nothing", "SELECT pg_sleep(0.01)"),
+        (
+            "long texts",
+            "SELECT laser_embed(array_agg(g || repeat(U&'\\FDFA', 340))) FROM generate_series(1, 500) g",
+        ),
+        (
+            "short texts",
+            "SELECT laser_embed(array_agg(g || repeat(U&'\\FDFA', 60))) FROM generate_series(1, 2000) g",
+        ),
+        (
+            "one text",
+            "SELECT laser_embed(random() || repeat(U&'\\FDFA', 300000)) FROM generate_series(1, 50)",
+        ),
+        (
+            "single texts",
+            "SELECT count(laser_embed(random() || repeat(U&'\\FDFA', 600))) FROM generate_series(1, 50)",
+        ),
+    ] {
+        let finished = AtomicBool::new(false);
+        let mut waits = std::thread::scope(|scope| -> Result<Vec<Duration>> {
+            let config = cluster.config("d");
+            let finished = &finished;
+            let other = scope.spawn(move || -> Result<()> {
+                let mut client = config.connect(NoTls)?;
+                while !finished.load(Ordering::SeqCst) {
+                    client.batch_execute(sql)?;
+                }
+                Ok(())
+            });
+            std::thread::sleep(Duration::from_millis(300));
+            let mut waits = Vec::new();
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(4) {
+                let asked = Instant::now();
+                let text = format!("a text {}", waits.len());
+                embed(&mut client, &text)?;
+                waits.push(asked.elapsed());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            finished.store(true, Ordering::SeqCst);
+            other.join().expect("no panic")?;
+            Ok(waits)
+        })?;
+        waits.sort_unstable();
+        let (median, late, worst) = (
+            waits[waits.len() / 2],
+            waits[waits.len() * 99 / 100],
+            waits[waits.len() - 1],
+        );
+        eprintln!("beside {what}: median {median:?}, 99th percentile {late:?}, worst {worst:?}");
+        ensure!(
+            late < Duration::from_millis(200),
+            "beside {what} every hundredth call takes {late:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Without its file nobody gets to the socket.
+#[test]
+fn a_socket_whose_file_is_removed_is_made_again() -> Result<()> {
+    let (_models, builder) = models()?;
+    let cluster = builder.start()?;
+    let mut client = cluster.database("d")?;
+    let expected = embed(&mut client, "text")?;
+    let encoder = running_encoder(&mut client)?;
+    let socket = cluster.data().join(SOCKET);
+    for replace in [false, true] {
+        std::fs::remove_file(&socket)?;
+        if replace {
+            std::fs::write(&socket, "a plain file")?;
+        }
+        let mut other = cluster.connect("d")?;
+        let asked = Instant::now();
+        ensure!(embed(&mut other, "text")? == expected);
+        let took = asked.elapsed();
+        ensure!(took < Duration::from_secs(8), "{took:?}");
+        // Who was connected still is.
+        ensure!(embed(&mut client, "text")? == expected);
+    }
+    ensure!(running_encoder(&mut client)? == encoder);
     Ok(())
 }

@@ -150,8 +150,21 @@ fn damaged_pages_are_named() -> Result<()> {
     ensure!(problems(&mut client)?.is_empty());
     ensure!(nearest(&mut client)? == 7);
 
-    // The pending list: nothing works but the table and REINDEX.
+    // The pending list: nothing works but the table and REINDEX. First a vector of it.
     client.batch_execute("INSERT INTO t SELECT 2012, vector(2012)")?;
+    drop(client);
+    let file = stop(&mut cluster)?;
+    ensure!(damage(&file, Some(PENDING), 24 + 16 + 8)? == 1);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    for sql in [NEAR, "INSERT INTO t SELECT 2013, vector(2013)", "VACUUM t"] {
+        let (code, message, _) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::INDEX_CORRUPTED, "{message}");
+        ensure!(message.ends_with("checksum of a pending page"), "{message}");
+    }
+    ensure!(!problems(&mut client)?.is_empty());
+    client.batch_execute("REINDEX INDEX ti; INSERT INTO t SELECT 2013, vector(2013)")?;
+    ensure!(problems(&mut client)?.is_empty());
     drop(client);
     let file = stop(&mut cluster)?;
     // The number of entries, behind the page's header and the link to the next page.

@@ -22,7 +22,9 @@ fn answers(cluster: &Cluster) -> Result<(Vec<Vec<i32>>, i64)> {
                 "SELECT id FROM t ORDER BY e <=> (SELECT array_agg(sin({i} * 31 * (j * j + 0.37)))::real[]::embedding
                      FROM generate_series(1, 16) j) LIMIT 20"
             );
-            Ok(client.query(&sql, &[])?.iter().map(|row| row.get(0)).collect())
+            let rows = client.query(&sql, &[])?;
+            ensure!(rows.len() == 20, "{} of 20 rows", rows.len());
+            Ok(rows.iter().map(|row| row.get(0)).collect())
         })
         .collect::<Result<_>>()?;
     Ok((
@@ -35,7 +37,7 @@ fn sound(cluster: &Cluster) -> Result<()> {
     let problems = cluster.psql("recovery", "SELECT laser_index_check('ti')")?;
     ensure!(problems.is_empty(), "{problems}");
     let complete =
-        "SELECT (SELECT count(*) FROM t) <= (SELECT live + pending FROM laser_index_info('ti'))";
+        "SELECT (SELECT count(*) FROM t) = (SELECT live + pending FROM laser_index_info('ti'))";
     ensure!(cluster.psql("recovery", complete)? == "t");
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! A streaming replica answers as its primary does, also after its promotion.
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, failure};
+use postgres::error::SqlState;
 
 const SETUP: &str = "SET enable_seqscan = off; SET enable_sort = off";
 
@@ -15,7 +16,9 @@ fn answers(cluster: &Cluster) -> Result<Vec<Vec<i32>>> {
                 "SELECT id FROM t ORDER BY e <=> (SELECT array_agg(sin({i} * 31 * (j * j + 0.37)))::real[]::embedding
                      FROM generate_series(1, 16) j) LIMIT 20"
             );
-            Ok(client.query(&sql, &[])?.iter().map(|row| row.get(0)).collect())
+            let rows = client.query(&sql, &[])?;
+            ensure!(rows.len() == 20, "{} of 20 rows", rows.len());
+            Ok(rows.iter().map(|row| row.get(0)).collect())
         })
         .collect()
 }
@@ -88,7 +91,8 @@ fn a_base_backup_needs_no_cache() -> Result<()> {
     primary.database("replica")?.batch_execute(
         "CREATE EXTENSION IF NOT EXISTS laser;
          CREATE TABLE t (id integer, e embedding(16));
-         CREATE INDEX ti ON t USING laser (e)",
+         CREATE INDEX ti ON t USING laser (e);
+         CREATE UNLOGGED TABLE u (body text); CREATE INDEX ui ON u USING laser (body)",
     )?;
     insert(&primary, 1, 2000)?;
     primary.psql("replica", "SELECT laser_merge('ti'), laser_prewarm('ti')")?;
@@ -98,5 +102,15 @@ fn a_base_backup_needs_no_cache() -> Result<()> {
     ensure!(!files(&replica).exists());
     primary.wait_for_replica(&replica)?;
     ensure!(answers(&primary)? == answers(&replica)?);
+
+    // What is unlogged has no pages there.
+    let mut client = replica.connect("replica")?;
+    let (code, message, _) = failure(&mut client, "SELECT laser_index_info('ui')")?;
+    ensure!(code == SqlState::FEATURE_NOT_SUPPORTED, "{message}");
+    ensure!(
+        client
+            .query("SELECT * FROM laser_models_used", &[])?
+            .is_empty()
+    );
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Cluster, failure, wait_until};
+use laser_tests::{Cluster, failure, wait_until, was_ended};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -268,13 +268,12 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
     )?;
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
     let build = std::thread::spawn(move || {
-        client
-            .batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 1000)")
-            .is_err()
+        client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 1000)")
     });
     wait_until("the build has a file", || Ok(!files(&cluster)?.is_empty()))?;
     cluster.psql("upkeep", &format!("SELECT pg_terminate_backend({pid})"))?;
-    ensure!(build.join().expect("no panic"), "the build was ended");
+    let error = build.join().expect("no panic").expect_err("ended");
+    ensure!(was_ended(&error), "{error}");
     wait_until("the session has ended", || {
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
         Ok(cluster.psql("upkeep", &sql)? == "0")
@@ -293,8 +292,11 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
     Ok(())
 }
 
-/// Cancels a statement at a moment and tells how long it took to end, if it had not ended before.
-fn cancelled(client: &mut Client, sql: &str, after: Duration) -> Result<Option<Duration>> {
+/// Cancels a statement of a session of its own at a moment and tells how long it took to end, if it had
+/// not ended before. (Then the cancel may reach a session at any later time, which is why nothing else
+/// runs in it.)
+fn cancelled(cluster: &Cluster, sql: &str, after: Duration) -> Result<Option<Duration>> {
+    let mut client = cluster.connect("upkeep")?;
     let token = client.cancel_token();
     let timer = std::thread::spawn(move || -> Result<Instant> {
         std::thread::sleep(after);
@@ -306,11 +308,7 @@ fn cancelled(client: &mut Client, sql: &str, after: Duration) -> Result<Option<D
     let end = Instant::now();
     let at = timer.join().expect("no panic")?;
     match result {
-        Ok(()) => {
-            // The cancel may arrive after the statement, and then hits the next one.
-            let _ = client.batch_execute("SELECT pg_sleep(0.05)");
-            Ok(None)
-        }
+        Ok(()) => Ok(None),
         Err(error) => {
             ensure!(error.code() == Some(&SqlState::QUERY_CANCELED), "{error}");
             Ok(Some(end.saturating_duration_since(at)))
@@ -342,7 +340,7 @@ fn cancels_are_heard() -> Result<()> {
         let mut hits = 0;
         for moment in [20u64, 100, 200, 300, 500, 800, 1200, 1700, 2500, 4000] {
             let moment = Duration::from_millis(moment);
-            if let Some(took) = cancelled(&mut client, sql, moment)? {
+            if let Some(took) = cancelled(&cluster, sql, moment)? {
                 println!("{sql} after {moment:?}: {took:?}");
                 hits += 1;
                 longest = longest.max(took);
@@ -402,7 +400,7 @@ fn a_failed_merge_is_put_off() -> Result<()> {
     Ok(())
 }
 
-/// With too little memory for what the directory can hold, rows stay in the list, with a warning.
+/// Whoever inserts with next to no memory leaves nothing unmerged for the searches of others.
 #[test]
 fn too_little_memory_fails_nothing() -> Result<()> {
     let cluster = cluster()?;
@@ -421,12 +419,18 @@ fn too_little_memory_fails_nothing() -> Result<()> {
     )?;
     println!("{} segments, {} warnings", row.get::<_, i32>(0), said.len());
     ensure!(row.get::<_, i64>(1) == 20_000);
-    ensure!(
-        said.iter().any(|s| s.contains("segments")) && said.len() < 30,
-        "{said:?}"
-    );
+    ensure!(said.is_empty(), "{said:?}");
+    let pending: i64 = other
+        .query_one("SELECT pending FROM laser_index_info('ti')", &[])?
+        .get(0);
+    ensure!(pending < 1000, "{pending}");
     ensure!(problems(&mut other, "ti")?.is_empty());
-    let (_, _, hint) = failure(&mut other, "SELECT laser_merge('ti')")?;
+    // A build is asked for by the owner, and says what is missing.
+    let (code, message, hint) = failure(&mut other, "CREATE INDEX ON t USING laser (e)")?;
+    ensure!(
+        code == SqlState::PROGRAM_LIMIT_EXCEEDED && message.contains("would have more than"),
+        "{message}"
+    );
     ensure!(hint.contains("maintenance_work_mem"), "{hint}");
     client.batch_execute("SELECT laser_merge('ti')")?;
     let row = client.query_one("SELECT segments, live FROM laser_index_info('ti')", &[])?;

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // the size of a page
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::{Cluster, failure};
@@ -40,9 +42,9 @@ fn leave(cluster: &Cluster, client: &mut Client, bytes: u64) -> Result<()> {
 /// That no process of the server has crashed so far, for which all sessions are ended.
 fn unharmed(cluster: &Cluster, witness: &mut Client, after: &str) -> Result<()> {
     let log = cluster.log();
-    let crash = log
-        .lines()
-        .find(|line| line.contains("terminated by signal"));
+    let crash = log.lines().find(|line| {
+        line.contains("terminated by signal") || line.contains("exited with exit code")
+    });
     ensure!(crash.is_none(), "{after}: {}", crash.unwrap_or_default());
     witness
         .batch_execute("SELECT 1")
@@ -112,6 +114,59 @@ fn lists_take_what_they_hold() -> Result<()> {
         let (code, message, hint) = failure(&mut client, &sql)?;
         assert_eq!(code, SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
         assert!(hint.contains("laser.mining_memory"), "{hint}");
+    }
+    Ok(())
+}
+
+/// Ids, hashes of texts, pairs and results count, in every function.
+#[test]
+fn what_mining_keeps_is_limited() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("kept")?;
+    client.batch_execute(
+        "CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         CREATE TABLE v AS SELECT g AS id, '[1]'::embedding AS v FROM generate_series(1, 300000) g;
+         CREATE TABLE a AS SELECT g AS id, 'a' AS body FROM generate_series(1, 40000) g;
+         CREATE TABLE b AS SELECT g AS id, 'b' || g AS body FROM generate_series(1, 2000) g;
+         CREATE INDEX ON a USING laser (body); CREATE INDEX ON b USING laser (body); ANALYZE a, b;
+         CREATE ROLE somebody; GRANT ALL ON state, v, a, b TO somebody;
+         SET laser.mining_memory_limit = '2MB'; SET ROLE somebody",
+    )?;
+    let ids = "SELECT i, i FROM generate_series(1, 300000) i";
+    let scored = "SELECT i, i, 0.5::float8 FROM generate_series(1, 300000) i";
+    let texts = "SELECT i, ''t'' || i FROM generate_series(1, 300000) i";
+    let none = "SELECT 1, ''t'' WHERE false";
+    for sql in [
+        format!("SELECT * FROM laser_bucc_score('{scored}', 'SELECT 1, 1')"),
+        format!("SELECT * FROM laser_bucc_score('SELECT 1, 1, 0.5::float8', '{ids}')"),
+        format!(
+            "SELECT * FROM laser_margin_scores('{ids}', 'VALUES (1, ''a'')', 'VALUES (1, ''a'')')"
+        ),
+        format!("SELECT * FROM laser_knn_merge('{scored}', 1)"),
+        format!("SELECT * FROM laser_knn_join('{texts}', '{none}', 1)"),
+        "SELECT * FROM laser_knn_join('SELECT id, v FROM v', 'SELECT id, v FROM v WHERE false', 1)"
+            .into(),
+        format!("SELECT * FROM laser_mine('{texts}', '{none}')"),
+        format!("SELECT * FROM laser_mine_update('state', '{texts}', '{none}')"),
+        format!("SELECT * FROM laser_similarity_error('{texts}', '{none}')"),
+        "SELECT * FROM laser_mine('SELECT id * 50 + g, body FROM a, generate_series(1, 20) g WHERE id < 10000',
+                                  'SELECT id, body FROM b', method => 'index')"
+            .into(),
+        "SELECT * FROM laser_mine('SELECT id, body FROM a', 'SELECT id, body FROM b WHERE id < 20',
+                                  k => 9500, method => 'index')"
+            .into(),
+        // Copies of a text, of which more and more are asked for.
+        "SELECT * FROM laser_mine('SELECT id, body FROM a', 'SELECT id, body FROM b WHERE id < 20',
+                                  method => 'index')"
+            .into(),
+    ] {
+        let (code, message, hint) = failure(&mut client, &sql)?;
+        assert_eq!(
+            code,
+            SqlState::CONFIGURATION_LIMIT_EXCEEDED,
+            "{sql}: {message}"
+        );
+        assert!(hint.contains("laser.mining_memory"), "{sql}: {hint}");
     }
     Ok(())
 }
@@ -230,6 +285,7 @@ fn argument(kind: &str) -> Option<&'static str> {
     Some(match kind {
         "integer" => "1000",
         "bigint" => "1",
+        "smallint" => "1::smallint",
         "double precision" => "0.5",
         "boolean" => "true",
         "text" => "repeat('a ', 500000)",
@@ -327,6 +383,8 @@ fn every_function_survives_without_memory() -> Result<()> {
                             ended += 1;
                         }
                         _ => {
+                            // The server sees an end that was none of its own a little later.
+                            thread::sleep(Duration::from_millis(200));
                             unharmed(&cluster, &mut witness, &name)?;
                             // No memory for the message.
                             eprintln!("ended without a message: {name}: {error}");
@@ -340,6 +398,70 @@ fn every_function_survives_without_memory() -> Result<()> {
     }
     eprintln!("{done} done, {failed} failed, {ended} sessions ended");
     assert!(done > 50 && failed > 50 && ended * 20 < done + failed);
+    Ok(())
+}
+
+/// A function may raise the error of a session without memory in somebody else's session.
+#[test]
+fn raising_a_lack_of_memory_ends_nothing() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("raised")?;
+    client.batch_execute("SELECT '[1]'::embedding")?;
+    for level in ["LOG", "NOTICE", "WARNING"] {
+        client.batch_execute(&format!(
+            "DO $$ BEGIN FOR i IN 1..20 LOOP RAISE {level} USING ERRCODE = '53200'; END LOOP; END $$"
+        ))?;
+    }
+    client.batch_execute(
+        "DO $$ BEGIN
+           FOR i IN 1..20 LOOP
+             BEGIN RAISE EXCEPTION USING ERRCODE = '53200'; EXCEPTION WHEN out_of_memory THEN END;
+           END LOOP;
+         END $$",
+    )?;
+    Ok(())
+}
+
+/// Whatever is left when a thread is about to start: it starts, or there is an error.
+#[test]
+fn threads_start_within_what_there_is() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("max_parallel_maintenance_workers", "2")
+        .start()?;
+    let mut witness = cluster.database("threads")?;
+    witness.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id,
+           (SELECT array_agg(sin(g * (n + 1.7))) FROM generate_series(1, 128) n)::embedding(128) AS v
+         FROM generate_series(1, 3000) g;
+         CREATE INDEX ON t USING laser (v)",
+    )?;
+    let (mut done, mut failed) = (0, 0);
+    for step in 1..=150 {
+        witness.batch_execute(
+            "INSERT INTO t SELECT -id, v FROM t WHERE id BETWEEN 1 AND 300; DELETE FROM t WHERE id < 0",
+        )?;
+        let mut client = cluster.connect("threads")?;
+        client.batch_execute("SELECT '[1]'::embedding")?;
+        // Steps that are no multiple of a page, around the sizes of stacks, heaps and the graph.
+        let room = 6 * MIB + step * 190_000;
+        leave(&cluster, &mut client, room)?;
+        let name = format!("with {room} bytes");
+        match client.batch_execute("SELECT laser_merge('t_v_idx')") {
+            Ok(()) => done += 1,
+            Err(error) => {
+                failed += 1;
+                eprintln!(
+                    "{name}: {}",
+                    error.as_db_error().map_or("closed", |e| e.message())
+                );
+                if error.code().is_none() {
+                    thread::sleep(Duration::from_millis(200));
+                }
+            }
+        }
+        unharmed(&cluster, &mut witness, &name)?;
+    }
+    assert!(done > 10 && failed > 20, "{done} done, {failed} failed");
     Ok(())
 }
 
@@ -362,5 +484,59 @@ fn without_threads_there_is_an_error() -> Result<()> {
         assert_eq!(code, SqlState::INSUFFICIENT_RESOURCES, "{message}");
         unharmed(&cluster, &mut witness, sql)?;
     }
+    Ok(())
+}
+
+/// The limit falls below what a session has, while it works: nothing new can be mapped, whatever is
+/// given up, and reporting that takes memory too.
+#[test]
+fn a_limit_below_what_there_is_ends_a_session_at_most() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut witness = cluster.database("lowered")?;
+    let statements = [
+        "SELECT cardinality(laser_embed(array_fill('a b c'::text, ARRAY[200000])))",
+        "SELECT cardinality(array_agg(laser_embed(g::text))) FROM generate_series(1, 200000) g",
+        "SELECT length(array_agg(('[' || repeat('1,', 999) || g || ']')::embedding)::text)
+         FROM generate_series(1, 20000) g",
+    ];
+    let (mut failed, mut ended) = (0, 0);
+    for (statement, grown) in statements.iter().flat_map(|s| [(s, 10), (s, 40), (s, 90)]) {
+        let mut client = cluster.connect("lowered")?;
+        client.batch_execute("SELECT laser_embed('warm'), '[1,2]'::embedding")?;
+        let pid = backend(&mut client)?;
+        let size = || -> Result<u64> {
+            let statm = fs::read_to_string(format!("/proc/{pid}/statm"))?;
+            Ok(statm.split(' ').next().context("statm")?.parse::<u64>()? * 4096)
+        };
+        let before = size()?;
+        let mut superuser = cluster.connect("postgres")?;
+        let result = std::thread::scope(|scope| -> Result<_> {
+            let work = scope.spawn(|| client.batch_execute(statement));
+            while !work.is_finished() && size()? < before + grown * MIB {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            superuser.batch_execute(&format!(
+                "COPY (SELECT WHERE false) TO PROGRAM 'prlimit --pid {pid} --as={}:'",
+                100 * MIB
+            ))?;
+            Ok(work.join().expect("it does not panic"))
+        })?;
+        let name = format!("{statement}, after {grown} MiB");
+        if let Err(error) = result {
+            if error.as_db_error().is_some_and(|e| e.severity() == "ERROR") {
+                failed += 1;
+                // Errors one after the other do not pile up.
+                for _ in 0..5 {
+                    let again = client.batch_execute(statement);
+                    ensure!(again.is_err(), "{name}");
+                }
+            } else {
+                ended += 1;
+            }
+        }
+        unharmed(&cluster, &mut witness, &name)?;
+    }
+    eprintln!("{failed} failed, {ended} sessions ended");
+    ensure!(failed + ended > 4, "{failed} failed, {ended} ended");
     Ok(())
 }

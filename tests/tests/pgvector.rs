@@ -2,7 +2,7 @@
 //! server has no extension `vector`.
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, skipped};
 use postgres::Client;
 
 /// A cluster with both extensions and the casts between them, or nothing where pgvector is not
@@ -11,7 +11,10 @@ fn both() -> Result<Option<(Cluster, Client)>> {
     let cluster = Cluster::builder().preload(false).start()?;
     let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'vector'";
     if cluster.psql("postgres", available)? == "0" {
-        println!("skipped: pgvector is not installed for this server");
+        skipped(
+            "pgvector's columns and bytes",
+            "pgvector is not installed for this server",
+        );
         return Ok(None);
     }
     let mut client = cluster.database("both")?;

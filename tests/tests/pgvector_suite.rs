@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Account, Cluster, Tree};
+use laser_tests::{Account, Cluster, Tree, skipped};
 use tempfile::TempDir;
 
 /// Scripts that take long, and of which others in the list try the same at less expense.
@@ -44,12 +44,8 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Says on the terminal, past the test harness, that nothing was tested.
 fn skip(why: &str) {
-    use std::io::Write;
-    let line = format!("SKIPPED: pgvector's tests were not run: {}\n", why.trim());
-    // Without a standard error nobody listens.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    skipped("pgvector's tests", why);
 }
 
 /// Scripts that were rewritten, in a folder of the account of the servers.

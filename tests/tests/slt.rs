@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::Result;
-use laser_tests::{Cluster, slt};
+use laser_tests::{Cluster, skipped, slt};
 
 const THREADS: usize = 4;
 
@@ -42,7 +42,7 @@ fn sqllogictest_files_pass() -> Result<()> {
                         .into_owned();
                     match slt::run_file(&file, &cluster, models.path()) {
                         Ok(slt::Outcome::Passed) => println!("{name}: ok"),
-                        Ok(slt::Outcome::Skipped(why)) => println!("{name}: skipped, {why}"),
+                        Ok(slt::Outcome::Skipped(why)) => skipped(&name, &why),
                         Err(error) => {
                             println!("{name}: FAILED\n{error:#}");
                             failures.lock().unwrap().push(name);

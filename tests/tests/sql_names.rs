@@ -6,8 +6,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql")
+/// The scripts of the extension, those of upgrades too.
+fn scripts() -> Result<Vec<PathBuf>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql");
+    let mut found = Vec::new();
+    for folder in [folder.join("upgrade"), folder] {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "sql") {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,7 +235,8 @@ fn unqualified(sql: &str) -> Vec<String> {
                 if text == "case" && word(at + 1) != "when" {
                     problems.push("CASE with an operand".into());
                 }
-                let of_field = word(before(at, 1)) == "epoch";
+                // EXTRACT(epoch FROM …), and SHARE UPDATE EXCLUSIVE.
+                let of_field = ["epoch", "share"].contains(&word(before(at, 1)));
                 if ["from", "join", "update"].contains(&text.as_str()) && !of_field {
                     let name = at + 1 + usize::from(word(at + 1) == "only");
                     let syntax = ["", "rows", "lateral", "set"].contains(&word(name));
@@ -274,10 +286,10 @@ fn kept(statement: &str) -> Option<&str> {
     let lower = statement.to_ascii_lowercase();
     let text = lower.trim_start();
     let path = text.contains("set search_path");
-    if text.starts_with("create view") {
+    if text.starts_with("create view") || text.starts_with("create or replace view") {
         return lower.find(" as\n").map(|at| &statement[at + 4..]);
     }
-    if text.starts_with("create table") {
+    if text.starts_with("create table") || text.starts_with("alter table") {
         return lower.find("check").map(|at| &statement[at..]);
     }
     let function = text.starts_with("create function")
@@ -296,8 +308,7 @@ fn kept(statement: &str) -> Option<&str> {
 #[test]
 fn names_in_sql_are_qualified() -> Result<()> {
     let (mut looked, mut problems) = (0, Vec::new());
-    for entry in std::fs::read_dir(folder())? {
-        let path = entry?.path();
+    for path in scripts()? {
         let sql = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         for statement in statements(&sql) {
             let Some(kept) = kept(&statement) else {
@@ -367,5 +378,16 @@ fn unqualified_names_are_found() -> Result<()> {
     ensure!(kept("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'").is_some());
     ensure!(kept("CREATE FUNCTION f() RETURNS int LANGUAGE sql RETURN g(1)").is_some());
     ensure!(kept("CREATE FUNCTION f() RETURNS int AS 'a', 'b' LANGUAGE c").is_none());
+    Ok(())
+}
+
+/// The server reads the scripts in the encoding of the database that the extension is created in.
+#[test]
+fn the_scripts_have_what_every_encoding_has() -> Result<()> {
+    for path in scripts()? {
+        let text = std::fs::read_to_string(&path)?;
+        let other = text.lines().find(|line| !line.is_ascii());
+        ensure!(other.is_none(), "{}: {other:?}", path.display());
+    }
     Ok(())
 }

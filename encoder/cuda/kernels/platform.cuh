@@ -1,4 +1,4 @@
-// What the kernels need of CUDA beyond the language. `emulation/src/platform.h` has the same for a
+// What the kernels need of CUDA beyond the language. `emulation/src/platform.cuh` has the same for a
 // processor; the tests compile the kernels with that.
 #pragma once
 

@@ -1,11 +1,15 @@
 //! The kernels against the definition: compiled for a processor everywhere, on a GPU where there
 //! is one.
 
+#[path = "../../../tests/src/skipped.rs"]
+mod skipped;
+
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::bf16;
 use laser_cuda::lstm::plan::Plan;
 use laser_cuda::lstm::{self, Gradient, Outputs, Pooling, Saved, Steps, Weights};
 use laser_cuda_emulation::{self as emulation, Element, Gradients, Inputs};
+use skipped::skipped;
 
 const POOLINGS: [Option<Pooling>; 4] = [
     None,
@@ -234,13 +238,14 @@ fn a_gpu_computes_what_the_definition_says() {
     let device = match Device::new_cuda_with_stream(0) {
         Ok(device) => device,
         Err(e) => {
-            eprintln!("not run: there is no CUDA device ({e})");
+            skipped("the LSTM kernels on a GPU", &e.to_string());
             return;
         }
     };
     for hidden in [32, 512] {
         if !lstm::supported(&device, DType::BF16, hidden) {
-            eprintln!("not run: {hidden} units do not fit on this GPU");
+            let what = format!("the LSTM kernels on a GPU with {hidden} units");
+            skipped(&what, "they do not fit on this one");
             continue;
         }
         let host = Case::new(hidden, &lengths(), DType::BF16);

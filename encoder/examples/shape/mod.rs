@@ -9,7 +9,7 @@ use laser_encoder::config::{
 };
 use laser_encoder::folder::{self, Tensor, Tensors};
 
-/// Words `w0`, `w1`, …, one token each; `w2` is missing, its place is that of `</s>`.
+/// Tokens of the shape's vocabulary.
 pub const VOCABULARY: usize = 8000;
 /// Width of the embedding table.
 pub const WIDTH: usize = 320;
@@ -20,30 +20,56 @@ pub const LAYERS: usize = 5;
 /// Tokens of the sentences that are measured.
 pub const TOKENS: usize = 20;
 
+/// Random numbers, always the same ones.
+pub struct Random(u64);
+
+impl Default for Random {
+    fn default() -> Self {
+        Self(88_172_645_463_325_252)
+    }
+}
+
+impl Random {
+    /// Between `-scale` and `scale`.
+    pub fn tensor(&mut self, shape: &[usize], scale: f32) -> Tensor {
+        let n = shape.iter().product();
+        let values = (0..n).map(|_| {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            ((self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
+        });
+        Tensor::f32(shape, values.collect())
+    }
+}
+
+/// A tokenizer of words `w0`, `w1`, …; `w2` is missing, its place is that of `</s>`.
+pub fn words(count: usize) -> serde_json::Value {
+    let name = |id| match id {
+        2 => "</s>".into(),
+        _ => format!("w{id}"),
+    };
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
+        (0..count).map(|id| (name(id), id.into())).collect();
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
+    })
+}
+
 /// Writes a model folder of the shape, without normalisation.
 ///
 /// # Errors
 /// As [`folder::write_parts`].
 pub fn write(folder: &Path) -> Result<(), EncoderError> {
-    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..VOCABULARY)
-        .map(|id| {
-            (
-                if id == 2 {
-                    "</s>".into()
-                } else {
-                    format!("w{id}")
-                },
-                id.into(),
-            )
-        })
-        .collect();
-    let tokenizer = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
-        "decoder": null,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
-    });
-    write_with(folder, &tokenizer, VOCABULARY, TextConfig::default())
+    write_with(
+        folder,
+        &words(VOCABULARY),
+        VOCABULARY,
+        TextConfig::default(),
+    )
 }
 
 /// The same with a tokenizer of `vocabulary` tokens and with text preparation.
@@ -56,17 +82,8 @@ pub fn write_with(
     vocabulary: usize,
     text: TextConfig,
 ) -> Result<(), EncoderError> {
-    let mut state = 88_172_645_463_325_252u64;
-    let mut random = |shape: &[usize], scale: f32| {
-        let n = shape.iter().product();
-        let values = (0..n).map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
-        });
-        Tensor::f32(shape, values.collect())
-    };
+    let mut random = Random::default();
+    let mut random = |shape: &[usize], scale| random.tensor(shape, scale);
     let mut tensors = Tensors::new();
     tensors.insert(
         "embed_tokens.weight".into(),

@@ -236,6 +236,8 @@ pub struct ModelInfo {
     pub fingerprint: Option<[u8; 32]>,
     /// Whether it is in memory.
     pub loaded: bool,
+    /// The arithmetic that it runs in, and what was asked for instead; empty unless it is loaded.
+    pub precision: String,
     /// Whether it is the encoder's default.
     pub default: bool,
     /// Why it cannot be used; empty if it can.
@@ -564,6 +566,7 @@ fn write_model(w: &mut Writer<'_>, model: &ModelInfo) {
         w.bytes(fingerprint);
     }
     w.bool(model.loaded);
+    w.str(&model.precision);
     w.bool(model.default);
     w.str(&model.error);
 }
@@ -580,6 +583,7 @@ fn read_model(r: &mut Reader<'_>) -> Result<ModelInfo, ProtocolError> {
             None
         },
         loaded: r.bool("loaded")?,
+        precision: r.string("precision")?,
         default: r.bool("default")?,
         error: r.string("error")?,
     })
@@ -677,11 +681,12 @@ mod tests {
             any::<u32>(),
             any::<Option<[u8; 32]>>(),
             any::<bool>(),
+            ".{0,20}",
             any::<bool>(),
             ".{0,20}",
         )
             .prop_map(
-                |(name, dimensions, architecture, max_tokens, fingerprint, l, d, error)| {
+                |(name, dimensions, architecture, max_tokens, fingerprint, l, p, d, error)| {
                     ModelInfo {
                         name,
                         dimensions,
@@ -689,6 +694,7 @@ mod tests {
                         max_tokens,
                         fingerprint,
                         loaded: l,
+                        precision: p,
                         default: d,
                         error,
                     }

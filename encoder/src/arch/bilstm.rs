@@ -323,10 +323,6 @@ struct Work {
 /// Sentences and tokens of the batch on which precisions are compared.
 const PROBE: (usize, usize) = (32, 2);
 
-/// What f32 has to take longer by for another precision to count as faster: the choice shall not
-/// change with the noise of the clock.
-const MARGIN: f64 = 1.15;
-
 /// Reduced precisions that are faster than f32 on this processor, fastest first, as measured with
 /// one direction of the last layer.
 pub(crate) fn faster_than_f32(
@@ -337,7 +333,7 @@ pub(crate) fn faster_than_f32(
     let sequence = [0; PROBE.1];
     let packing = Packing::new(&[&sequence[..]; PROBE.0]);
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
-    let seconds = |precision| -> Result<f64, EncoderError> {
+    super::faster_than_f32(|precision| {
         let direction = Direction::load(isa, config, weights, config.layers - 1, "", precision)?;
         let tokens = packing.tokens();
         let inputs: Vec<Operand> = direction
@@ -361,17 +357,7 @@ pub(crate) fn faster_than_f32(
         };
         run();
         Ok(run().min(run()))
-    };
-    let exact = seconds(Precision::F32)?;
-    let mut faster = Vec::new();
-    for precision in [Precision::I8, Precision::Bf16] {
-        let seconds = seconds(precision)?;
-        if seconds * MARGIN < exact {
-            faster.push((seconds, precision));
-        }
-    }
-    faster.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(faster.into_iter().map(|(_, precision)| precision).collect())
+    })
 }
 
 impl Model for Bilstm {

@@ -67,14 +67,9 @@ impl Model for Mean {
         _parallel: bool,
     ) -> Result<(), EncoderError> {
         for (ids, out) in sequences.iter().zip(out.chunks_exact_mut(self.width())) {
-            out.fill(0.0);
-            let mut total = 0f32;
-            for &id in *ids {
-                let id = id as usize;
-                let weight = self.weights.get(id).copied().unwrap_or(1.0);
-                gather::add_row(self.isa, &self.table, id, weight, out);
-                total += weight;
-            }
+            let weight = |id: usize| self.weights.get(id).copied().unwrap_or(1.0);
+            gather::sum_rows(self.isa, &self.table, ids, weight, out);
+            let total: f32 = ids.iter().map(|&id| weight(id as usize)).sum();
             if total > 0.0 {
                 let scale = 1.0 / total;
                 out.iter_mut().for_each(|x| *x *= scale);

@@ -6,9 +6,12 @@ pub(crate) mod dense;
 pub(crate) mod mean;
 pub(crate) mod mean_candle;
 pub(crate) mod transformer;
+pub(crate) mod transformer_candle;
 
 use crate::EncoderError;
 use crate::batch::Budget;
+use crate::config::TransformerConfig;
+use crate::encoder::Precision;
 
 /// From token ids to pooled states.
 pub(crate) trait Model: Send + Sync {
@@ -52,6 +55,38 @@ pub(crate) trait Model: Send + Sync {
     fn bytes(&self) -> usize;
 }
 
+/// What f32 has to take longer by for another precision to count as faster: the choice shall not
+/// change with the noise of the clock.
+const MARGIN: f64 = 1.15;
+
+/// Reduced precisions that take less time than f32, fastest first.
+fn faster_than_f32(
+    mut seconds: impl FnMut(Precision) -> Result<f64, EncoderError>,
+) -> Result<Vec<Precision>, EncoderError> {
+    let exact = seconds(Precision::F32)?;
+    let mut faster = Vec::new();
+    for precision in [Precision::I8, Precision::Bf16] {
+        let seconds = seconds(precision)?;
+        if seconds * MARGIN < exact {
+            faster.push((seconds, precision));
+        }
+    }
+    faster.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(faster.into_iter().map(|(_, precision)| precision).collect())
+}
+
+/// Refuses sequences, longest first, that a transformer has no positions for.
+fn check_positions(config: &TransformerConfig, sequences: &[&[u32]]) -> Result<(), EncoderError> {
+    let limit = config.max_positions - config.position_offset;
+    match sequences.first() {
+        Some(longest) if longest.len() > limit => Err(EncoderError::Compute(format!(
+            "a sequence of {} tokens exceeds the {limit} positions of the model",
+            longest.len()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -59,8 +94,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::config::{Architecture, BilstmConfig, BilstmPooling};
-    use crate::encoder::Precision;
+    use crate::config::{Architecture, BilstmConfig, BilstmPooling, TransformerPooling};
     use crate::folder::{self, Weights};
     use crate::import;
     use crate::kernels::Isa;
@@ -149,5 +183,59 @@ mod tests {
         let candle =
             mean_candle::MeanCandle::load(&config, &weights, &Device::Cpu, DType::F32).unwrap();
         assert_close(&states(&kernels), &states(&candle), 1e-5);
+    }
+
+    /// A small model of the kind of BERT, with its norms before or behind the sub-layers.
+    fn transformer(
+        folder: &Path,
+        name: &str,
+        edit: impl Fn(&mut TransformerConfig),
+    ) -> (TransformerConfig, Weights) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures")
+            .join(name);
+        let config = import::import(&source, None, folder, &import::Options::default());
+        let Architecture::Transformer(mut config) = config.unwrap().config.encoder else {
+            panic!("{name} is a transformer")
+        };
+        edit(&mut config);
+        (
+            config,
+            Weights::open(&folder.join(folder::WEIGHTS)).unwrap(),
+        )
+    }
+
+    #[test]
+    fn transformer_is_that_of_candle_with_all_instructions_and_precisions() {
+        for name in ["labse", "bert-mean", "laser3", "laser3-max"] {
+            for pooling in [
+                TransformerPooling::Cls,
+                TransformerPooling::Max,
+                TransformerPooling::Mean,
+            ] {
+                let dir = tempfile::TempDir::new().unwrap();
+                let (config, weights) = transformer(dir.path(), name, |c| c.pooling = pooling);
+                let candle =
+                    transformer_candle::TransformerCandle::load(&config, &weights, &Device::Cpu);
+                let exact = states(&candle.unwrap());
+                let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
+                for &isa in Isa::all() {
+                    for (precision, tolerance) in [
+                        (Precision::F32, 1e-5),
+                        (Precision::Bf16, 0.03),
+                        (Precision::I8, 0.06),
+                    ] {
+                        let model = transformer::Transformer::load(
+                            isa, &config, &weights, precision, false,
+                        );
+                        assert_close(
+                            &exact,
+                            &states(&model.unwrap()),
+                            tolerance * largest.max(1.0),
+                        );
+                    }
+                }
+            }
+        }
     }
 }

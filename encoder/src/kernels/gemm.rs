@@ -82,6 +82,36 @@ impl Packed {
         Self { n, k, data }
     }
 
+    /// A matrix of f32 without rows, to be [filled](Self::fill).
+    pub(super) fn empty() -> Self {
+        Self {
+            n: 0,
+            k: 0,
+            data: Data::F32(Vec::new()),
+        }
+    }
+
+    /// Becomes a matrix of `n` x `k`, in the memory it has if that is enough. `panel(i, lines)` fills
+    /// panel i: line p holds element p of 16 rows. Lines have any contents before.
+    ///
+    /// # Panics
+    /// If it is stored as bf16.
+    pub(super) fn fill(
+        &mut self,
+        n: usize,
+        k: usize,
+        mut panel: impl FnMut(usize, &mut [[f32; PANEL]]),
+    ) {
+        let Data::F32(lines) = &mut self.data else {
+            panic!("a matrix of f32");
+        };
+        lines.resize(n.div_ceil(PANEL) * k, Line32([0.0; PANEL]));
+        for (i, lines) in lines.chunks_exact_mut(k.max(1)).enumerate() {
+            panel(i, bytemuck::cast_slice_mut(lines));
+        }
+        (self.n, self.k) = (n, k);
+    }
+
     /// Packs a row-major matrix [n, k].
     pub fn from_rows(n: usize, k: usize, storage: Storage, data: &[f32]) -> Self {
         assert_eq!(data.len(), n * k, "matrix [n, k]");

@@ -247,79 +247,55 @@ unsafe fn cells(isa: Isa, rows: usize, cells: Cells) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::f32::consts::LOG2_E;
-
-    /// The polynomial of degree 5, highest power first, with the smallest relative error (1e-7) of
-    /// 2^f on ±1/2; it is 1 at 0.
-    #[allow(clippy::approx_constant)] // The linear term is near ln 2.
-    const POWER_OF_TWO: [f32; 6] = [
-        1.326_472_7e-3,
-        9.671_513e-3,
-        5.550_733_6e-2,
-        2.402_224_2e-1,
-        6.931_47e-1,
-        1.0,
-    ];
-
-    /// The cell on vectors of `$lanes` floats, in terms of intrinsics that the module names.
+    /// The cell on vectors of `$lanes` floats of the module's instructions.
     macro_rules! cell {
-        ($features:literal, $lanes:literal) => {
-            use super::super::{Cells, UNITS};
-            use super::{LOG2_E, POWER_OF_TWO};
+        ($module:ident, $features:literal, $lanes:literal) => {
+            pub(super) mod $module {
+                use std::f32::consts::LOG2_E;
 
-            /// e^(x s) for s = `scale` / log2 e, relative error below 3e-7 near 0. It is cut off at
-            /// 2^±40, so that products of three are finite, and 1 + e^x is the same as ever.
-            #[inline]
-            #[target_feature(enable = $features)]
-            fn exp(x: Vector, scale: f32) -> Vector {
-                let power = max(min(mul(x, set1(scale)), set1(40.0)), set1(-40.0));
-                let whole = round(power);
-                let f = sub(power, whole);
-                let mut p = set1(POWER_OF_TWO[0]);
-                for coefficient in &POWER_OF_TWO[1..] {
-                    p = fmadd(p, f, set1(*coefficient));
+                use super::super::{Cells, UNITS};
+                use crate::kernels::x86::$module::*;
+
+                /// The new cell and state from the gates i, f, g, o. The sums over common
+                /// denominators need two divisions instead of five:
+                ///
+                /// ```text
+                /// sigmoid(x) = 1 / (1 + e^-x),  tanh(x) = (e^2x - 1) / (e^2x + 1)
+                /// ```
+                #[inline]
+                #[target_feature(enable = $features)]
+                fn cell(i: Vector, f: Vector, g: Vector, o: Vector, c: Vector) -> [Vector; 2] {
+                    let one = set1(1.0);
+                    let (i, f) = (add(exp(i, -LOG2_E), one), add(exp(f, -LOG2_E), one));
+                    let g = exp(g, 2.0 * LOG2_E);
+                    let input = mul(i, add(g, one));
+                    let sum = fmadd(c, input, mul(f, sub(g, one)));
+                    let c = div(sum, mul(input, f));
+                    let o = add(exp(o, -LOG2_E), one);
+                    let e = exp(c, 2.0 * LOG2_E);
+                    [c, div(sub(e, one), mul(o, add(e, one)))]
                 }
-                scale_by_power(p, whole)
-            }
 
-            /// The new cell and state from the gates i, f, g, o. The sums over common denominators
-            /// need two divisions instead of five:
-            ///
-            /// ```text
-            /// sigmoid(x) = 1 / (1 + e^-x),  tanh(x) = (e^2x - 1) / (e^2x + 1)
-            /// ```
-            #[inline]
-            #[target_feature(enable = $features)]
-            fn cell(i: Vector, f: Vector, g: Vector, o: Vector, c: Vector) -> [Vector; 2] {
-                let one = set1(1.0);
-                let (i, f) = (add(exp(i, -LOG2_E), one), add(exp(f, -LOG2_E), one));
-                let g = exp(g, 2.0 * LOG2_E);
-                let input = mul(i, add(g, one));
-                let sum = fmadd(c, input, mul(f, sub(g, one)));
-                let c = div(sum, mul(input, f));
-                let o = add(exp(o, -LOG2_E), one);
-                let e = exp(c, 2.0 * LOG2_E);
-                [c, div(sub(e, one), mul(o, add(e, one)))]
-            }
-
-            /// # Safety
-            /// As the function of the same name above.
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn cells(rows: usize, cells: Cells) {
-                for row in 0..rows {
-                    for lane in (0..UNITS).step_by($lanes) {
-                        let at = row * cells.width + lane;
-                        // SAFETY: the caller vouches for 16 values of each row (4 x 16 of gates).
-                        unsafe {
-                            let gates = cells.gates.add(row * cells.stride + lane);
-                            let [i, f, g, o] =
-                                std::array::from_fn(|gate| load(gates.add(gate * UNITS)));
-                            let [c, h] = cell(i, f, g, o, load(cells.c.add(at)));
-                            store(cells.c.add(at), c);
-                            store(cells.h.add(at), h);
-                            if !cells.maximum.is_null() {
-                                let maximum = cells.maximum.add(at);
-                                store(maximum, max(load(maximum), h));
+                /// # Safety
+                /// As the function of the same name above.
+                #[target_feature(enable = $features)]
+                pub(in super::super) unsafe fn cells(rows: usize, cells: Cells) {
+                    for row in 0..rows {
+                        for lane in (0..UNITS).step_by($lanes) {
+                            let at = row * cells.width + lane;
+                            // SAFETY: the caller vouches for 16 values of each row (4 x 16 of
+                            // gates).
+                            unsafe {
+                                let gates = cells.gates.add(row * cells.stride + lane);
+                                let [i, f, g, o] =
+                                    std::array::from_fn(|gate| load(gates.add(gate * UNITS)));
+                                let [c, h] = cell(i, f, g, o, load(cells.c.add(at)));
+                                store(cells.c.add(at), c);
+                                store(cells.h.add(at), h);
+                                if !cells.maximum.is_null() {
+                                    let maximum = cells.maximum.add(at);
+                                    store(maximum, max(load(maximum), h));
+                                }
                             }
                         }
                     }
@@ -327,50 +303,8 @@ mod x86 {
             }
         };
     }
-
-    pub(super) mod avx2 {
-        use std::arch::x86_64::{
-            __m256 as Vector, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_add_epi32,
-            _mm256_add_ps as add, _mm256_castsi256_ps, _mm256_cvtps_epi32, _mm256_div_ps as div,
-            _mm256_fmadd_ps as fmadd, _mm256_loadu_ps as load, _mm256_max_ps as max,
-            _mm256_min_ps as min, _mm256_mul_ps as mul, _mm256_round_ps, _mm256_set1_epi32,
-            _mm256_set1_ps as set1, _mm256_slli_epi32, _mm256_storeu_ps as store,
-            _mm256_sub_ps as sub,
-        };
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma")]
-        fn round(x: Vector) -> Vector {
-            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x)
-        }
-
-        /// x 2^power for a whole power between -126 and 127.
-        #[inline]
-        #[target_feature(enable = "avx2,fma")]
-        fn scale_by_power(x: Vector, power: Vector) -> Vector {
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
-            mul(x, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
-        }
-
-        cell!("avx2,fma", 8);
-    }
-
-    pub(super) mod avx512 {
-        use std::arch::x86_64::{
-            __m512 as Vector, _mm512_add_ps as add, _mm512_div_ps as div, _mm512_fmadd_ps as fmadd,
-            _mm512_loadu_ps as load, _mm512_max_ps as max, _mm512_min_ps as min,
-            _mm512_mul_ps as mul, _mm512_roundscale_ps, _mm512_scalef_ps as scale_by_power,
-            _mm512_set1_ps as set1, _mm512_storeu_ps as store, _mm512_sub_ps as sub,
-        };
-
-        #[inline]
-        #[target_feature(enable = "avx512f")]
-        fn round(x: Vector) -> Vector {
-            _mm512_roundscale_ps::<0>(x)
-        }
-
-        cell!("avx512f", 16);
-    }
+    cell!(avx2, "avx2,fma", 8);
+    cell!(avx512, "avx512f", 16);
 }
 
 #[cfg(test)]

@@ -71,11 +71,18 @@ pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: &[f32], eps: f64
 
 /// Scales one row to unit L2 norm; a row of zeros stays.
 pub(crate) fn l2_normalize(row: &mut [f32]) {
-    let norm = row
-        .iter()
-        .map(|&x| f64::from(x).powi(2))
-        .sum::<f64>()
-        .sqrt();
+    // Several sums at once, since an addition has to wait for the one before.
+    let mut sums = [0f64; 8];
+    let (whole, rest) = row.as_chunks::<8>();
+    for chunk in whole {
+        for (sum, &x) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(x) * f64::from(x);
+        }
+    }
+    for (sum, &x) in sums.iter_mut().zip(rest) {
+        *sum += f64::from(x) * f64::from(x);
+    }
+    let norm = sums.iter().sum::<f64>().sqrt();
     if norm > 0.0 {
         let scale = (1.0 / norm) as f32;
         row.iter_mut().for_each(|x| *x *= scale);

@@ -1,8 +1,10 @@
-//! The CPU kernels: packed matrix products, LSTM cells, gather-sums over embedding tables.
+//! The CPU kernels: packed matrix products, LSTM cells, attention, what transformers do row by row,
+//! gather-sums over embedding tables.
 //!
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
 //! chooses once per process.
 
+pub mod attention;
 pub(crate) mod clock;
 pub mod dots;
 pub mod gather;
@@ -12,6 +14,9 @@ pub mod lstm;
 pub(crate) mod math;
 pub mod product;
 pub mod quantized;
+pub mod rows;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::sync::OnceLock;
 

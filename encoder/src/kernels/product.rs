@@ -55,6 +55,17 @@ impl Operand {
     }
 }
 
+/// What products use that eight bits are too few for, where the others use int8: bf16 if the processor
+/// has a unit for it, else int8 as well.
+pub fn finer(isa: Isa, precision: Precision) -> Precision {
+    let unit = || Unit::of(isa, Precision::Bf16).is_some() || quantized::has_bf16_unit();
+    if precision == Precision::I8 && unit() {
+        Precision::Bf16
+    } else {
+        precision
+    }
+}
+
 /// The weights' and the operand's kinds differ.
 fn mismatch() -> ! {
     panic!("rows converted for weights of another precision")
@@ -73,9 +84,7 @@ impl Weights {
         if exact {
             return Self::Float(Packed::new(n, k, Storage::F32, row));
         }
-        // Nothing else on a processor equals its unit for matrices.
-        let unit = Unit::of(isa, precision).filter(|_| !quantized::has_matrix_unit());
-        if let Some(unit) = unit {
+        if let Some(unit) = Unit::of(isa, precision) {
             return Self::Dots(Dots::new(n, k, unit, row));
         }
         if precision == Precision::Bf16 && !quantized::has_bf16_unit() {
@@ -203,8 +212,13 @@ impl Weights {
             }
             (Self::Dots(w), Operand::Dots(states)) => {
                 scratch.resize(rows * width, 0.0);
-                let recurrent = w.recurrent(states, previous);
-                lstm::step(isa, rows, columns, &recurrent, step(input, scratch));
+                if w.is_matrix() {
+                    w.matmul(states, previous, Start::Accumulate, input, columns);
+                    lstm::step(isa, rows, columns, &Complete, step(input, scratch));
+                } else {
+                    let recurrent = w.recurrent(states, previous);
+                    lstm::step(isa, rows, columns, &recurrent, step(input, scratch));
+                }
                 states.set(at, scratch, width);
                 scratch
             }

@@ -1,7 +1,7 @@
-//! Products with bf16 and int8 weights through NumKong, for processors with matrix units (AMX) and
-//! those that [`super::dots`] has no kernels for: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
+//! Products with bf16 and int8 weights through NumKong, for processors that [`super::dots`] has no
+//! kernels for: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
 //!
-//! NumKong chooses AMX, AVX-512 or AVX2 at run time.
+//! NumKong chooses the instructions at run time.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -13,9 +13,17 @@ use super::gemm::{Start, check_output, check_rows};
 use super::int8;
 use crate::encoder::Precision;
 
-/// Whether the processor multiplies tiles of matrices (AMX), which nothing else on it equals.
+/// Whether processor and system multiply tiles of matrices (AMX), which nothing else on it equals.
 pub fn has_matrix_unit() -> bool {
     numkong::available() & (cap::SAPPHIREAMX | cap::GRANITEAMX) != 0
+}
+
+/// Asks the operating system for AMX's tiles, once a thread.
+pub(super) fn configure_thread() {
+    if !CONFIGURED.get() {
+        numkong::configure_thread();
+        CONFIGURED.set(true);
+    }
 }
 
 /// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
@@ -186,11 +194,7 @@ impl Quantized {
             rows.k == k && rows.is_i8 != self.scale.is_empty(),
             "rows of another kind"
         );
-        if !CONFIGURED.get() {
-            // Asks the operating system for AMX's tiles, once a thread.
-            numkong::configure_thread();
-            CONFIGURED.set(true);
-        }
+        configure_thread();
         let values = range.start * k..range.end * k;
         SCRATCH.with_borrow_mut(|scratch| {
             if self.scale.is_empty() {

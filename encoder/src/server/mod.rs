@@ -5,14 +5,19 @@
 //! does, requests pile up in the sockets and become the next batch: batches grow with the load by
 //! themselves, and a lone text is encoded the moment it is read, without a hand-over between
 //! threads. A batch is limited to about [`BATCH_SECONDS`], so that a single text never waits long
-//! behind another session's thousands. Loading of models, writing to slow readers and searches
-//! have threads of their own.
+//! behind another session's thousands. Texts whose tokens may be expensive are tokenized by threads
+//! ([`tokens`]); what is tokenized on the loop is a little at a time. Loading of models, writing to
+//! slow readers and searches have threads of their own.
+//!
+//! What is under work is noted ([`laser_encoder::work`]): texts under which the last process died run
+//! alone, and those under which processes die again and again are refused.
 
 mod models;
 mod queue;
 mod search;
 mod stats;
 mod sys;
+mod tokens;
 mod writer;
 
 use std::collections::HashMap;
@@ -23,7 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions};
+use laser_encoder::work::{Hash, Record, Suspicion};
+use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions, Tokenized};
 use laser_protocol::{
     ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Search, VERSION,
     decode_request, encode_embeddings_reply, encode_reply,
@@ -34,14 +40,20 @@ use queue::{Batch, Budget, Job, Queue, SessionId, text_cost};
 use search::Searches;
 use stats::Stats;
 use sys::{Epoll, Event, Waker};
+use tokens::{Done, Tokens};
 use writer::{Output, Writer};
 
-pub use sys::{die_with_parent, exit_now, prepare_process};
+pub use sys::{bound_processors, die_with_parent, exit_now, prepare_process};
 
 /// Seconds that a batch should take at most.
 const BATCH_SECONDS: f64 = 0.06;
 /// Texts of a batch that are taken in spite of that: smaller products waste the processor.
 const BATCH_LEAST: usize = 32;
+/// Seconds after which no more texts of a batch are tokenized on the loop; the rest are left to the
+/// next batch.
+const TOKENIZE_SECONDS: f64 = 0.02;
+/// Bytes of the texts that are tokenized on the loop until the time is looked at.
+const TOKENIZE_BYTES: usize = 2 * queue::INLINE_BYTES;
 /// Cost of the first batch of a model, whose speed is not known yet.
 const FIRST_BUDGET: usize = 1024;
 /// Largest cost of a batch, whatever the speed.
@@ -50,6 +62,8 @@ const MAX_BUDGET: usize = 1 << 18;
 const MAX_REQUESTS: usize = 64;
 /// Replies of one session in bytes that may wait for it to read them.
 const MAX_UNREAD: usize = 64 << 20;
+/// How often it is looked whether the socket's file is still there, in milliseconds.
+const SOCKET_MS: i32 = 2000;
 /// How often paused sessions are looked at, in milliseconds.
 const PAUSE_MS: i32 = 20;
 
@@ -59,9 +73,11 @@ const FIRST_SESSION: u64 = 2;
 
 /// What the server is told at its start.
 pub struct Options {
+    /// Path of the socket.
+    pub socket: PathBuf,
     /// Folders of models.
     pub model_path: Vec<PathBuf>,
-    /// Name of the default model; empty: the only or first one.
+    /// Name of the default model; empty: the one that ships with laser.
     pub default_model: String,
     /// Device, precision and threads.
     pub load: LoadOptions,
@@ -71,6 +87,10 @@ pub struct Options {
     pub queue_limit: usize,
     /// How often the process was restarted, for the status.
     pub restarts: u64,
+    /// What the processes before this one noted, if it was kept.
+    pub record: Option<std::fs::File>,
+    /// Whether the last one was ended because it hung.
+    pub hung: bool,
 }
 
 /// Writes a line for the server log to standard error.
@@ -96,6 +116,13 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     }
 }
 
+/// Device and inode of a file, if there is one.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let found = path.symlink_metadata().ok()?;
+    Some((found.dev(), found.ino()))
+}
+
 struct Session {
     output: Arc<Output>,
     input: FrameBuffer,
@@ -107,10 +134,20 @@ struct Session {
 /// The server.
 pub struct Server {
     listener: UnixListener,
+    socket: PathBuf,
+    /// Device and inode of the socket's file.
+    socket_file: Option<(u64, u64)>,
+    socket_checked: Instant,
     epoll: Epoll,
     waker: Arc<Waker>,
     models: Models,
     queue: Queue,
+    tokens: Tokens,
+    record: Arc<Record>,
+    suspicion: Suspicion,
+    /// What the last batch of a model had no time to tokenize.
+    left: Vec<(queue::JobId, u32)>,
+    left_model: String,
     queue_limit: usize,
     sessions: HashMap<SessionId, Session>,
     next_session: SessionId,
@@ -132,6 +169,13 @@ impl Server {
         epoll.add(&listener, LISTENER)?;
         epoll.add(&*waker, WAKER)?;
         let searches = Searches::new(options.load.device);
+        let (record, suspicion) = Record::open(options.record, options.hung);
+        let record = Arc::new(record);
+        let threads = match options.load.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let tokens = Tokens::new(threads, &record, &waker)?;
         let mut models = Models::new(
             options.model_path,
             options.default_model,
@@ -144,10 +188,18 @@ impl Server {
         }
         Ok(Self {
             listener,
+            socket_file: identity(&options.socket),
+            socket: options.socket,
+            socket_checked: Instant::now(),
             epoll,
             waker,
             models,
             queue: Queue::default(),
+            tokens,
+            record,
+            suspicion,
+            left: Vec::new(),
+            left_model: String::new(),
             queue_limit: options.queue_limit,
             sessions: HashMap::new(),
             next_session: FIRST_SESSION,
@@ -171,9 +223,10 @@ impl Server {
             } else if self.sessions.values().any(|s| s.paused) {
                 PAUSE_MS
             } else {
-                -1
+                SOCKET_MS
             };
             self.epoll.wait(timeout, &mut events)?;
+            self.check_socket()?;
             for event in &events {
                 match event.token {
                     LISTENER => self.accept(),
@@ -183,8 +236,31 @@ impl Server {
             }
             self.loader_reports();
             self.resume_paused();
+            let done = self.tokens.reports();
+            self.take_tokens(done);
+            self.start_tokenizing();
             more = self.encode_batch();
         }
+    }
+
+    /// Makes the socket's file again if somebody has removed or replaced it: without it nobody new
+    /// would get here. Those who are connected stay so.
+    fn check_socket(&mut self) -> io::Result<()> {
+        if self.socket_checked.elapsed() < Duration::from_millis(SOCKET_MS as u64) {
+            return Ok(());
+        }
+        self.socket_checked = Instant::now();
+        if self.socket_file.is_some() && identity(&self.socket) == self.socket_file {
+            return Ok(());
+        }
+        log("the socket's file is gone, it is made again");
+        let listener = bind(&self.socket)?;
+        listener.set_nonblocking(true)?;
+        self.epoll.add(&listener, LISTENER)?;
+        self.epoll.remove(&self.listener)?;
+        self.listener = listener;
+        self.socket_file = identity(&self.socket);
+        Ok(())
     }
 
     fn accept(&mut self) {
@@ -469,10 +545,57 @@ impl Server {
             return self.send_failure(id, request, failure);
         }
         debug_assert!(texts.iter().all(|t| t.len() <= MAX_TEXT_BYTES));
+        let job = Job::new(id, request, name, texts);
+        if self.suspicion.refuses() {
+            let culprit = |hash: &Hash| self.suspicion.is_culprit(hash);
+            if let Some(at) = job.hashes.iter().position(culprit) {
+                let beginning: String = job.texts[at].chars().take(40).collect();
+                let failure = Failure {
+                    code: ErrorCode::Internal,
+                    message: "the encoder process ended again and again while it worked on one text alone"
+                        .into(),
+                    hint: format!(
+                        "The text begins with \"{beginning}\" and is refused for ten minutes, or until \
+                         settings of the encoder change; others are not affected. See the server log."
+                    ),
+                };
+                return self.send_failure(id, request, failure);
+            }
+        }
         if let Some(session) = self.sessions.get_mut(&id) {
             session.requests += 1;
         }
-        self.queue.push(Job::new(id, request, name, texts));
+        self.queue.push(job);
+    }
+
+    /// Hands out texts to the threads that tokenize.
+    fn start_tokenizing(&mut self) {
+        while self.tokens.idle() {
+            let models = &mut self.models;
+            let ready = |name: &str| models.get(name).is_some();
+            let Some(piece) = self.queue.take_piece(&self.suspicion, ready) else {
+                return;
+            };
+            let model = self.queue.job_mut(piece.job).map(|job| job.model.clone());
+            let Some(model) = model.and_then(|name| self.models.get(&name)) else {
+                return;
+            };
+            let (encoder, fingerprint) = (model.encoder.clone(), model.fingerprint);
+            self.tokens.start(piece, encoder, fingerprint);
+        }
+    }
+
+    fn take_tokens(&mut self, done: Vec<Done>) {
+        for done in done {
+            match done.tokens {
+                Ok(tokens) => self.queue.tokenized(done.piece, tokens, done.fingerprint),
+                Err(error) => {
+                    if let Some(job) = self.queue.remove(done.piece.job) {
+                        self.fail_job(&job, failure(&error));
+                    }
+                }
+            }
+        }
     }
 
     fn loader_reports(&mut self) {
@@ -517,6 +640,30 @@ impl Server {
     /// Encodes one batch, if a model with waiting texts is loaded. Returns whether texts are left
     /// that can be encoded at once.
     fn encode_batch(&mut self) -> bool {
+        if !self.left.is_empty() {
+            match self.models.lookup(&self.left_model) {
+                // It was dropped, or its files are being replaced.
+                Lookup::Loading => {}
+                Lookup::Failed(failure) => {
+                    self.left.clear();
+                    for job in self.queue.remove_model(&self.left_model) {
+                        self.fail_job(&job, failure.clone());
+                    }
+                }
+                Lookup::Ready => {
+                    if let Some(model) = self.models.get(&self.left_model) {
+                        let (encoder, fingerprint) = (model.encoder.clone(), model.fingerprint);
+                        let batch = Batch {
+                            model: self.left_model.clone(),
+                            items: std::mem::take(&mut self.left),
+                            alone: false,
+                        };
+                        self.encode(&encoder, fingerprint, &batch);
+                        return self.queue.waiting() > 0 || !self.left.is_empty();
+                    }
+                }
+            }
+        }
         for name in self.queue.next_models() {
             match self.models.lookup(&name) {
                 Lookup::Loading => continue,
@@ -537,9 +684,13 @@ impl Server {
             };
             let encoder = model.encoder.clone();
             let fingerprint = model.fingerprint;
-            if let Some(batch) = self.queue.take(&name, budget) {
+            if !self.left.is_empty() && self.left_model != name {
+                // One model at a time has texts left.
+                continue;
+            }
+            if let Some(batch) = self.queue.take(&name, budget, &self.suspicion) {
                 self.encode(&encoder, fingerprint, &batch);
-                return self.queue.waiting() > 0;
+                return self.queue.waiting() > 0 || !self.left.is_empty();
             }
         }
         false
@@ -551,8 +702,8 @@ impl Server {
         let mut restarted = Vec::new();
         for &(id, _) in &batch.items {
             if let Some(job) = self.queue.job_mut(id)
-                && !job.rows.is_empty()
-                && job.fingerprint != fingerprint
+                && (!job.rows.is_empty() && job.fingerprint != fingerprint
+                    || job.tokens_of.is_some_and(|of| of != fingerprint))
                 && !restarted.contains(&id)
             {
                 restarted.push(id);
@@ -560,6 +711,7 @@ impl Server {
         }
         for &id in &restarted {
             self.queue.restart(id);
+            self.left.retain(|(job, _)| *job != id);
         }
         let items: Vec<(queue::JobId, u32)> = batch
             .items
@@ -570,9 +722,24 @@ impl Server {
         if items.is_empty() {
             return;
         }
+        if batch.alone {
+            // Nothing else may be to blame if the process dies now.
+            let done = self.tokens.settle();
+            self.take_tokens(done);
+        }
+        let hashes: Vec<Hash> = items.iter().filter_map(|item| self.hash(item)).collect();
+        self.record.begin(0, hashes.iter().copied());
         let start = Instant::now();
+        let tokenized = self.tokenize_items(encoder, &items);
+        let items = items[..tokenized].to_vec();
         let (result, cost) = self.encode_items(encoder, &items);
         let seconds = start.elapsed().as_secs_f64();
+        self.record.end(0);
+        if batch.alone {
+            hashes
+                .iter()
+                .for_each(|hash| self.suspicion.clear(&self.record, hash));
+        }
         match result {
             Ok((embeddings, tokens)) => {
                 self.stats.count(items.len(), tokens);
@@ -589,6 +756,51 @@ impl Server {
             }
             Err(failure) => self.encode_one_by_one(encoder, fingerprint, &items, failure),
         }
+    }
+
+    fn hash(&mut self, &(id, index): &(queue::JobId, u32)) -> Option<Hash> {
+        Some(self.queue.job_mut(id)?.hashes[index as usize])
+    }
+
+    /// Tokenizes texts of a batch whose tokens are not known yet, for a while. Returns how many of
+    /// them can be encoded; the rest are left to the next batch. What fails is left to be tried, and
+    /// reported, text by text.
+    fn tokenize_items(&mut self, encoder: &Encoder, items: &[(queue::JobId, u32)]) -> usize {
+        let start = Instant::now();
+        let mut at = 0;
+        while at < items.len() {
+            if at > 0 && start.elapsed().as_secs_f64() > TOKENIZE_SECONDS {
+                break;
+            }
+            let first = at;
+            let (mut texts, mut places, mut bytes) = (Vec::new(), Vec::new(), 0);
+            while let Some(&(id, index)) = items.get(at)
+                && (bytes < TOKENIZE_BYTES || at == first)
+            {
+                if let Some(job) = self.queue.job_mut(id)
+                    && job.tokens[index as usize].is_none()
+                {
+                    bytes += job.texts[index as usize].len();
+                    texts.push(std::mem::take(&mut job.texts[index as usize]));
+                    places.push((id, index));
+                }
+                at += 1;
+            }
+            let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let tokens = match &borrowed[..] {
+                [] => Ok(Ok(Vec::new())),
+                texts => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(texts))),
+            };
+            let mut tokens = tokens.ok().and_then(Result::ok).map(Vec::into_iter);
+            for ((id, index), text) in places.into_iter().zip(texts) {
+                if let Some(job) = self.queue.job_mut(id) {
+                    job.texts[index as usize] = text;
+                    job.tokens[index as usize] = tokens.as_mut().and_then(Iterator::next);
+                }
+            }
+        }
+        self.left = items[at..].to_vec();
+        at
     }
 
     /// One text of the batch made the encoder fail: each job is tried for itself, so that the
@@ -636,27 +848,27 @@ impl Server {
         encoder: &Encoder,
         items: &[(queue::JobId, u32)],
     ) -> (Result<(Embeddings, u64), Failure>, usize) {
-        // Texts are moved out for the time of the call and put back, in case they are needed again.
+        // Tokens are moved out for the time of the call and put back, in case they are needed again.
         let mut texts = Vec::with_capacity(items.len());
         for &(id, index) in items {
             texts.push(match self.queue.job_mut(id) {
-                Some(job) => std::mem::take(&mut job.texts[index as usize]),
-                None => String::new(),
+                Some(job) => match job.tokens[index as usize].take() {
+                    Some(tokens) => Input::Tokens(tokens),
+                    None => Input::Text(job.texts[index as usize].clone()),
+                },
+                None => Input::Text(String::new()),
             });
         }
-        let cost = texts.iter().map(|t| text_cost(t)).sum::<usize>().max(1);
-        let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let result = catch_unwind(AssertUnwindSafe(|| encode_texts(encoder, &borrowed)))
+        let cost = texts.iter().map(Input::cost).sum::<usize>().max(1);
+        let result = catch_unwind(AssertUnwindSafe(|| encode_inputs(encoder, &texts)))
             .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())))
-            .map_err(|e| Failure {
-                code: ErrorCode::Internal,
-                message: e.to_string(),
-                hint: "See the server log.".into(),
-            });
+            .map_err(|e| failure(&e));
         let rows = result.as_ref().map_or(0, |(e, _)| e.truncated.len());
         for (&(id, index), text) in items.iter().zip(texts) {
-            if let Some(job) = self.queue.job_mut(id) {
-                job.texts[index as usize] = text;
+            if let Some(job) = self.queue.job_mut(id)
+                && let Input::Tokens(tokens) = text
+            {
+                job.tokens[index as usize] = Some(tokens);
             }
         }
         debug_assert!(result.is_err() || rows == items.len());
@@ -733,12 +945,44 @@ impl Server {
     }
 }
 
-/// Tokenizes and encodes; returns the number of tokens as well.
-fn encode_texts(encoder: &Encoder, texts: &[&str]) -> Result<(Embeddings, u64), EncoderError> {
-    let tokenized = encoder.tokenize(texts)?;
-    let tokens = tokenized.iter().map(|t| t.ids.len() as u64).sum();
-    let (ids, truncated): (Vec<_>, Vec<_>) =
-        tokenized.into_iter().map(|t| (t.ids, t.truncated)).unzip();
+fn failure(error: &EncoderError) -> Failure {
+    Failure {
+        code: ErrorCode::Internal,
+        message: error.to_string(),
+        hint: "See the server log.".into(),
+    }
+}
+
+/// A text of a batch.
+enum Input {
+    Tokens(Tokenized),
+    /// Its tokens could not be had, which is to be reported.
+    Text(String),
+}
+
+impl Input {
+    fn cost(&self) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens.ids.len() + 2,
+            Self::Text(text) => text_cost(text),
+        }
+    }
+}
+
+/// Encodes; returns the number of tokens as well.
+fn encode_inputs(encoder: &Encoder, inputs: &[Input]) -> Result<(Embeddings, u64), EncoderError> {
+    let mut tokenized = Vec::with_capacity(inputs.len());
+    for input in inputs.iter() {
+        tokenized.push(match input {
+            Input::Tokens(tokens) => (tokens.ids.clone(), tokens.truncated),
+            Input::Text(text) => {
+                let tokens = encoder.tokenize_here(&[text])?.swap_remove(0);
+                (tokens.ids, tokens.truncated)
+            }
+        });
+    }
+    let (ids, truncated): (Vec<_>, Vec<_>) = tokenized.into_iter().unzip();
+    let tokens = ids.iter().map(|ids| ids.len() as u64).sum();
     Ok((
         Embeddings {
             truncated,

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use laser_encoder::catalog::{self, RECHECK, Stamp};
-use laser_encoder::{Encoder, LoadOptions, folder};
+use laser_encoder::{Encoder, EncoderError, LoadOptions, folder};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log;
@@ -81,7 +81,7 @@ enum Done {
     Loaded {
         name: String,
         stamp: Stamp,
-        result: Box<Result<Encoder, String>>,
+        result: Box<Result<Encoder, EncoderError>>,
         seconds: f64,
     },
     Listed {
@@ -99,12 +99,11 @@ pub struct Models {
     clock: u64,
     tasks: Sender<Task>,
     done: Receiver<Done>,
-    guessed: Option<(Instant, Option<String>)>,
 }
 
 impl Models {
     /// Models below `folders` (earlier folders win), `default` being the name of the default one
-    /// (empty: chosen by [`Models::default_name`]), in at most `memory_limit` bytes (0: no limit).
+    /// (empty: see [`Models::default_name`]), in at most `memory_limit` bytes (0: no limit).
     /// Starts the loader thread, which wakes `waker` after each report.
     pub fn new(
         folders: Vec<PathBuf>,
@@ -136,7 +135,7 @@ impl Models {
                     waker.wake();
                 }
             })?;
-        Ok(Self {
+        let models = Self {
             folders,
             default,
             memory_limit,
@@ -144,24 +143,19 @@ impl Models {
             clock: 0,
             tasks,
             done,
-            guessed: None,
-        })
+        };
+        for folder in models.missing_folders() {
+            log(&format!(
+                "directory \"{}\" for models does not exist",
+                folder.display()
+            ));
+        }
+        Ok(models)
     }
 
-    /// Name of the default model: the configured one, else the only one, else the first by name in
-    /// the first folder that holds any.
-    pub fn default_name(&mut self) -> Option<String> {
-        if !self.default.is_empty() {
-            return Some(self.default.clone());
-        }
-        match &self.guessed {
-            Some((at, name)) if at.elapsed() < RECHECK && name.is_some() => name.clone(),
-            _ => {
-                let name = catalog::first_name(&self.folders);
-                self.guessed = Some((Instant::now(), name.clone()));
-                name
-            }
-        }
+    /// Name of the default model: the configured one, else the one that ships with laser.
+    pub fn default_name(&self) -> Option<String> {
+        catalog::default_name(&self.default, &self.folders)
     }
 
     /// The name that a request means: its own, or the default one's.
@@ -169,15 +163,17 @@ impl Models {
         if name.is_empty() {
             self.default_name().ok_or_else(|| Failure {
                 code: ErrorCode::UnknownModel,
-                message: "no model is installed".into(),
-                hint: "Install a model folder below the directories in laser.model_path, or the \
-                       models that ship with laser."
-                    .into(),
+                message: "there is no default model".into(),
+                hint: format!(
+                    "Set laser.model to one of view laser_models, or install \"{}\", which ships \
+                     with laser.",
+                    catalog::SHIPPED
+                ),
             })
         } else if valid_model_name(name) {
             Ok(name.to_owned())
         } else {
-            Err(unknown(name))
+            Err(self.unknown(name))
         }
     }
 
@@ -192,7 +188,7 @@ impl Models {
         }
         let Some(path) = catalog::find(&self.folders, name) else {
             self.entries.remove(name);
-            return Lookup::Failed(unknown(name));
+            return Lookup::Failed(self.unknown(name));
         };
         let stamp = Stamp::of(&path);
         match self.entries.get_mut(name) {
@@ -205,6 +201,13 @@ impl Models {
             }
             _ => {}
         }
+        // What is in the file is in memory in any case: whoever has to go for it goes before it comes.
+        if let Some(failure) = self.too_large(name, stamp.weights_bytes()) {
+            self.entries
+                .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
+            return Lookup::Failed(failure);
+        }
+        self.make_room(name, stamp.weights_bytes());
         self.entries.insert(name.to_owned(), Entry::Loading);
         if self
             .tasks
@@ -282,6 +285,7 @@ impl Models {
             match self.entries.get(&model.name) {
                 Some(Entry::Loaded(loaded)) => {
                     model.loaded = true;
+                    model.precision = precision(&loaded.encoder);
                     model.fingerprint = Some(loaded.fingerprint);
                 }
                 Some(Entry::Failed(_, failure)) if model.error.is_empty() => {
@@ -304,6 +308,7 @@ impl Models {
             max_tokens: config.max_tokens as u32,
             fingerprint: Some(model.fingerprint),
             loaded: true,
+            precision: precision(&model.encoder),
             default: default.as_deref() == Some(name),
             error: String::new(),
         })
@@ -329,7 +334,7 @@ impl Models {
         &mut self,
         name: &str,
         stamp: Stamp,
-        result: Result<Encoder, String>,
+        result: Result<Encoder, EncoderError>,
         seconds: f64,
     ) -> Result<(), Failure> {
         match result {
@@ -344,24 +349,45 @@ impl Models {
                     used: self.clock,
                     checked: Instant::now(),
                 };
+                if let Some(refused) = model.encoder.refused_precision() {
+                    log(&format!(
+                        "model \"{name}\" runs in {}: its architecture has no {} on this device",
+                        model.encoder.precision().name(),
+                        refused.name()
+                    ));
+                }
                 log(&format!(
                     "model \"{name}\" loaded in {seconds:.2} s on {}",
                     model.encoder.device_name()
                 ));
+                self.make_room(name, model.memory);
+                if let Some(failure) = self.too_large(name, model.memory) {
+                    self.entries
+                        .insert(name.to_owned(), Entry::Failed(model.stamp, failure.clone()));
+                    return Err(failure);
+                }
                 self.entries.insert(name.to_owned(), Entry::Loaded(model));
-                self.drop_least_recently_used(name);
                 Ok(())
             }
-            Err(message) => {
+            Err(error) => {
+                let message = error.to_string();
                 log(&format!("model \"{name}\" could not be loaded: {message}"));
+                let hint = match error {
+                    EncoderError::Device(_) => {
+                        "Set laser.device to auto or cpu. A GPU takes a build of laser for CUDA, and a \
+                         driver."
+                    }
+                    _ => {
+                        "Repair or replace the files of the model's folder; the next call tries again. \
+                         See view laser_models for the models that are installed."
+                    }
+                };
                 // Users see file names, not where the server keeps them.
                 let message = message.replace(&format!("{}/", stamp.path().display()), "");
                 let failure = Failure {
                     code: ErrorCode::BrokenModel,
                     message: format!("could not load model \"{name}\": {message}"),
-                    hint: "Repair or replace the files of the model's folder; the next call tries \
-                           again. See view laser_models for the models that are installed."
-                        .into(),
+                    hint: hint.into(),
                 };
                 self.entries
                     .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
@@ -370,42 +396,88 @@ impl Models {
         }
     }
 
-    /// Keeps `keep` and drops others, oldest use first, until the rest fits the limit.
-    fn drop_least_recently_used(&mut self, keep: &str) {
+    /// Drops models, oldest use first, until there is room for `name` with so many bytes, or no other one
+    /// is left.
+    fn make_room(&mut self, name: &str, bytes: u64) {
         if self.memory_limit == 0 {
             return;
         }
-        while self.loaded().1 > self.memory_limit {
-            let oldest = self
-                .entries
-                .iter()
-                .filter_map(|(name, entry)| match entry {
-                    Entry::Loaded(model) if name != keep => Some((model.used, name.clone())),
-                    _ => None,
-                })
-                .min();
-            let Some((_, name)) = oldest else { return };
+        loop {
+            let mut others = 0;
+            let mut oldest = None;
+            for (other, entry) in &self.entries {
+                if let Entry::Loaded(model) = entry
+                    && other != name
+                {
+                    others += model.memory;
+                    oldest = oldest.max(Some((std::cmp::Reverse(model.used), other.clone())));
+                }
+            }
+            let Some((_, other)) = oldest else { return };
+            if others + bytes <= self.memory_limit {
+                return;
+            }
             log(&format!(
-                "model \"{name}\" dropped to keep to the memory limit"
+                "model \"{other}\" dropped to keep to the memory limit"
             ));
-            self.entries.remove(&name);
+            self.entries.remove(&other);
+        }
+    }
+
+    /// Why a model with so many bytes cannot be held at all, if so.
+    fn too_large(&self, name: &str, bytes: u64) -> Option<Failure> {
+        let megabytes = |bytes: u64| bytes.div_ceil(1 << 20);
+        (self.memory_limit > 0 && bytes > self.memory_limit).then(|| Failure {
+            code: ErrorCode::BrokenModel,
+            message: format!(
+                "model \"{name}\" takes {} MB, laser.encoder_memory is {} MB",
+                megabytes(bytes),
+                megabytes(self.memory_limit)
+            ),
+            hint: "Increase laser.encoder_memory, or choose a smaller model.".into(),
+        })
+    }
+
+    /// Folders that are configured and do not exist.
+    fn missing_folders(&self) -> impl Iterator<Item = &PathBuf> {
+        self.folders.iter().filter(|folder| !folder.is_dir())
+    }
+
+    fn unknown(&self, name: &str) -> Failure {
+        let mut hint = "See view laser_models for the models that are installed.".to_owned();
+        // Users see names, not where the server keeps its files.
+        if self.missing_folders().next().is_some() {
+            hint.insert_str(
+                0,
+                "A directory in laser.model_path does not exist, the server's log names it. ",
+            );
+        }
+        Failure {
+            code: ErrorCode::UnknownModel,
+            message: format!("model \"{name}\" does not exist"),
+            hint,
         }
     }
 }
 
-fn unknown(name: &str) -> Failure {
-    Failure {
-        code: ErrorCode::UnknownModel,
-        message: format!("model \"{name}\" does not exist"),
-        hint: "See view laser_models for the models that are installed.".into(),
+/// The arithmetic of a model, and what was asked for instead.
+fn precision(encoder: &Encoder) -> String {
+    let name = encoder.precision().name();
+    match encoder.refused_precision() {
+        Some(refused) => format!("{name}, not {}", refused.name()),
+        None => name.to_owned(),
     }
 }
 
 fn load(name: String, stamp: Stamp, options: &LoadOptions) -> Done {
     let start = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(|| Encoder::load(stamp.path(), options)))
-        .map_err(|_| "the loader failed on its files".to_owned())
-        .and_then(|r| r.map_err(|e| e.to_string()));
+        .unwrap_or_else(|_| {
+            Err(EncoderError::Compute(
+                "the loader failed on its files".into(),
+            ))
+        });
+    laser_encoder::heap::trim();
     let seconds = start.elapsed().as_secs_f64();
     Done::Loaded {
         name,
@@ -429,6 +501,7 @@ fn describe(
         max_tokens: 0,
         fingerprint: None,
         loaded: false,
+        precision: String::new(),
         default: false,
         error: String::new(),
     };

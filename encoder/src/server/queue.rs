@@ -3,13 +3,25 @@
 //! A *job* is one embed request. Sessions take turns text by text: however many texts a session
 //! has queued, another session's single text is in the next batch. Inside a job, texts are taken
 //! in order of length, so that batches hold texts of similar length.
+//!
+//! Jobs of more than [`INLINE_BYTES`] are tokenized first, in pieces for which sessions take turns as
+//! well, and are queued for batches once all of their tokens are known. The others are tokenized in
+//! their batch.
 
 use std::collections::{HashMap, VecDeque};
+
+use laser_encoder::Tokenized;
+use laser_encoder::work::{self, BATCH_TEXTS, Hash, PIECE_TEXTS, Suspicion};
 
 /// Identifies a session (connection).
 pub type SessionId = u64;
 /// Identifies a job; unique over the life of the process.
 pub type JobId = u64;
+
+/// Bytes of a job that is tokenized in its batch, on the event loop.
+pub const INLINE_BYTES: usize = 1024;
+/// Bytes of the texts that a thread tokenizes at a time, unless it is one text.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// An embed request in progress.
 pub struct Job {
@@ -21,6 +33,12 @@ pub struct Job {
     pub model: String,
     /// The texts.
     pub texts: Vec<String>,
+    /// Their hashes.
+    pub hashes: Vec<Hash>,
+    /// Their tokens, where they are known.
+    pub tokens: Vec<Option<Tokenized>>,
+    /// Fingerprint of the model whose tokens they are, if any are known.
+    pub tokens_of: Option<[u8; 32]>,
     /// Rows computed so far, `texts.len()` rows of `dimensions`; empty before the first batch.
     pub rows: Vec<f32>,
     /// For each text, whether it was cut.
@@ -32,6 +50,9 @@ pub struct Job {
     order: Vec<u32>,
     taken: usize,
     done: usize,
+    /// Texts that have been handed out to be tokenized, and those that need not be any more.
+    handed_out: usize,
+    tokenized: usize,
 }
 
 impl Job {
@@ -40,11 +61,16 @@ impl Job {
         let mut order: Vec<u32> = (0..texts.len() as u32).collect();
         order.sort_by_key(|&i| texts[i as usize].len());
         let truncated = vec![false; texts.len()];
+        let hashes = texts.iter().map(|text| work::hash(&model, text)).collect();
+        let tokens = vec![None; texts.len()];
         Self {
             session,
             request,
             model,
             texts,
+            hashes,
+            tokens,
+            tokens_of: None,
             rows: Vec::new(),
             truncated,
             dimensions: 0,
@@ -52,6 +78,21 @@ impl Job {
             order,
             taken: 0,
             done: 0,
+            handed_out: 0,
+            tokenized: 0,
+        }
+    }
+
+    /// Whether its texts are tokenized before they are queued for batches.
+    fn is_long(&self) -> bool {
+        self.texts.iter().map(String::len).sum::<usize>() > INLINE_BYTES
+    }
+
+    /// Estimated work for a text.
+    fn cost(&self, index: u32) -> usize {
+        match &self.tokens[index as usize] {
+            Some(tokens) => tokens.ids.len() + 2,
+            None => text_cost(&self.texts[index as usize]),
         }
     }
 
@@ -73,7 +114,23 @@ impl Job {
         self.rows.clear();
         self.taken = 0;
         self.done = 0;
+        self.tokens.fill(None);
+        self.tokens_of = None;
+        self.handed_out = 0;
+        self.tokenized = 0;
     }
+}
+
+/// Texts of a job that a thread tokenizes.
+pub struct Piece {
+    /// The job.
+    pub job: JobId,
+    /// Their places in the job.
+    pub indices: Vec<u32>,
+    /// The texts.
+    pub texts: Vec<String>,
+    /// Their hashes.
+    pub hashes: Vec<Hash>,
 }
 
 /// Texts to encode together.
@@ -82,6 +139,8 @@ pub struct Batch {
     pub model: String,
     /// The texts, as places in jobs.
     pub items: Vec<(JobId, u32)>,
+    /// Whether it is a text that must not share its batch.
+    pub alone: bool,
 }
 
 /// How large a batch may become.
@@ -107,6 +166,9 @@ pub struct Queue {
     jobs: HashMap<JobId, Job>,
     sessions: HashMap<SessionId, VecDeque<JobId>>,
     turn: VecDeque<SessionId>,
+    /// The same for jobs that have to be tokenized first.
+    raw: HashMap<SessionId, VecDeque<JobId>>,
+    raw_turn: VecDeque<SessionId>,
     next_job: JobId,
     waiting: usize,
 }
@@ -122,12 +184,118 @@ impl Queue {
         let id = self.next_job;
         self.next_job += 1;
         self.waiting += job.texts.len();
-        let line = self.sessions.entry(job.session).or_default();
+        self.line_up(id, &job);
+        self.jobs.insert(id, job);
+    }
+
+    /// Puts a job at the end of its session's line.
+    fn line_up(&mut self, id: JobId, job: &Job) {
+        let (lines, turn) = if job.is_long() && job.tokenized < job.texts.len() {
+            (&mut self.raw, &mut self.raw_turn)
+        } else {
+            (&mut self.sessions, &mut self.turn)
+        };
+        let line = lines.entry(job.session).or_default();
         if line.is_empty() {
-            self.turn.push_back(job.session);
+            turn.push_back(job.session);
         }
         line.push_back(id);
-        self.jobs.insert(id, job);
+    }
+
+    /// Takes texts to be tokenized, of the first session in turn whose next long job is for a model
+    /// that `ready` knows. Suspects are left to their batch.
+    pub fn take_piece(
+        &mut self,
+        suspicion: &Suspicion,
+        mut ready: impl FnMut(&str) -> bool,
+    ) -> Option<Piece> {
+        for at in 0..self.raw_turn.len() {
+            let session = self.raw_turn[at];
+            let id = self.raw[&session][0];
+            let job = self.jobs.get_mut(&id).expect("lines hold existing jobs");
+            if !ready(&job.model) {
+                continue;
+            }
+            let mut piece = Piece {
+                job: id,
+                indices: Vec::new(),
+                texts: Vec::new(),
+                hashes: Vec::new(),
+            };
+            let mut bytes = 0;
+            while let Some(&index) = job.order.get(job.handed_out) {
+                let (text, hash) = (&job.texts[index as usize], job.hashes[index as usize]);
+                if suspicion.is_suspect(&hash) {
+                    job.handed_out += 1;
+                    job.tokenized += 1;
+                    continue;
+                }
+                bytes += text.len();
+                let full = bytes > PIECE_BYTES || piece.texts.len() >= PIECE_TEXTS;
+                if full && !piece.texts.is_empty() {
+                    break;
+                }
+                piece.indices.push(index);
+                piece.texts.push(text.clone());
+                piece.hashes.push(hash);
+                job.handed_out += 1;
+            }
+            let (complete, tokenized) = (
+                job.handed_out == job.texts.len(),
+                job.tokenized == job.texts.len(),
+            );
+            self.raw_turn.remove(at);
+            let line = self.raw.get_mut(&session).expect("it had a job");
+            if complete {
+                line.pop_front();
+            }
+            if line.is_empty() {
+                self.raw.remove(&session);
+            } else {
+                self.raw_turn.push_back(session);
+            }
+            if tokenized {
+                self.enter(id);
+            }
+            if !piece.texts.is_empty() {
+                return Some(piece);
+            }
+            // Only suspects were left of that job: the next turn.
+            return self.take_piece(suspicion, ready);
+        }
+        None
+    }
+
+    /// Takes up the tokens of a piece.
+    pub fn tokenized(&mut self, piece: Piece, tokens: Vec<Tokenized>, fingerprint: [u8; 32]) {
+        let Some(job) = self.jobs.get_mut(&piece.job) else {
+            return;
+        };
+        if job.handed_out == 0 {
+            // The job was started over meanwhile.
+            return;
+        }
+        if *job.tokens_of.get_or_insert(fingerprint) != fingerprint {
+            return self.restart(piece.job);
+        }
+        // A piece from before the job was started over may bring some for the second time.
+        let before = job.tokenized;
+        for (index, tokens) in piece.indices.into_iter().zip(tokens) {
+            let place = &mut job.tokens[index as usize];
+            job.tokenized += usize::from(place.is_none());
+            place.get_or_insert(tokens);
+        }
+        if job.tokenized > before && job.tokenized == job.texts.len() {
+            self.enter(piece.job);
+        }
+    }
+
+    /// A long job all of whose tokens are known may be taken in batches.
+    fn enter(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.remove(&id) {
+            self.line_up(id, &job);
+            self.jobs.insert(id, job);
+        }
     }
 
     /// A job that was handed out in a batch and still exists.
@@ -139,10 +307,7 @@ impl Queue {
     pub fn remove(&mut self, id: JobId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
         self.waiting -= job.texts.len() - job.taken;
-        if let Some(line) = self.sessions.get_mut(&job.session) {
-            line.retain(|&j| j != id);
-            self.drop_idle(job.session);
-        }
+        self.leave_lines(id, job.session);
         Some(job)
     }
 
@@ -154,19 +319,16 @@ impl Queue {
         self.waiting += job.taken;
         let session = job.session;
         job.restart();
-        let line = self.sessions.entry(session).or_default();
-        if line.is_empty() {
-            self.turn.push_back(session);
-        }
-        if !line.contains(&id) {
-            line.push_front(id);
-        }
+        self.leave_lines(id, session);
+        self.enter(id);
     }
 
     /// Drops everything of a session that is gone.
     pub fn forget(&mut self, session: SessionId) {
         self.sessions.remove(&session);
         self.turn.retain(|&s| s != session);
+        self.raw.remove(&session);
+        self.raw_turn.retain(|&s| s != session);
         let waiting = &mut self.waiting;
         self.jobs.retain(|_, job| {
             if job.session == session {
@@ -190,10 +352,10 @@ impl Queue {
     /// Names of the models that the sessions' next jobs ask for, in the order of their turns.
     pub fn next_models(&self) -> Vec<String> {
         let mut models: Vec<String> = Vec::new();
-        for session in &self.turn {
-            if let Some(job) = self.sessions[session]
-                .front()
-                .and_then(|id| self.jobs.get(id))
+        let next = (self.turn.iter().map(|session| &self.sessions[session]))
+            .chain(self.raw_turn.iter().map(|session| &self.raw[session]));
+        for line in next {
+            if let Some(job) = line.front().and_then(|id| self.jobs.get(id))
                 && !models.contains(&job.model)
             {
                 models.push(job.model.clone());
@@ -203,10 +365,11 @@ impl Queue {
     }
 
     /// Takes the next batch for `model`: one text of each session in turn, until the budget is
-    /// used up. `None` if no session's next job asks for it.
-    pub fn take(&mut self, model: &str, budget: Budget) -> Option<Batch> {
+    /// used up. A suspect is a batch of its own. `None` if no session's next job asks for the model.
+    pub fn take(&mut self, model: &str, budget: Budget, suspicion: &Suspicion) -> Option<Batch> {
         let mut items = Vec::new();
         let mut cost = 0;
+        let mut alone = false;
         // Sessions whose next job is for another model keep their place in the turn.
         let mut skipped = VecDeque::new();
         while let Some(session) = self.turn.pop_front() {
@@ -221,14 +384,17 @@ impl Queue {
                 continue;
             }
             let index = job.order[job.taken];
-            let add = text_cost(&job.texts[index as usize]);
+            let add = job.cost(index);
+            let suspect = suspicion.is_suspect(&job.hashes[index as usize]);
             let full = cost + add > budget.cost && items.len() >= budget.least;
-            let crowded = cost + add > budget.cost.saturating_mul(CROWDED);
-            if !items.is_empty() && (full || crowded) {
+            let crowded =
+                cost + add > budget.cost.saturating_mul(CROWDED) || items.len() >= BATCH_TEXTS;
+            if !items.is_empty() && (full || crowded || suspect || alone) {
                 self.turn.push_front(session);
                 break;
             }
             cost += add;
+            alone = suspect;
             items.push((id, index));
             job.taken += 1;
             self.waiting -= 1;
@@ -247,13 +413,22 @@ impl Queue {
         (!items.is_empty()).then(|| Batch {
             model: model.to_owned(),
             items,
+            alone,
         })
     }
 
-    fn drop_idle(&mut self, session: SessionId) {
-        if self.sessions.get(&session).is_some_and(VecDeque::is_empty) {
-            self.sessions.remove(&session);
-            self.turn.retain(|&s| s != session);
+    fn leave_lines(&mut self, id: JobId, session: SessionId) {
+        for (lines, turn) in [
+            (&mut self.sessions, &mut self.turn),
+            (&mut self.raw, &mut self.raw_turn),
+        ] {
+            if let Some(line) = lines.get_mut(&session) {
+                line.retain(|&j| j != id);
+                if line.is_empty() {
+                    lines.remove(&session);
+                    turn.retain(|&s| s != session);
+                }
+            }
         }
     }
 }
@@ -269,6 +444,24 @@ mod tests {
 
     const SMALL: Budget = Budget { cost: 30, least: 1 };
 
+    /// A batch when nothing is suspect, with what is to be tokenized before.
+    fn take(queue: &mut Queue, model: &str, budget: Budget) -> Option<Batch> {
+        let nobody = Suspicion::default();
+        while let Some(piece) = queue.take_piece(&nobody, |_| true) {
+            let tokens = tokens(&piece);
+            queue.tokenized(piece, tokens, [7; 32]);
+        }
+        queue.take(model, budget, &nobody)
+    }
+
+    fn tokens(piece: &Piece) -> Vec<Tokenized> {
+        let count = |text: &String| Tokenized {
+            ids: vec![0; text.len() / 4],
+            truncated: false,
+        };
+        piece.texts.iter().map(count).collect()
+    }
+
     #[test]
     fn a_single_text_is_not_behind_a_large_array() {
         let mut queue = Queue::default();
@@ -276,7 +469,7 @@ mod tests {
             queue.push(job(1, request, 500));
         }
         queue.push(job(2, 0, 1));
-        let batch = queue.take("m", SMALL).unwrap();
+        let batch = take(&mut queue, "m", SMALL).unwrap();
         let sessions: Vec<SessionId> = batch
             .items
             .iter()
@@ -294,7 +487,7 @@ mod tests {
         }
         let mut seen = [0; 4];
         for _ in 0..8 {
-            for (id, _) in queue.take("m", SMALL).unwrap().items {
+            for (id, _) in take(&mut queue, "m", SMALL).unwrap().items {
                 seen[queue.job_mut(id).unwrap().session as usize] += 1;
             }
         }
@@ -305,7 +498,7 @@ mod tests {
     fn one_text_beyond_the_budget_still_makes_a_batch() {
         let mut queue = Queue::default();
         queue.push(Job::new(1, 0, "m".into(), vec!["x".repeat(10_000)]));
-        assert_eq!(queue.take("m", SMALL).unwrap().items.len(), 1);
+        assert_eq!(take(&mut queue, "m", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.waiting(), 0);
     }
 
@@ -315,15 +508,11 @@ mod tests {
         for session in 0..32 {
             queue.push(Job::new(session, 0, "m".into(), vec!["x".repeat(200)]));
         }
-        let batch = queue
-            .take(
-                "m",
-                Budget {
-                    cost: 60,
-                    least: 32,
-                },
-            )
-            .unwrap();
+        let budget = Budget {
+            cost: 60,
+            least: 32,
+        };
+        let batch = take(&mut queue, "m", budget).unwrap();
         assert_eq!(batch.items.len(), 4);
     }
 
@@ -333,10 +522,10 @@ mod tests {
         queue.push(job(1, 0, 50));
         queue.push(job(1, 1, 50));
         queue.push(job(2, 0, 3));
-        queue.take("m", SMALL);
+        take(&mut queue, "m", SMALL);
         queue.forget(1);
         let mut left = 0;
-        while let Some(batch) = queue.take("m", SMALL) {
+        while let Some(batch) = take(&mut queue, "m", SMALL) {
             for (id, _) in batch.items {
                 assert_eq!(queue.job_mut(id).unwrap().session, 2);
                 left += 1;
@@ -353,10 +542,85 @@ mod tests {
         queue.push(Job::new(1, 0, "a".into(), vec!["x".into()]));
         queue.push(Job::new(2, 0, "b".into(), vec!["y".into()]));
         assert_eq!(queue.next_models(), ["a", "b"]);
-        assert_eq!(queue.take("b", SMALL).unwrap().items.len(), 1);
+        assert_eq!(take(&mut queue, "b", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.next_models(), ["a"]);
-        assert!(queue.take("b", SMALL).is_none());
-        assert_eq!(queue.take("a", SMALL).unwrap().items.len(), 1);
+        assert!(take(&mut queue, "b", SMALL).is_none());
+        assert_eq!(take(&mut queue, "a", SMALL).unwrap().items.len(), 1);
+    }
+
+    #[test]
+    fn sessions_take_turns_to_be_tokenized() {
+        let mut queue = Queue::default();
+        let long = || vec!["x".repeat(9_000); 5];
+        queue.push(Job::new(1, 0, "m".into(), long()));
+        queue.push(Job::new(2, 0, "m".into(), long()));
+        queue.push(Job::new(3, 0, "other".into(), long()));
+        let nobody = Suspicion::default();
+        let mut pieces = Vec::new();
+        while let Some(piece) = queue.take_piece(&nobody, |model| model == "m") {
+            assert_eq!(piece.texts.len(), 1);
+            pieces.push(piece);
+        }
+        let jobs: Vec<JobId> = pieces.iter().map(|p| p.job).collect();
+        assert_eq!(jobs, [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(queue.waiting(), 15);
+        // Nothing is encoded before all tokens of its job are known.
+        assert!(queue.take("m", SMALL, &nobody).is_none());
+        for piece in pieces {
+            let tokens = tokens(&piece);
+            queue.tokenized(piece, tokens, [7; 32]);
+        }
+        assert_eq!(queue.next_models(), ["m", "other"]);
+        for _ in 0..10 {
+            assert_eq!(queue.take("m", SMALL, &nobody).unwrap().items.len(), 1);
+        }
+        assert!(queue.take("m", SMALL, &nobody).is_none());
+        queue.forget(3);
+        assert_eq!(queue.waiting(), 0);
+    }
+
+    #[test]
+    fn tokens_of_two_models_are_not_mixed() {
+        let mut queue = Queue::default();
+        let nobody = Suspicion::default();
+        queue.push(Job::new(1, 0, "m".into(), vec!["x".repeat(9_000); 2]));
+        let piece = |queue: &mut Queue| queue.take_piece(&nobody, |_| true).unwrap();
+        let (first, second) = (piece(&mut queue), piece(&mut queue));
+        let known = tokens(&first);
+        queue.tokenized(first, known.clone(), [1; 32]);
+        queue.tokenized(second, known.clone(), [2; 32]);
+        assert!(queue.take("m", SMALL, &nobody).is_none());
+        for _ in 0..2 {
+            let piece = piece(&mut queue);
+            queue.tokenized(piece, known.clone(), [2; 32]);
+        }
+        assert!(queue.take("m", SMALL, &nobody).is_some());
+    }
+
+    #[test]
+    fn suspects_are_batches_of_their_own() {
+        let record = tempfile::tempfile().unwrap();
+        let open = || work::Record::open(Some(record.try_clone().unwrap()), false);
+        let texts: Vec<String> = (0..6).map(|i| format!("text {i}")).collect();
+        let suspects = [work::hash("m", "text 2"), work::hash("m", "text 3")];
+        open().0.begin(0, suspects.into_iter());
+        let suspicion = open().1;
+        let mut queue = Queue::default();
+        queue.push(Job::new(1, 0, "m".into(), texts));
+        let mut sizes = Vec::new();
+        while let Some(batch) = queue.take("m", SMALL, &suspicion) {
+            sizes.push((batch.items.len(), batch.alone));
+        }
+        assert_eq!(sizes, [(2, false), (1, true), (1, true), (2, false)]);
+        // Nor are they tokenized beside others.
+        let long = vec!["x".repeat(9_000), "text 2".into(), "text 3".into()];
+        queue.push(Job::new(1, 1, "m".into(), long));
+        let piece = queue.take_piece(&suspicion, |_| true).unwrap();
+        assert_eq!(piece.texts.len(), 1);
+        assert!(queue.take_piece(&suspicion, |_| true).is_none());
+        let known = tokens(&piece);
+        queue.tokenized(piece, known, [1; 32]);
+        assert!(queue.take("m", SMALL, &suspicion).unwrap().alone);
     }
 
     proptest! {
@@ -377,7 +641,7 @@ mod tests {
             prop_assert_eq!(queue.waiting(), expected);
             let mut complete = 0;
             let mut seen = 0;
-            while let Some(batch) = queue.take("m", Budget { cost, least: 1 }) {
+            while let Some(batch) = take(&mut queue, "m", Budget { cost, least: 1 }) {
                 for (id, index) in batch.items {
                     seen += 1;
                     if queue.job_mut(id).unwrap().store(index, &[1.0, 2.0], false) {

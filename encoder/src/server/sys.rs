@@ -185,6 +185,36 @@ pub fn prepare_process() {
     }
 }
 
+/// Lets the process run on so many processors at most, which bounds what all its threads take together:
+/// those that encode, tokenize, load models and search, and those of libraries. To be called before
+/// any of them starts. Zero bounds nothing.
+pub fn bound_processors(threads: usize) -> io::Result<()> {
+    if threads == 0 {
+        return Ok(());
+    }
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: a set is plain bits, for which zeros are valid; both calls read or write it within its
+    // size, and the macros' indexes are below its number of bits.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        check(libc::sched_getaffinity(0, size, &mut allowed))?;
+        let processors: Vec<usize> = (0..8 * size)
+            .filter(|&cpu| libc::CPU_ISSET(cpu, &allowed))
+            .collect();
+        if threads >= processors.len() {
+            return Ok(());
+        }
+        // Encoders of several servers shall not all take the same ones.
+        let first = std::process::id() as usize;
+        let mut chosen: libc::cpu_set_t = std::mem::zeroed();
+        for i in 0..threads {
+            libc::CPU_SET(processors[(first + i) % processors.len()], &mut chosen);
+        }
+        check(libc::sched_setaffinity(0, size, &chosen))?;
+    }
+    Ok(())
+}
+
 /// Ends the process at once, without destructors of threads that are in the middle of something.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: _exit never returns and touches no memory of ours.

@@ -1,13 +1,14 @@
 //! Measures a segment alone: time of CPU to build it, recall and time of searches.
 //!
-//!     graph VECTORS QUERIES DIMENSIONS QUANTIZATION M EF_CONSTRUCTION EF…
+//!     graph VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
 //!
-//! The files hold little-endian f32, row by row. Prints one line for each ef.
+//! The files hold little-endian f32, row by row. Prints one line for each ef, and what a look at every row
+//! takes.
 
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::Encoding;
+use laser_index::choice::{Encoding, Existing};
 use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
@@ -47,19 +48,24 @@ fn main() {
     let number = |i: usize| args[i].parse::<usize>().expect("a number");
     let dims = number(2);
     let (rows, queries) = (floats(&args[0]), floats(&args[1]));
-    let quantization = match args[3].as_str() {
+    let metric = match args[3].as_str() {
+        "cosine" => Metric::Cosine,
+        "l2" => Metric::L2,
+        "ip" => Metric::InnerProduct,
+        other => panic!("there is no metric {other}"),
+    };
+    let quantization = match args[4].as_str() {
         "auto" => None,
         name => Some(Quantization::from_name(name).expect("a quantization")),
     };
-    let metric = Metric::Cosine;
     let parameters = Parameters {
         dims,
         metric,
         quantization,
         raw: RawForm::choose(dims, false, quantization).expect("dimensions"),
         element: 0,
-        m: number(4),
-        ef_construction: number(5),
+        m: number(5),
+        ef_construction: number(6),
         fingerprint: [0; 32],
         model: String::new(),
     };
@@ -78,7 +84,15 @@ fn main() {
         .step_by(count.div_ceil(8192))
         .filter_map(|x| prepare(metric, dims, x).expect("a vector"))
         .collect();
-    let encoding = Encoding::choose(metric, dims, quantization, &sample, count, [], &|| ());
+    let encoding = Encoding::choose(
+        metric,
+        dims,
+        quantization,
+        &sample,
+        count,
+        Existing::default(),
+        &|| (),
+    );
     let mut builder = SegmentBuilder::new(options, encoding, None).expect("a graph");
     for (i, row) in rows.chunks_exact(dims).enumerate() {
         builder.push(i as u64, row, &|| ()).expect("a vector");
@@ -90,21 +104,26 @@ fn main() {
         write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
     let view = SegmentView::open(&parameters, &entry, SegmentBytes::File(built.into_bytes()))
         .expect("a segment");
+    println!("default ef {}", view.ef());
+    let distance = |q: &[f32], x: &[f32]| match metric {
+        Metric::L2 => f32::l2_squared(q, x),
+        Metric::InnerProduct => -f32::dot(q, x),
+        Metric::Cosine => -f32::dot(q, x) / f32::dot(x, x).sqrt(),
+    };
     let exact: Vec<f32> = queries
         .chunks_exact(dims)
         .map(|q| {
-            let mut all: Vec<f32> = rows.chunks_exact(dims).map(|x| f32::dot(q, x)).collect();
-            all.sort_by(|a, b| b.total_cmp(a));
-            all[9]
+            let mut all: Vec<f32> = rows.chunks_exact(dims).map(|x| distance(q, x)).collect();
+            *all.select_nth_unstable_by(9, f32::total_cmp).1
         })
         .collect();
-    for ef in args[6..]
+    for ef in args[7..]
         .iter()
         .map(|ef| ef.parse::<usize>().expect("a number"))
     {
         let (mut found, mut scratch) = (0, Vec::new());
         let (wall, start) = (Instant::now(), cpu());
-        let rounds = 5;
+        let rounds = if ef > 1000 { 1 } else { 5 };
         for _ in 0..rounds {
             found = 0;
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
@@ -112,8 +131,8 @@ fn main() {
                 let mut hits = view.search(&probe, ef, &mut scratch);
                 hits.sort_unstable_by(|a, b| a.0.estimate.total_cmp(&b.0.estimate));
                 let good = |hit: &&Candidate| {
-                    f32::dot(q, &rows[view.tid(hit.1 as usize) as usize * dims..][..dims])
-                        >= tenth - 1e-6
+                    let x = &rows[view.tid(hit.1 as usize) as usize * dims..][..dims];
+                    distance(q, x) <= tenth + 1e-6 * tenth.abs()
                 };
                 found += hits.iter().take(10).filter(good).count();
             }
@@ -123,8 +142,8 @@ fn main() {
         println!(
             "{} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
             view.encoding().codec.quantization.name(),
-            args[4],
             args[5],
+            args[6],
             entry.bytes as f64 / 1e6,
             found as f64 / (10 * n) as f64,
             1e6 * used / (n * rounds) as f64,
@@ -132,4 +151,18 @@ fn main() {
         );
     }
     let _ = std::fs::remove_dir_all(folder);
+    let (start, mut scratch, mut sum) = (cpu(), Vec::new(), 0.0);
+    let few = queries.chunks_exact(dims).take(50);
+    let asked = few.len();
+    for q in few {
+        let probe = view.probe(&Query::new(metric, dims, q).expect("a query"));
+        view.scan(&probe, &mut scratch, &|| (), |(estimate, _)| {
+            sum += estimate.estimate
+        });
+    }
+    let us = 1e6 * (cpu() - start) / asked as f64;
+    println!(
+        "every row: us {us:.1} (mean distance {:.3})",
+        sum / (asked * count) as f64
+    );
 }

@@ -4,16 +4,14 @@
 //! seconds for gigabytes. Meanwhile the caller's thread does what it must do now and then. Where
 //! that unwinds, the work goes on by itself until the next place where it may end; so it owns all
 //! that it touches, and nobody waits for it.
-#![allow(unsafe_code)]
 
-use std::io;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
+use laser_memory::threads;
 
 use crate::error::{IndexError, Result};
 
@@ -41,7 +39,7 @@ pub fn run<T: Send + 'static>(
     let left = Arc::new(AtomicBool::new(false));
     let leave = Leave(left.clone());
     let (sender, receiver) = bounded(1);
-    let thread = spawn("laser segment", move || {
+    let thread = threads::spawn("laser segment", move || {
         let pause = || {
             if left.load(Ordering::Relaxed) {
                 // Past the hook for panics: this is no failure.
@@ -63,26 +61,6 @@ pub fn run<T: Send + 'static>(
     let _ = thread.join();
     drop(leave);
     result
-}
-
-/// Starts a thread that receives no signals: the server's handlers must run on its own thread.
-///
-/// # Errors
-/// What the operating system says.
-pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are written before they are read.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-    // SAFETY: `before` was filled above.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-    }
-    thread
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use laser_memory::threads;
 use memmap2::Mmap;
 
 use crate::background;
@@ -20,6 +21,8 @@ use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout, bytes_per_vector};
 use crate::meta::{Parameters, nonce};
 use crate::page::UNPLACED;
+use crate::reach;
+use crate::refine::refine;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::space;
 use crate::view::SegmentView;
@@ -45,6 +48,9 @@ const BATCH: usize = 64;
 /// Memory for what is neither graph nor vectors: tables of the threads, stacks, batches on their
 /// way, before there is a single vector.
 const FIXED_MEMORY: usize = 1 << 20;
+/// How long threads that are no longer wanted are waited for. One that has stopped for want of memory
+/// never ends; it owns all that it touches.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 enum Vectors {
     /// Prepared vectors and bounds of their errors.
@@ -67,6 +73,9 @@ struct Shared {
     nodes: Mutex<HashMap<u128, u32>>,
     /// Address, node and fine part of every entry, in the order in which they were pushed.
     spill: Scratch,
+    /// Nodes that were there from the beginning.
+    refined: usize,
+    done: Arc<AtomicUsize>,
     stop: AtomicBool,
     added: AtomicUsize,
     error: Mutex<Option<IndexError>>,
@@ -232,11 +241,12 @@ impl SegmentBuilder {
         let mut dead = Vec::new();
         let mut unplaced = Vec::new();
         let mut nodes = HashMap::new();
+        let (first, _) = widths(p.m, p.ef_construction);
         let (graph, already) = match base {
-            None => (Graph::new(codec, p.m, p.ef_construction)?, 0),
+            None => (Graph::new(codec, p.m, first)?, 0),
             Some(view) => {
                 let bytes = view.header().graph.of(view.bytes());
-                let graph = Graph::load(codec, p.m, p.ef_construction, bytes)?;
+                let graph = Graph::load(codec, p.m, first, bytes)?;
                 let mut spilled =
                     Vec::with_capacity(view.header().placed() as usize * spill_len(&codec));
                 // In a loaded graph the keys are the slots. New entries have greater keys, because
@@ -266,6 +276,7 @@ impl SegmentBuilder {
                 (graph, placed)
             }
         };
+        let refined = graph.len();
         let reserved = (already + options.expected.max(16 * BATCH)).min(limit.max(already + BATCH));
         graph.reserve(reserved, threads)?;
         let shared = Arc::new(Shared {
@@ -273,6 +284,8 @@ impl SegmentBuilder {
             graph: RwLock::new(graph),
             nodes: Mutex::new(nodes),
             spill,
+            refined,
+            done: Arc::default(),
             stop: AtomicBool::new(false),
             added: AtomicUsize::new(already),
             error: Mutex::new(None),
@@ -315,6 +328,11 @@ impl SegmentBuilder {
     /// Entries that the threads have added.
     pub fn added(&self) -> usize {
         self.shared.added.load(Ordering::Relaxed)
+    }
+
+    /// How far the second pass has come: grows by two for every node while [`Self::finish`] runs.
+    pub fn refined(&self) -> Arc<AtomicUsize> {
+        self.shared.done.clone()
     }
 
     /// Bytes that the graph has allocated.
@@ -490,41 +508,85 @@ impl SegmentBuilder {
         self.wait(self.pushed, pause)?;
         self.stop();
         let (shared, count) = (self.shared.clone(), self.pushed);
+        let (p, threads) = (&self.options.parameters, self.options.threads);
+        let (_, width) = widths(p.m, p.ef_construction);
         let (dead, unplaced) = (
             std::mem::take(&mut self.dead),
             std::mem::take(&mut self.unplaced),
         );
         let folder = self.options.folder.clone();
-        // The thread is the graph's last owner: freeing it takes a while as well.
         drop(self);
         background::run(pause, move |pause| {
-            assemble(&shared, count, &unplaced, &dead, &folder, pause)
+            // The threads have stopped, and the builder is gone.
+            let shared = Arc::into_inner(shared)
+                .ok_or_else(|| IndexError::Graph("a thread goes on".into()))?;
+            let from = Pushed {
+                shared,
+                count,
+                unplaced,
+                dead,
+            };
+            assemble(from, &folder, (width, threads), pause)
         })
     }
 
     fn stop(&mut self) {
         self.sender = None;
+        let until = Instant::now() + PATIENCE;
         for worker in self.workers.drain(..) {
-            // A panic has left its mark in `added`: what it should have added is missing.
-            let _ = worker.join();
+            while !worker.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if worker.is_finished() {
+                // A panic has left its mark in `added`: what it should have added is missing.
+                let _ = worker.join();
+            }
         }
     }
 }
 
-/// Makes the file of a segment whose threads have stopped.
-fn assemble(
-    shared: &Shared,
+/// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
+/// find the neighbourhood; the second is [`crate::refine`].
+pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
+    let first = (ef_construction * 3 / 4).max(m);
+    (first, (ef_construction * 3 / 2).max(first))
+}
+
+/// What a builder leaves.
+struct Pushed {
+    shared: Shared,
     count: usize,
-    unplaced: &[u64],
-    already_dead: &[u8],
+    unplaced: Vec<u64>,
+    dead: Vec<u8>,
+}
+
+/// Makes the file of a segment whose threads have stopped. The second pass over its graph walks with
+/// `width` on so many `threads`.
+fn assemble(
+    pushed: Pushed,
     folder: &Path,
+    (width, threads): (usize, usize),
     pause: &dyn Fn(),
 ) -> Result<BuiltSegment> {
-    let encoding = &shared.encoding;
+    let Pushed {
+        shared,
+        count,
+        unplaced,
+        dead: already_dead,
+    } = pushed;
+    let Shared {
+        encoding,
+        graph,
+        nodes,
+        spill: entries,
+        refined,
+        done,
+        ..
+    } = shared;
     let codec = encoding.codec;
-    let graph = shared.graph.read().unwrap_or_else(|e| e.into_inner());
+    let graph = graph.into_inner().unwrap_or_else(|e| e.into_inner());
+    let expected = nodes.into_inner().unwrap_or_else(|e| e.into_inner()).len();
     let nodes = graph.len();
-    let expected = shared.nodes.lock().unwrap_or_else(|e| e.into_inner()).len();
     if nodes != expected {
         let message = format!("the graph has {nodes} nodes instead of {expected}");
         return Err(IndexError::Graph(message));
@@ -541,22 +603,27 @@ fn assemble(
         nodes,
         graph: serialized,
     };
-    let mut header = SegmentHeader::new(encoding, nonce(), counts);
+    let mut header = SegmentHeader::new(&encoding, nonce(), counts);
     let file = Scratch::new(folder)?;
     let mut bytes = file.map(header.file_len())?;
     if nodes > 0 {
-        graph.save(header.graph.of_mut(&mut bytes), pause)?;
+        graph.save(header.graph.of_mut(&mut bytes))?;
     }
+    // Its memory is what the second pass has.
     drop(graph);
     pause();
+    if nodes > 0 {
+        let graph = header.graph.of_mut(&mut bytes);
+        refine(&codec, graph, refined, width, threads, &done, pause)?;
+        reach::link(&codec, graph, pause)?;
+    }
 
     // Threads add in any order, so that slots and keys differ. Slots become the keys: then
     // nothing needs to translate between them.
-    let spill = shared.spill.file();
     // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
     // as an empty slice.
-    let spill =
-        unsafe { Mmap::map(spill) }.map_err(|e| IndexError::io("map", shared.spill.path(), e))?;
+    let spill = unsafe { Mmap::map(entries.file()) }
+        .map_err(|e| IndexError::io("map", entries.path(), e))?;
     let each = spill_len(&codec);
     if spill.len() < count * each {
         return Err(IndexError::Graph("entries are missing".into()));
@@ -602,12 +669,12 @@ fn assemble(
         let len = codec.fine_len();
         header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
             .copy_from_slice(&from[SPILL_HEAD..]);
-        if is_dead(already_dead, entry) {
+        if is_dead(&already_dead, entry) {
             dead[place / 8] |= 1 << (place % 8);
         }
     }
     let tail = &mut header.tids.of_mut(&mut bytes)[8 * count..];
-    for (out, tid) in tail.chunks_exact_mut(8).zip(unplaced) {
+    for (out, tid) in tail.chunks_exact_mut(8).zip(&unplaced) {
         out.copy_from_slice(&tid.to_le_bytes());
     }
     if nodes > 0 {
@@ -642,7 +709,7 @@ fn spawn(
     let (mut workers, mut failure) = (Vec::new(), None);
     for _ in 0..threads {
         let (shared, batches) = (shared.clone(), batches.clone());
-        match background::spawn("laser build", move || shared.work(&batches)) {
+        match threads::spawn("laser build", move || shared.work(&batches)) {
             Ok(worker) => workers.push(worker),
             Err(error) => {
                 failure = Some(error);

@@ -47,13 +47,8 @@ impl Scratch {
         let name = format!("{}{:016x}", scratch_prefix(), crate::meta::nonce());
         let path = folder.join(name);
         let mut file = create(&path);
-        if matches!(&file, Err(e) if e.kind() == io::ErrorKind::NotFound) {
-            let mut builder = fs::DirBuilder::new();
-            std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-            builder
-                .recursive(true)
-                .create(folder)
-                .map_err(|e| IndexError::io("create", folder, e))?;
+        if file.is_err() && !folder.is_dir() {
+            make_folder(folder).map_err(|e| IndexError::io("create", folder, e))?;
             file = create(&path);
         }
         let file = file.map_err(|e| IndexError::io("create", &path, e))?;
@@ -99,6 +94,22 @@ impl Scratch {
         self.kept = true;
         Ok(())
     }
+}
+
+/// Makes a folder. A plain file, a pipe or a link that leads nowhere makes room for it: a folder whose
+/// contents may go at any time may itself.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true);
+    let Err(error) = builder.create(folder) else {
+        return Ok(());
+    };
+    if folder.symlink_metadata().is_err() || folder.is_dir() {
+        return Err(error);
+    }
+    fs::remove_file(folder)?;
+    builder.create(folder)
 }
 
 impl Drop for Scratch {

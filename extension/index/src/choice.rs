@@ -3,7 +3,8 @@
 //! A walk keeps the `ef` nearest candidates by the distances of the graph parts; the ten nearest
 //! rows must be among them. Rounding blurs distances by some ε, so the tenth nearest row is safe
 //! when ε is small against the gap between the tenth and the hundredth distance. Both are measured
-//! on a sample. A sample is sparser than the segment, whose gaps are smaller: distances shrink with
+//! on a sample, for each of some queries by itself: where half of the rows lie close together, what
+//! the other half bears says nothing of them. A sample is sparser than the segment, whose gaps are smaller: distances shrink with
 //! the number of rows to the power of `1/m`, where `m` is the intrinsic dimension, estimated from
 //! the sample's distances (Levina & Bickel 2004).
 
@@ -18,8 +19,9 @@ use crate::trial;
 /// Vectors that are enough to decide by.
 pub const SAMPLE: usize = 8192;
 /// Queries among them.
-const QUERIES: usize = 32;
-/// Largest blur, as a share of the gap. Where vectors have more dimensions near by than far away, the
+const QUERIES: usize = 64;
+/// Largest blur, as a share of the gap, in the mean over the queries. A query whose blur is the whole gap
+/// finds anything, and one beyond that nothing worse, so that it counts as that. Where vectors have more dimensions near by than far away, the
 /// gap is smaller than expected; this leaves room for that.
 pub const LARGEST_NOISE: f64 = 0.05;
 /// A segment that grows is not decided about again, so it is looked at as if it had grown.
@@ -28,12 +30,11 @@ const GROWTH: f64 = 4.0;
 /// new one: vectors then keep their bytes through merges.
 const KEEP: f64 = 1.25;
 
-/// How much longer than the radius of a space a vector may be; the walk's idea of its distance is a
-/// little wrong then.
-const BEYOND: f64 = 1.05;
+/// Vectors by which an encoding that is there is judged.
+const FEW: usize = 256;
 
 /// How a segment keeps its vectors.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Encoding {
     /// The stored form.
     pub codec: Codec,
@@ -43,55 +44,93 @@ pub struct Encoding {
     pub noise: Option<f32>,
 }
 
+/// What there is when an encoding is chosen.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Existing<'a> {
+    /// Encodings that may be kept.
+    pub encodings: &'a [&'a Encoding],
+    /// Whether the new segment is so much larger than they are of that it is worth asking again which
+    /// graph finds the largest inner products. That takes as long as some thousand vectors do.
+    pub grown: bool,
+}
+
 impl Encoding {
     /// The encoding of vectors like those of a sample, for a segment of about `rows`. `asked` is the
-    /// quantization, if it is not left to the data; `existing` are encodings that may be kept.
+    /// quantization, if it is not left to the data.
     ///
-    /// The sample consists of prepared vectors ([`crate::space::prepare`]). `pause` is called now
-    /// and then, and may unwind.
-    pub fn choose<'a>(
+    /// The sample consists of prepared vectors ([`crate::space::prepare`]); for inner products the longest
+    /// ones of the segment are among them, or [`Space::reaches`] is asked of each vector that is added.
+    /// `pause` is called now and then, and may unwind.
+    pub fn choose(
         metric: Metric,
         dims: usize,
         asked: Option<Quantization>,
         sample: &[Vec<f32>],
         rows: usize,
-        existing: impl IntoIterator<Item = &'a Encoding>,
+        existing: Existing<'_>,
         pause: &dyn Fn(),
     ) -> Self {
-        let existing: Vec<&Encoding> = existing.into_iter().collect();
+        let Existing { encodings, grown } = existing;
         let (quantization, noise) = match asked {
             Some(quantization) => (quantization, None),
             None => decide(metric, dims, sample, rows, pause),
         };
-        let mut codec = Codec::new(dims, metric, quantization);
-        if metric == Metric::InnerProduct {
-            let known = existing.iter().map(|old| old.codec.format);
-            codec.format = match known.into_iter().find(|format| *format != Format::First) {
-                Some(format) => format,
-                None => trial::best(dims, sample, pause).unwrap_or(Format::Second),
-            };
-        }
-        // Floats lose nothing far from the origin, and moving them would round them.
-        let centred = quantization != Quantization::F32;
-        let new = Self {
-            codec,
-            space: match codec.format {
+        let codec = Codec::new(dims, metric, quantization);
+        let fit = |format| {
+            let codec = Codec { format, ..codec };
+            // Floats lose nothing far from the origin, and moving them would round them.
+            let centred = quantization != Quantization::F32;
+            let space = match format {
                 Format::SecondInner => Space::fit_inner(dims, sample),
                 _ => Space::fit(metric, dims, sample, centred),
-            },
-            noise,
-        };
-        let few = &sample[..sample.len().min(256)];
-        let mean = new.mean_error(few);
-        for old in existing {
-            if old.codec == new.codec && old.mean_error(few) <= KEEP * mean {
-                return Self {
-                    noise: new.noise.or(old.noise),
-                    ..old.clone()
-                };
+            };
+            Self {
+                codec,
+                space,
+                noise,
             }
+        };
+        // From all over the sample: it begins with rows of the largest segment.
+        let few: Vec<Vec<f32>> = sample
+            .iter()
+            .step_by(sample.len().div_ceil(FEW).max(1))
+            .cloned()
+            .collect();
+        let kept = |new: Self| {
+            let mean = new.mean_error(&few);
+            let fits = |old: &&&Self| {
+                old.codec == new.codec
+                    && sample.iter().all(|x| old.space.reaches(x))
+                    && old.mean_error(&few) <= KEEP * mean
+            };
+            match encodings.iter().find(fits) {
+                Some(old) => (
+                    Self {
+                        noise: new.noise.or(old.noise),
+                        ..(*old).clone()
+                    },
+                    true,
+                ),
+                None => (new, false),
+            }
+        };
+        let formats = encodings.iter().map(|old| old.codec.format);
+        let known = formats.clone().find(|format| *format != Format::First);
+        let (found, fits) = kept(fit(known.unwrap_or(codec.format)));
+        // Data that have changed, or of which there were few, may need the other graph.
+        if metric == Metric::InnerProduct
+            && (grown || !fits)
+            && let Some(format) = trial::best(dims, sample, pause)
+            && format != found.codec.format
+        {
+            return kept(fit(format)).0;
         }
-        new
+        found
+    }
+
+    /// Whether vectors are stored in the same way: the bytes of one are those of the other.
+    pub fn stores_like(&self, other: &Self) -> bool {
+        self.codec == other.codec && self.space == other.space
     }
 
     /// Mean error of stored vectors, in the unit of the data.
@@ -100,13 +139,6 @@ impl Encoding {
         let mut sum = 0.0;
         for x in sample {
             let error = self.space.enter(x, 0.0, &mut place);
-            // Beyond the radius the last coordinate for inner products says nothing any more.
-            let beyond = self.codec.format == Format::Second
-                && self.space.metric == Metric::InnerProduct
-                && laser_vector::kernels::norm(x) > BEYOND * f64::from(self.space.radius);
-            if beyond {
-                return f64::INFINITY;
-            }
             self.codec.encode(&place, error, &mut stored);
             let (graph, fine) = stored.split_at(self.codec.graph_len());
             sum += self.codec.error(graph, fine);
@@ -130,8 +162,8 @@ fn decide(
     let Some(view) = Neighbourhood::measure(metric, dims, sample, pause) else {
         return (Quantization::I8, None);
     };
-    let gap = view.gap(GROWTH * rows.max(sample.len()) as f64);
-    let noise = |quantization| view.blur(Codec::new(dims, metric, quantization), pause) / gap;
+    let rows = GROWTH * rows.max(sample.len()) as f64;
+    let noise = |quantization| view.noise(Codec::new(dims, metric, quantization), rows, pause);
     let eight = noise(Quantization::I8);
     let quantization = if eight <= LARGEST_NOISE {
         Quantization::I8
@@ -156,8 +188,6 @@ struct Neighbourhood {
     places: Vec<Vec<f32>>,
     /// Queries, and the numbers and distances of their nearest neighbours at different distances.
     queries: Vec<(Vec<f32>, Neighbours)>,
-    /// Mean tenth distance.
-    tenth: f64,
     intrinsic: f64,
 }
 
@@ -173,7 +203,7 @@ impl Neighbourhood {
         }
         let step = (sample.len() / QUERIES).max(1);
         let mut queries = Vec::new();
-        let (mut tenth, mut logs, mut count) = (0.0, 0.0, 0.0);
+        let (mut logs, mut count) = (0.0, 0.0);
         for at in (0..sample.len()).step_by(step).take(QUERIES) {
             pause();
             let mut query = Vec::new();
@@ -192,7 +222,6 @@ impl Neighbourhood {
             if found.len() < FAR {
                 continue;
             }
-            tenth += found[NEAR - 1].1;
             let last = found[FAR - 1].1;
             for (_, distance) in &found[..FAR - 1] {
                 logs += (last / distance).ln();
@@ -206,7 +235,6 @@ impl Neighbourhood {
         }
         let intrinsic = (count / logs).max(0.5);
         Some(Self {
-            tenth: tenth / queries.len() as f64,
             space,
             places,
             queries,
@@ -214,19 +242,20 @@ impl Neighbourhood {
         })
     }
 
-    /// Expected distance between the tenth and the hundredth neighbour among `rows`.
+    /// Expected distance between the tenth and the hundredth neighbour among `rows`, as a share of the
+    /// tenth distance in the sample.
     fn gap(&self, rows: f64) -> f64 {
         let root = 1.0 / self.intrinsic;
-        let tenth = self.tenth * (self.places.len() as f64 / rows).powf(root);
-        tenth * (10f64.powf(root) - 1.0)
+        (self.places.len() as f64 / rows).powf(root) * (10f64.powf(root) - 1.0)
     }
 
-    /// Root mean square of what rounding changes in the distances of near neighbours, apart from
-    /// what it changes in all of them.
-    fn blur(&self, codec: Codec, pause: &dyn Fn()) -> f64 {
+    /// What rounding changes in the distances of near neighbours, apart from what it changes in all of
+    /// them: its root mean square as a share of their gap, in the mean over the queries.
+    fn noise(&self, codec: Codec, rows: f64, pause: &dyn Fn()) -> f64 {
         let (dot, mut scratch) = (dot_i8(), Vec::new());
         let mut graph = vec![0; codec.graph_len()];
-        let (mut sum, mut count) = (0.0, 0.0);
+        let gap = self.gap(rows);
+        let mut sum = 0.0;
         for (query, neighbours) in &self.queries {
             pause();
             let query = Query::new(codec.metric, codec.dims, query).expect("prepared before");
@@ -240,10 +269,12 @@ impl Neighbourhood {
                 })
                 .collect();
             let mean = changes.iter().sum::<f64>() / changes.len() as f64;
-            sum += changes.iter().map(|c| (c - mean).powi(2)).sum::<f64>();
-            count += changes.len() as f64 - 1.0;
+            let square = changes.iter().map(|c| (c - mean).powi(2)).sum::<f64>();
+            let blur = (square / (changes.len() as f64 - 1.0)).sqrt();
+            let tenth = neighbours[neighbours.len() - 1].1;
+            sum += (blur / (gap * tenth)).min(1.0);
         }
-        (sum / count).sqrt()
+        sum / self.queries.len() as f64
     }
 }
 
@@ -264,7 +295,15 @@ mod tests {
         let sample: Vec<Vec<f32>> = (0..3000)
             .map(|_| prepare(Metric::L2, dims, &row(&mut rng)).unwrap().unwrap())
             .collect();
-        Encoding::choose(Metric::L2, dims, None, &sample, rows, [], &|| ())
+        Encoding::choose(
+            Metric::L2,
+            dims,
+            None,
+            &sample,
+            rows,
+            Existing::default(),
+            &|| (),
+        )
     }
 
     #[test]
@@ -287,10 +326,80 @@ mod tests {
         let found = chosen(32, 100_000, dominant);
         assert_ne!(found.codec.quantization, Quantization::I8);
         assert!(f64::from(found.noise.unwrap()) > LARGEST_NOISE);
+        // Half of the rows, or a tenth of them, close together.
+        for part in [0.5, 0.1] {
+            let crowd = |rng: &mut ChaCha8Rng| -> Vec<f32> {
+                let (size, centre) = match rng.random_bool(part) {
+                    true => (0.002, 1.0),
+                    false => (1.0, 0.0),
+                };
+                (0..16)
+                    .map(|_| centre + size * rng.random_range(-1.7..1.7f32))
+                    .collect()
+            };
+            let found = chosen(16, 30_000, crowd);
+            assert_ne!(found.codec.quantization, Quantization::I8, "{part}");
+        }
         let found = chosen(16, 100_000, |_| vec![1.0; 16]);
         assert_eq!(
             (found.codec.quantization, found.noise),
             (Quantization::I8, None)
+        );
+    }
+
+    #[test]
+    fn another_graph_is_taken_when_the_data_ask_for_it() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut sample = |low: f32, lengths: std::ops::Range<f32>| -> Vec<Vec<f32>> {
+            let mut row = || -> Vec<f32> {
+                let length = rng.random_range(lengths.clone());
+                (0..48)
+                    .map(|_| length * rng.random_range(low..1.0))
+                    .collect()
+            };
+            (0..3000).map(|_| row()).collect()
+        };
+        let choose = |sample: &[Vec<f32>], existing: Existing<'_>| {
+            Encoding::choose(
+                Metric::InnerProduct,
+                48,
+                None,
+                sample,
+                3000,
+                existing,
+                &|| (),
+            )
+        };
+        let wide = sample(-1.0, 0.2..3.0);
+        let new = choose(&wide, Existing::default());
+        assert_eq!(new.codec.format, Format::SecondInner);
+        // What was chosen among few rows, of the same data or of others.
+        let codec = Codec {
+            format: Format::Second,
+            ..new.codec
+        };
+        let few = Encoding {
+            codec,
+            space: Space::fit(Metric::InnerProduct, 48, &wide, true),
+            noise: None,
+        };
+        let known = [&few];
+        let existing = |grown| Existing {
+            encodings: &known,
+            grown,
+        };
+        assert_eq!(choose(&wide, existing(false)).codec.format, Format::Second);
+        assert_eq!(
+            choose(&wide, existing(true)).codec.format,
+            Format::SecondInner
+        );
+        let far: Vec<Vec<f32>> = wide
+            .iter()
+            .map(|x| x.iter().map(|x| 40.0 * x).collect())
+            .collect();
+        assert_eq!(
+            choose(&far, existing(false)).codec.format,
+            Format::SecondInner
         );
     }
 
@@ -306,7 +415,11 @@ mod tests {
         for (offset, kept) in [(0.0, true), (50.0, false)] {
             let row = row(offset);
             let sample: Vec<Vec<f32>> = (0..500).map(|_| row(&mut rng)).collect();
-            let new = Encoding::choose(Metric::L2, 24, None, &sample, 1000, [&old], &|| ());
+            let old_one = Existing {
+                encodings: &[&old],
+                grown: false,
+            };
+            let new = Encoding::choose(Metric::L2, 24, None, &sample, 1000, old_one, &|| ());
             assert_eq!(new.space == old.space, kept);
         }
     }

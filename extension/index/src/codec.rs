@@ -265,6 +265,8 @@ impl Codec {
             }
             Quantization::Bf16 => {
                 for (out, &x) in graph.chunks_exact_mut(2).zip(place) {
+                    // As above: the largest numbers would be rounded up to infinity.
+                    let x = x.clamp(-LARGEST_BF16, LARGEST_BF16);
                     out.copy_from_slice(&bf16::from_f32(x).to_le_bytes());
                 }
             }
@@ -394,8 +396,17 @@ impl Codec {
         probe.apart((length + square - 2.0 * dot).max(0.0), slack, error)
     }
 
-    /// The stored place, as floats.
+    /// The stored place, as floats, finite ones.
     pub fn decode(&self, graph: &[u8], fine: &[u8]) -> Vec<f32> {
+        let mut place = self.decode_any(graph, fine);
+        // Rounding up the largest numbers gives infinity.
+        place
+            .iter_mut()
+            .for_each(|x| *x = x.clamp(f32::MIN, f32::MAX));
+        place
+    }
+
+    fn decode_any(&self, graph: &[u8], fine: &[u8]) -> Vec<f32> {
         let codes = &fine[self.fine_head()..];
         match self.quantization {
             Quantization::I8 => {
@@ -460,27 +471,40 @@ impl Codec {
         dot: DotI8,
         scratch: &mut Vec<f32>,
     ) -> f32 {
-        match self.quantization {
-            Quantization::I8 => self.scalar_distance(dot, &probe.graph, graph),
-            Quantization::B1 => {
-                let bits = |x: &[u8]| u64::from_le_bytes(x.try_into().expect("eight bytes"));
-                let (a, b) = (probe.graph.chunks_exact(8), graph.chunks_exact(8));
-                let rest = a.remainder().iter().zip(b.remainder());
-                let rest: u32 = rest.map(|(a, b)| (a ^ b).count_ones()).sum();
-                let sum: u32 = a
-                    .zip(b)
-                    .map(|(a, b)| (bits(a) ^ bits(b)).count_ones())
-                    .sum();
-                (sum + rest) as f32
-            }
-            _ => {
-                let x = self.floats(graph, scratch);
-                if self.walks_by_products() {
-                    -f32_dot(&probe.vector, x)
-                } else {
-                    f32_l2_squared(&probe.vector, x)
-                }
-            }
+        if self.has_integer_codes() {
+            self.code_distance(dot, &probe.graph, graph)
+        } else {
+            self.float_distance(&probe.vector, self.floats(graph, scratch))
+        }
+    }
+
+    /// Whether graph parts are compared as they are, and not as floats.
+    pub(crate) fn has_integer_codes(&self) -> bool {
+        matches!(self.quantization, Quantization::I8 | Quantization::B1)
+    }
+
+    /// Distance between two graph parts with integer codes.
+    pub(crate) fn code_distance(&self, dot: DotI8, a: &[u8], b: &[u8]) -> f32 {
+        if self.quantization == Quantization::I8 {
+            return self.scalar_distance(dot, a, b);
+        }
+        let bits = |x: &[u8]| u64::from_le_bytes(x.try_into().expect("eight bytes"));
+        let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+        let rest = a.remainder().iter().zip(b.remainder());
+        let rest: u32 = rest.map(|(a, b)| (a ^ b).count_ones()).sum();
+        let sum: u32 = a
+            .zip(b)
+            .map(|(a, b)| (bits(a) ^ bits(b)).count_ones())
+            .sum();
+        (sum + rest) as f32
+    }
+
+    /// Distance between the components of two graph parts.
+    pub(crate) fn float_distance(&self, a: &[f32], b: &[f32]) -> f32 {
+        if self.walks_by_products() {
+            -f32_dot(a, b)
+        } else {
+            f32_l2_squared(a, b)
         }
     }
 
@@ -531,6 +555,9 @@ fn scalar_encode(x: &[f32], out: &mut [u8]) -> f32 {
     parameters[4..].copy_from_slice(&(scale * scale * squares as f32).to_le_bytes());
     scale
 }
+
+/// The largest finite number of sixteen bits with eight of them for the exponent.
+const LARGEST_BF16: f32 = 3.389_531_4e38;
 
 /// Writes the next four bits of each component.
 fn write_nibbles(x: &[f32], coarse: &[i8], scale: f32, fine: &mut [u8]) {

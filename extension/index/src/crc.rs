@@ -12,6 +12,32 @@ pub fn crc32c(data: &[u8]) -> u32 {
     software(data)
 }
 
+/// Checksums of four pieces of equal length, in less time than one after the other.
+pub fn crc32c_of_four(pieces: [&[u8]; 4]) -> [u32; 4] {
+    assert!(pieces.iter().all(|piece| piece.len() == pieces[0].len()));
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("sse4.2") && pieces[0].len().is_multiple_of(8) {
+        // SAFETY: the CPU has the instruction.
+        return unsafe { hardware_four(pieces) };
+    }
+    pieces.map(crc32c)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2")]
+fn hardware_four(pieces: [&[u8]; 4]) -> [u32; 4] {
+    use std::arch::x86_64::_mm_crc32_u64;
+    let mut crcs = [u64::from(!0u32); 4];
+    let [a, b, c, d] = pieces.map(|piece| piece.chunks_exact(8));
+    for (((a, b), c), d) in a.zip(b).zip(c).zip(d) {
+        for (crc, word) in crcs.iter_mut().zip([a, b, c, d]) {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            *crc = _mm_crc32_u64(*crc, word);
+        }
+    }
+    crcs.map(|crc| !(crc as u32))
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
 fn hardware(data: &[u8]) -> u32 {

@@ -24,8 +24,8 @@ pub enum IndexError {
         what: String,
     },
     /// A page was given to somebody else between reading its reference and reading the page. The
-    /// reader starts again from the metapage; seen twice in a row for one version of the metapage
-    /// it means damage.
+    /// reader starts again from the metapage. The extension does so up to 100 times for one call; a
+    /// reference that is outdated even then is damage.
     #[error("block {block} of the index no longer belongs to {owner:016x}")]
     Moved {
         /// Block number within the index.
@@ -69,7 +69,7 @@ pub enum IndexError {
         quantization: Quantization,
     },
     /// The directory on the metapage is full.
-    #[error("the index has {0} segments already, which is the limit")]
+    #[error("the index would have more than {0} segments, which is the limit")]
     TooManySegments(usize),
     /// There was no memory.
     #[error(transparent)]

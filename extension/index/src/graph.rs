@@ -10,7 +10,6 @@ use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 use crate::codec::{Codec, Format, Quantization};
 use crate::error::{IndexError, Result};
 use crate::kernels::{dot_i8, prefetch};
-use crate::reach;
 
 /// A graph in memory, to be added to and serialized.
 pub struct Graph {
@@ -202,21 +201,11 @@ impl Graph {
         self.index.serialized_length()
     }
 
-    /// Serializes the graph into exactly that many bytes. No thread adds to it any more. Nodes that
-    /// a walk could not get to are linked, see [`reach`]. `pause` is called now and then, and may
-    /// unwind.
+    /// Serializes the graph into exactly that many bytes. No thread adds to it any more.
     ///
     /// # Errors
     /// When usearch fails.
-    pub fn save(&self, out: &mut [u8], pause: &dyn Fn()) -> Result<()> {
-        self.serialize(out)?;
-        pause();
-        reach::link(&self.codec, out, pause)?;
-        Ok(())
-    }
-
-    /// The graph as usearch leaves it.
-    pub(crate) fn serialize(&self, out: &mut [u8]) -> Result<()> {
+    pub fn save(&self, out: &mut [u8]) -> Result<()> {
         self.index.save_to_buffer(out).map_err(graph_error)
     }
 }
@@ -445,4 +434,20 @@ impl<'a> Layout<'a> {
         }
         Ok(())
     }
+}
+
+/// The graph of some points, as usearch leaves it.
+#[cfg(test)]
+pub(crate) fn raw(codec: Codec, m: usize, points: &[impl AsRef<[f32]>]) -> Vec<u8> {
+    let graph = Graph::new(codec, m, 16).unwrap();
+    graph.reserve(points.len(), 1).unwrap();
+    let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
+    for (key, x) in points.iter().enumerate() {
+        codec.encode(x.as_ref(), 0.0, &mut stored);
+        let part = &stored[..codec.graph_len()];
+        graph.add(key as u64, part, &mut scratch).unwrap();
+    }
+    let mut bytes = vec![0; graph.serialized_len()];
+    graph.save(&mut bytes).unwrap();
+    bytes
 }

@@ -11,7 +11,7 @@
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be
-//! * [`reach`] – linking what a walk cannot get to
+//! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
@@ -33,6 +33,7 @@ pub mod pending;
 pub mod query;
 pub mod raw;
 pub mod reach;
+pub mod refine;
 pub mod scan;
 pub mod segment;
 pub mod space;

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
-use crate::choice::{Encoding, SAMPLE};
+use crate::choice::{Encoding, Existing, SAMPLE};
 use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
@@ -51,7 +51,7 @@ pub fn replace(
             meta.pending.head_seq = seq;
             meta.pending.head = block;
         }
-        meta.generation += 1;
+        meta.generation = meta.generation.wrapping_add(1);
         Ok(())
     })
 }
@@ -104,7 +104,8 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
                     entry.dead = dead;
                 }
             }
-            meta.dead_version += 1;
+            // Whoever remembers another one reads again, wherever a damaged page began to count.
+            meta.dead_version = meta.dead_version.wrapping_add(1);
             Ok(())
         })?;
     }
@@ -125,6 +126,8 @@ pub enum Plan {
 
 /// A short list costs scans little; VACUUM leaves it alone.
 const SHORT_LIST: usize = 64;
+/// Rows of a segment for which the choice of a graph for inner products is worth its time.
+const ASK_AGAIN: usize = 10_000;
 
 /// How to merge.
 #[derive(Debug)]
@@ -261,7 +264,27 @@ pub fn encoding(
     })
 }
 
-/// Prepared vectors, evenly from the live entries of segments and of a sealed list.
+/// Vectors that a sample has because they are long.
+const LONGEST: usize = 16;
+
+/// The longest ones of many vectors.
+#[derive(Default)]
+struct Longest(Vec<(f64, Vec<f32>)>);
+
+impl Longest {
+    fn look(&mut self, x: &[f32]) {
+        let length = norm(x);
+        if self.0.len() == LONGEST && self.0[LONGEST - 1].0 >= length {
+            return;
+        }
+        let at = self.0.partition_point(|(longer, _)| *longer >= length);
+        self.0.insert(at, (length, x.to_vec()));
+        self.0.truncate(LONGEST);
+    }
+}
+
+/// Prepared vectors, evenly from the live entries of segments and of a sealed list, and for inner
+/// products the longest of all, which decide how the others are stored ([`Space::reaches`]).
 fn sample(
     store: &impl PageStore,
     parameters: &Parameters,
@@ -274,6 +297,10 @@ fn sample(
     let fits = memory / 8 / (4 * parameters.dims);
     let step = total.div_ceil(SAMPLE.min(fits).max(16)).max(1);
     let (mut sample, mut at) = (Vec::new(), 0);
+    let (mut longest, by_length) = (
+        Longest::default(),
+        parameters.metric == Metric::InnerProduct,
+    );
     let mut chosen = || {
         at += 1;
         (at - 1) % step == 0
@@ -285,8 +312,14 @@ fn sample(
                 store.pause();
             }
             entry += 1;
-            if chosen() {
-                sample.push(view.vector(slot).0);
+            let chosen = chosen();
+            if chosen || by_length {
+                let (x, _) = view.vector(slot);
+                if chosen {
+                    sample.push(x);
+                } else {
+                    longest.look(&x);
+                }
             }
             Ok::<(), IndexError>(())
         })?;
@@ -295,10 +328,16 @@ fn sample(
         let mut raw = Vec::new();
         let mut failed = None;
         pending::read(store, parameters, list, false, |entry| {
-            if entry.is_live() && entry.tid & UNPLACED == 0 && chosen() {
+            if !entry.is_live() || entry.tid & UNPLACED != 0 {
+                return;
+            }
+            let chosen = chosen();
+            if chosen || by_length {
                 entry.decode(parameters, &mut raw);
                 match space::prepare(parameters.metric, parameters.dims, &raw) {
-                    Ok(x) => sample.extend(x),
+                    Ok(Some(x)) if chosen => sample.push(x),
+                    Ok(Some(x)) => longest.look(&x),
+                    Ok(None) => {}
                     Err(error) => failed = Some(error),
                 }
             }
@@ -307,6 +346,7 @@ fn sample(
             return Err(error);
         }
     }
+    sample.extend(longest.0.into_iter().map(|(_, x)| x));
     Ok(sample)
 }
 
@@ -322,6 +362,9 @@ pub fn merge<S: PageStore>(
 ) -> Result<usize> {
     let options = how.options;
     let pause = || store.pause();
+    if Meta::read(store)?.parameters.is_undecided() {
+        return compact(store, how.plan).map(|()| 0);
+    }
     let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
     let sealed = if short { None } else { pending::seal(store)? };
     let meta = Meta::read(store)?;
@@ -373,13 +416,22 @@ pub fn merge<S: PageStore>(
             taken.as_ref().map(|taken| (taken, list)),
             options.memory,
         )?;
+        let encodings: Vec<&Encoding> = views
+            .iter()
+            .map(SegmentView::encoding)
+            .chain(&largest)
+            .collect();
+        let before = meta.segments.iter().map(|s| s.live() as usize).max();
         let encoding = Encoding::choose(
             parameters.metric,
             parameters.dims,
             parameters.quantization,
             &vectors,
             expected,
-            views.iter().map(SegmentView::encoding).chain(&largest),
+            Existing {
+                encodings: &encodings,
+                grown: expected >= ASK_AGAIN.max(2 * before.unwrap_or(0)),
+            },
             &pause,
         );
         drop(vectors);
@@ -389,7 +441,7 @@ pub fn merge<S: PageStore>(
             !rotten(first)
                 && (group.len() > 1 || taken.is_some())
                 && views[0].nodes() > 0
-                && views[0].encoding() == &encoding
+                && views[0].encoding().stores_like(&encoding)
         });
         let base = continued.then(|| views.remove(0));
         let mut new = Vec::new();
@@ -403,8 +455,7 @@ pub fn merge<S: PageStore>(
             SegmentBuilder::new(own, how_stored, base.as_ref())
         })?;
         for view in views {
-            let same =
-                view.encoding().codec == encoding.codec && view.encoding().space == encoding.space;
+            let same = view.encoding().stores_like(&encoding);
             view.for_each(|slot, graph, fine| {
                 let tid = view.tid(slot);
                 if same {
@@ -454,6 +505,43 @@ pub fn merge<S: PageStore>(
         }
     }
     Ok(made)
+}
+
+/// What merging is to an index that has no segments, because it does not know how many dimensions
+/// there are: makes its list shorter, once more than half of it is dead.
+fn compact(store: &impl PageStore, plan: Plan) -> Result<()> {
+    if plan == Plan::Insert {
+        return Ok(());
+    }
+    let meta = Meta::read(store)?;
+    let (mut live, mut dead) = (0u64, 0u64);
+    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
+        *(if entry.is_live() {
+            &mut live
+        } else {
+            &mut dead
+        }) += 1;
+    })?;
+    if dead == 0 || (dead <= live && plan != Plan::All) {
+        return Ok(());
+    }
+    let Some(sealed) = pending::seal(store)? else {
+        return Ok(());
+    };
+    // The first vector may have come since: then a merge does all this, the next time.
+    if !Meta::read(store)?.parameters.is_undecided() {
+        return Ok(());
+    }
+    let (seq, block) = pending::compact(store, &meta.parameters, &sealed)?;
+    replace(store, &[], &[], Some((seq, block)))?;
+    if seq > sealed.head_seq {
+        let list = Pending {
+            tail_seq: seq - 1,
+            ..sealed
+        };
+        free_list(store, &list)?;
+    }
+    Ok(())
 }
 
 type Written = (SegmentEntry, BuiltSegment);
@@ -759,6 +847,10 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
         Err(error) => report.problems.push(error.to_string()),
     }
     report.rows.sort_unstable();
+    if parameters.is_undecided() {
+        // On a standby the list may be compacted meanwhile, see [`pending::compact`].
+        report.rows.dedup();
+    }
     let twice = report.rows.windows(2).filter(|w| w[0] == w[1]);
     let twice = twice.map(|w| format!("{} is in the index twice", row_name(w[0])));
     report.problems.extend(twice);

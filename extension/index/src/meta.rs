@@ -24,7 +24,7 @@ pub struct Parameters {
     pub quantization: Option<Quantization>,
     /// How vectors lie in the pending list.
     pub raw: RawForm,
-    /// Kind of the indexed column, for the layer above.
+    /// Kind of the indexed column, for the layer above, and [`UNDECIDED`].
     pub element: u8,
     /// Neighbours of a node in the graph; twice as many on the lowest level.
     pub m: usize,
@@ -34,6 +34,17 @@ pub struct Parameters {
     pub fingerprint: [u8; 32],
     /// Name of that model, at most 63 bytes.
     pub model: String,
+}
+
+/// Set in [`Parameters::element`] until the first vector has said how many dimensions there are. Until
+/// then the index has rows without a vector alone, on pages of addresses, see [`crate::pending`].
+pub const UNDECIDED: u8 = 0x80;
+
+impl Parameters {
+    /// Whether no vector has come yet that says how many dimensions the index has.
+    pub fn is_undecided(&self) -> bool {
+        self.element & UNDECIDED != 0
+    }
 }
 
 /// The metapage, read.

@@ -20,6 +20,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::crc::{crc32c, crc32c_of_four};
 use crate::error::{IndexError, Result};
 
 /// Bytes of a page behind PostgreSQL's page header (24 of 8192 bytes).
@@ -156,7 +157,10 @@ pub struct PendingHeader {
     pub next: u32,
     /// Entries on this page.
     pub count: u32,
-    reserved: u64,
+    /// One for a page of addresses alone, else zero.
+    pub bare: u32,
+    /// Checksum of the page, see [`PendingHeader::sum`]; zero on pages that have none.
+    pub sum: u32,
 }
 
 /// Bytes of [`PendingHeader`].
@@ -165,12 +169,26 @@ const _: () = assert!(PENDING_HEADER == 16);
 
 impl PendingHeader {
     /// A page with `count` entries, followed by `next`.
-    pub fn new(next: u32, count: u32) -> Self {
+    pub fn new(next: u32, count: u32, bare: bool) -> Self {
         Self {
             next,
             count,
-            reserved: 0,
+            bare: u32::from(bare),
+            sum: 0,
         }
+    }
+
+    /// The checksum of a page with this header and these bytes of entries. Scans compute it for every
+    /// page of the list: four streams keep the processor's unit busy.
+    pub fn sum(&self, entries: &[u8]) -> u32 {
+        let quarter = entries.len() / 32 * 8;
+        let (a, rest) = entries.split_at(quarter);
+        let (b, rest) = rest.split_at(quarter);
+        let (c, rest) = rest.split_at(quarter);
+        let (d, rest) = rest.split_at(quarter);
+        let four = crc32c_of_four([a, b, c, d]);
+        let own = [self.next, self.count, self.bare, crc32c(rest)];
+        crc32c(bytemuck::bytes_of(&[own, four])).max(1)
     }
 }
 

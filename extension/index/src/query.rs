@@ -2,7 +2,7 @@
 
 use laser_vector::kernels::{cosine_distance, f32_dot, l2_distance, norm};
 
-use crate::codec::{Codec, Format, Metric, Quantization};
+use crate::codec::{Codec, Format, Metric};
 use crate::error::Result;
 use crate::space::{self, HALF_ULP, Space};
 
@@ -182,7 +182,7 @@ impl Probe {
     /// For walks alone: the place of a vector that is in the graph already.
     pub(crate) fn at(codec: &Codec, graph: &[u8]) -> Self {
         let mut vector = Vec::new();
-        if !matches!(codec.quantization, Quantization::I8 | Quantization::B1) {
+        if !codec.has_integer_codes() {
             codec.components(graph, &mut vector);
         }
         Self {
@@ -247,6 +247,7 @@ impl Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Quantization;
 
     /// The operator's products are rounded to what is left of `f32` there.
     #[test]

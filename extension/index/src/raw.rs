@@ -96,7 +96,15 @@ impl RawForm {
             }
             Self::I16 => {
                 let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-                let scale = largest / 32767.0;
+                let mut scale = largest / 32767.0;
+                // Among the smallest numbers there are the steps are large, and zero is one of them.
+                if scale < f32::MIN_POSITIVE && f64::from(scale) * 32767.0 < f64::from(largest) {
+                    scale = scale.next_up();
+                }
+                // At the other end a product that is rounded up would be infinity.
+                if scale * 32767.0 == f32::INFINITY {
+                    scale = scale.next_down();
+                }
                 out[..4].copy_from_slice(&scale.to_le_bytes());
                 for (out, x) in out[4..].chunks_exact_mut(2).zip(x) {
                     let code = f64::from(*x) / f64::from(scale).max(f64::MIN_POSITIVE);
@@ -150,6 +158,29 @@ impl RawForm {
                 *out = codec.decode(graph, fine);
                 codec.error(graph, fine)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_any_size_come_back() {
+        for size in [1e-45f32, 1e-44, 3e-41, 1e-38, 1e-3, 1.0, 1e30, f32::MAX] {
+            let x = [0.0, size, -size / 2.0, size / 3.0];
+            let mut stored = [0; 12];
+            RawForm::I16.encode(Metric::L2, &x, &mut stored).unwrap();
+            let mut back = Vec::new();
+            let error = RawForm::I16.decode(Metric::L2, 4, &stored, &mut back);
+            assert!((back[1] / size - 1.0).abs() < 1e-3, "{size}: {back:?}");
+            let apart: f64 = x
+                .iter()
+                .zip(&back)
+                .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+                .sum();
+            assert!(apart.sqrt() <= error, "{size}: {back:?} {error}");
         }
     }
 }

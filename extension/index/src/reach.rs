@@ -10,10 +10,14 @@
 //!
 //! 1. What has been reached forms a *tree* below the node where walks begin. A node that has not is
 //!    linked below one of its neighbours, or of the nearest nodes that a walk finds. Edges of the tree
-//!    are never taken away, thus nothing is lost.
+//!    are never taken away, thus nothing is lost. Where all lists are full a node gives away one edge;
+//!    what comes after is linked to those that it was given for. So the few nodes to which nearly all
+//!    others lead, and none back, as with inner products, keep the edges that make them easy to find.
 //! 2. Then all that cannot be left again are some strongly connected components without an edge to
 //!    another one. Each has a node to spare an edge, because with a node also all below it in the tree
 //!    are in it, and the last of them has no edges of the tree. That edge then leads back up.
+
+use std::collections::{HashMap, VecDeque};
 
 use crate::codec::Codec;
 use crate::error::Result;
@@ -152,6 +156,10 @@ struct Linker<'a> {
     /// Edges that lead to each node.
     incoming: Vec<u32>,
     links: usize,
+    /// Edges that each node has given away.
+    given: Vec<u32>,
+    /// For nodes that may give no more, those that were linked below them or below these.
+    deputies: HashMap<u32, VecDeque<u32>>,
     scratch: Vec<f32>,
 }
 
@@ -165,6 +173,8 @@ impl<'a> Linker<'a> {
             parents: vec![NONE; walk.nodes],
             incoming: vec![0; walk.nodes],
             links: 0,
+            given: vec![0; walk.nodes],
+            deputies: HashMap::new(),
             scratch: Vec::new(),
         };
         for node in 0..walk.nodes as u32 {
@@ -235,7 +245,7 @@ impl<'a> Linker<'a> {
     /// Takes a node into the tree, and everything that it leads to.
     fn grow(&mut self, node: u32, parent: u32) {
         self.parents[node as usize] = parent;
-        let mut front = std::collections::VecDeque::from([node]);
+        let mut front = VecDeque::from([node]);
         let mut seen = 0;
         while let Some(from) = front.pop_front() {
             seen += 1;
@@ -265,19 +275,42 @@ impl<'a> Linker<'a> {
         near
     }
 
+    /// Who gives away which edge, to link a node near these.
+    fn giver(&mut self, near: &[u32], node: u32) -> Option<(u32, usize)> {
+        // Half of its edges stay a deputy's own.
+        let most = self.walk.base_edges.div_ceil(2) as u32;
+        for at in near {
+            let Some(mut queue) = self.deputies.remove(at) else {
+                continue;
+            };
+            while let Some(&deputy) = queue.front() {
+                if self.given[deputy as usize] < most
+                    && let Some(edge) = self.spare(deputy)
+                {
+                    queue.push_back(node);
+                    self.deputies.insert(*at, queue);
+                    return Some((deputy, edge));
+                }
+                queue.pop_front();
+            }
+        }
+        let own = near.iter().find_map(|&at| Some((at, self.spare(at)?)));
+        if let Some((at, _)) = own {
+            self.deputies.entry(at).or_default().push_back(node);
+        }
+        own
+    }
+
     /// Links a node that is not in the tree below one that is.
     fn hang(&mut self, node: u32) {
         let near = self.near(node);
         let with_room = near.iter().copied().find(|&at| self.has_room(at));
-        let with_spare = || {
-            let spare = |&at: &u32| Some((at, self.spare(at)?));
-            near.iter().find_map(spare)
-        };
         let above = if let Some(above) = with_room {
             self.push(above, node);
             above
-        } else if let Some((above, edge)) = with_spare() {
+        } else if let Some((above, edge)) = self.giver(&near, node) {
             self.replace(above, edge, node);
+            self.given[above as usize] += 1;
             above
         } else {
             // All that leads away from there is of the tree: the node takes a place within.
@@ -362,25 +395,10 @@ mod tests {
 
     use super::*;
     use crate::codec::{Metric, Quantization};
-    use crate::graph::Graph;
+    use crate::graph::raw;
 
     fn codec(metric: Metric, quantization: Quantization) -> Codec {
         Codec::new(2, metric, quantization)
-    }
-
-    /// The graph of some points, as usearch leaves it.
-    fn raw(codec: Codec, m: usize, points: &[[f32; 2]]) -> Vec<u8> {
-        let graph = Graph::new(codec, m, 16).unwrap();
-        graph.reserve(points.len(), 1).unwrap();
-        let (mut stored, mut scratch) = (vec![0; codec.len()], Vec::new());
-        for (key, x) in points.iter().enumerate() {
-            codec.encode(x, 0.0, &mut stored);
-            let part = &stored[..codec.graph_len()];
-            graph.add(key as u64, part, &mut scratch).unwrap();
-        }
-        let mut bytes = vec![0; graph.serialized_len()];
-        graph.serialize(&mut bytes).unwrap();
-        bytes
     }
 
     fn is_whole(codec: &Codec, bytes: &[u8]) {

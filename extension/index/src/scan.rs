@@ -75,7 +75,8 @@ struct Part {
 impl Part {
     /// Whether looking at every vector is no dearer than the walk.
     fn is_small(&self) -> bool {
-        self.ef.saturating_mul(WALK_PART) >= self.view.len()
+        // Those without a place are no part of it.
+        self.ef.saturating_mul(WALK_PART) >= self.view.header().placed() as usize
     }
 }
 
@@ -111,6 +112,8 @@ pub struct Scan {
     /// Rows may have been left out because of `max_tuples`.
     cut: bool,
     at_the_end: bool,
+    /// A row has been given after farther ones.
+    out_of_order: bool,
     scratch: Vec<f32>,
     /// Searches of segments so far.
     pub searches: usize,
@@ -173,6 +176,7 @@ impl Scan {
             returned: 0,
             cut: false,
             at_the_end: false,
+            out_of_order: false,
             scratch: Vec::new(),
             searches: 0,
             ranked: pending.placed.len(),
@@ -187,6 +191,11 @@ impl Scan {
     /// [`Settings::max_tuples`].
     pub fn was_cut(&self) -> bool {
         self.cut
+    }
+
+    /// Whether a row has been given after farther ones, because the search had missed it.
+    pub fn is_out_of_order(&self) -> bool {
+        self.out_of_order
     }
 
     fn found(&self, estimate: Estimate, tid: u64) -> Found {
@@ -209,6 +218,7 @@ impl Scan {
             }
             if let Some(found) = self.ready.pop() {
                 self.returned += 1;
+                self.out_of_order |= found.key < self.last;
                 self.last = self.last.max(found.key);
                 let distance = if self.has_distances {
                     Distance::Known(found.estimate)
@@ -274,6 +284,8 @@ impl Scan {
             // NaN comes after all numbers, NULL after NaN.
             self.unplaced
                 .sort_unstable_by_key(|tid| std::cmp::Reverse((tid & NULL, *tid)));
+            // Of a list that is compacted meanwhile an address may have been read twice.
+            self.unplaced.dedup();
         }
         let tid = self.unplaced.pop()?;
         let distance = if tid & NULL != 0 {
@@ -342,11 +354,16 @@ impl Scan {
                 }
                 // Where the graph's distance is coarse, so is its idea of who belongs to the
                 // nearest: of the many that were fetched only the best are trusted to be complete.
-                let trusted = keys.len().min(part.ef);
-                if trusted > 0 {
-                    let (_, nth, _) = keys.select_nth_unstable_by(trusted - 1, f64::total_cmp);
-                    bound = bound.min(*nth);
-                }
+                bound = bound.min(match keys.len().min(part.ef) {
+                    // Nothing is to be found here at all.
+                    0 if view.is_barren() => {
+                        part.complete = true;
+                        continue;
+                    }
+                    // All that the walk has found is dead: who is nearest is not known yet.
+                    0 => f64::NEG_INFINITY,
+                    trusted => *keys.select_nth_unstable_by(trusted - 1, f64::total_cmp).1,
+                });
             }
         }
         self.parts = parts;
@@ -360,7 +377,7 @@ impl Scan {
                 self.waiting.push(found);
             }
         }
-        if self.settings.iterate != Iterate::Off && bound.is_finite() {
+        if self.settings.iterate != Iterate::Off && bound < f64::INFINITY {
             let (ready, waiting) = std::mem::take(&mut self.waiting)
                 .into_iter()
                 .partition(|found| found.key <= bound);

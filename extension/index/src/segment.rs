@@ -240,7 +240,8 @@ impl SegmentHeader {
         let counts = Counts {
             entries: entry.count as usize,
             placed: head.placed().min(u64::from(entry.count)) as usize,
-            nodes: head.nodes.min(head.placed()) as usize,
+            // Of the first format's header nothing but the entries is compared with the directory before.
+            nodes: head.nodes.min(u64::from(entry.count)) as usize,
             graph: head.graph.len.min(1 << 48) as usize,
         };
         let space = head.space.len.min(1 << 24) as usize;

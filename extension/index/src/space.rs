@@ -22,6 +22,11 @@ use crate::error::{IndexError, Result};
 /// Largest coordinate; what lies beyond is moved here, and its error bound is infinite. The squared
 /// length of 2^16 such coordinates is far from the end of `f32`.
 const FAR: f32 = 1e15;
+/// How much longer the radius is than the vectors that a space is made for: those that come later are
+/// seldom longer.
+const HEADROOM: f64 = 1.05;
+/// What lengths may be beyond the radius by rounding.
+const ROUNDING: f64 = 1e-6;
 /// Half a unit in the last place of an `f32`, relative to its value.
 pub(crate) const HALF_ULP: f64 = 1.0 / 16_777_216.0;
 
@@ -36,7 +41,7 @@ pub struct Space {
     pub centre: Vec<f32>,
     /// Factor of all coordinates, a power of two.
     pub gain: f32,
-    /// `R` of the table above: the longest vector of the segment, more or less; zero without it.
+    /// `R` of the table above, at least the length of any vector of the segment; zero without it.
     pub radius: f32,
 }
 
@@ -73,10 +78,10 @@ impl Space {
         }
         if space.is_extended() {
             let longest = sample.iter().map(|x| norm(x)).fold(0.0, f64::max);
-            // A vector may be longer than any f32; walks then believe it nearer than it is.
-            space.radius = match longest.min(f64::from(f32::MAX)) {
+            // A vector may be longer than any f32; walks then believe it farther than it is.
+            space.radius = match (HEADROOM * longest).min(f64::from(f32::MAX)) {
                 0.0 => 1.0,
-                longest => longest as f32,
+                radius => radius as f32,
             };
         }
         let width = space.width();
@@ -90,7 +95,9 @@ impl Space {
                 }
             }
             let count = sample.len() as f64;
-            space.centre = sums.iter().map(|sum| (sum / count) as f32).collect();
+            let limit = f64::from(f32::MAX);
+            let mean = |sum: &f64| (sum / count).clamp(-limit, limit) as f32;
+            space.centre = sums.iter().map(mean).collect();
         }
         let mut lengths: Vec<f64> = sample
             .iter()
@@ -121,6 +128,14 @@ impl Space {
     /// Whether there is a further coordinate, which makes inner products distances.
     fn is_extended(&self) -> bool {
         self.metric == Metric::InnerProduct && self.radius > 0.0
+    }
+
+    /// Whether distances from a vector have the order of the metric here. For inner products one beyond the
+    /// radius seems farther from every query than it is, and walks do not find it; in a space that
+    /// cannot be larger it is taken as it is.
+    pub fn reaches(&self, x: &[f32]) -> bool {
+        let radius = f64::from(self.radius);
+        !self.is_extended() || norm(x) <= radius * (1.0 + ROUNDING) || self.radius == f32::MAX
     }
 
     fn centre_at(&self, i: usize) -> f32 {
@@ -181,9 +196,10 @@ impl Space {
 
     /// The prepared vector at a place of this space, without the last coordinate for inner products.
     pub fn leave(&self, place: &[f32]) -> Vec<f32> {
-        let gain = f64::from(self.gain);
+        let (gain, limit) = (f64::from(self.gain), f64::from(f32::MAX));
+        let component = |i| f64::from(place[i]) / gain + f64::from(self.centre_at(i));
         (0..self.dims)
-            .map(|i| (f64::from(place[i]) / gain + f64::from(self.centre_at(i))) as f32)
+            .map(|i| component(i).clamp(-limit, limit) as f32)
             .collect()
     }
 
@@ -306,6 +322,36 @@ mod tests {
                 for b in &places {
                     let scale = if metric == Metric::InnerProduct { 1e5 } else { 1.0 };
                     prop_assert!(a.0 + 1e-5 * scale >= b.0 || a.1 <= b.1 + 2e-2, "{a:?} {b:?}");
+                }
+            }
+        }
+    }
+
+    /// What was rounded up to infinity once may be decoded for another segment.
+    #[test]
+    fn numbers_at_the_end_of_the_range_come_back_finite() {
+        for metric in [Metric::L2, Metric::InnerProduct, Metric::Cosine] {
+            for quantization in 0..5 {
+                let quantization = crate::codec::Quantization::from_u8(quantization).unwrap();
+                let codec = crate::codec::Codec::new(3, metric, quantization);
+                let rows = [f32::MAX, -f32::MAX, 3.4e38, 1.0];
+                let mut sample: Vec<Vec<f32>> = rows
+                    .iter()
+                    .filter_map(|x| prepare(metric, 3, &[*x, 1.0, *x]).unwrap())
+                    .collect();
+                for _ in 0..3 {
+                    let space = Space::fit(metric, 3, &sample, true);
+                    let mut bytes = vec![0; 8 + 4 * space.centre.len()];
+                    space.write(&mut bytes);
+                    Space::read(metric, 3, &bytes).unwrap();
+                    let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+                    for x in &mut sample {
+                        let error = space.enter(x, 0.0, &mut place);
+                        codec.encode(&place, error, &mut stored);
+                        let (graph, fine) = stored.split_at(codec.graph_len());
+                        *x = space.leave(&codec.decode(graph, fine));
+                        assert!(x.iter().all(|x| x.is_finite()), "{quantization:?}: {x:?}");
+                    }
                 }
             }
         }

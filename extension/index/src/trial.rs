@@ -6,32 +6,41 @@
 //! one corner, far from every query. No rule by dimensions or lengths was right for all data, so
 //! both are built of some vectors and tried with others.
 
+use std::sync::atomic::AtomicUsize;
+
+use crate::builder::widths;
 use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::Result;
 use crate::graph::{Graph, Layout};
 use crate::kernels::dot_i8;
 use crate::query::{Probe, Query};
+use crate::reach;
+use crate::refine::refine;
 use crate::space::Space;
 use crate::walk::Walk;
-use laser_vector::kernels::f32_dot;
+use laser_vector::kernels::{f32_dot, norm};
 
 /// Vectors in the graphs.
 const ROWS: usize = 3000;
 /// Queries, which are not in them.
-const QUERIES: usize = 64;
+const QUERIES: usize = 128;
+/// Longest vectors, which are in the graphs in any case.
+const LONGEST: usize = 16;
 /// Neighbours that are looked for.
 const NEAREST: usize = 10;
-/// Candidates of the walks: few, so that differences show.
-const EF: usize = 20;
+/// Candidates of the walks: as few as anybody asks for, so that differences show.
+const EF: usize = 40;
 /// Neighbours of a node, and candidates while one is added: the defaults.
 const GRAPH: (usize, usize) = (16, 64);
 /// By how much the graph of inner products must be better: where it is as good among few vectors, it
 /// is worse among many.
-const BETTER: f64 = 0.02;
+const BETTER: f64 = 0.005;
+/// By how much it may be worse for queries from elsewhere.
+const WORSE: f64 = 0.02;
 
 /// The form to take; `None` if there are too few vectors to tell, or none can be built.
 pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format> {
-    if sample.len() < 8 * QUERIES {
+    if sample.len() < 4 * QUERIES {
         return None;
     }
     // Every n-th is a query, wherever in the table it comes from.
@@ -39,16 +48,27 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     let (mut queries, mut rows) = (Vec::new(), Vec::new());
     for (i, x) in sample.iter().enumerate() {
         if i % step == 0 && queries.len() < QUERIES {
-            queries.push(x);
+            queries.push(x.clone());
         } else {
             rows.push(x.clone());
         }
     }
-    let rows: Vec<Vec<f32>> = rows
-        .iter()
-        .step_by(rows.len().div_ceil(ROWS))
-        .cloned()
-        .collect();
+    // The longest ones are among the nearest of many queries, however few they are.
+    let mut lengths: Vec<f64> = rows.iter().map(|x| norm(x)).collect();
+    lengths.sort_by(|a, b| b.total_cmp(a));
+    let long = lengths[LONGEST.min(lengths.len() - 1)];
+    let step = rows.len().div_ceil(ROWS);
+    let mut at = 0..;
+    rows.retain(|x| at.next().is_some_and(|at: usize| at.is_multiple_of(step)) || norm(x) > long);
+    let mut moved = queries.clone();
+    for at in 0..dims {
+        let sum: f64 = sample.iter().map(|x| f64::from(x[at])).sum();
+        let mean = sum / sample.len() as f64;
+        moved
+            .iter_mut()
+            .for_each(|x| x[at] = (f64::from(x[at]) - mean) as f32);
+    }
+    let queries = [queries, moved];
     let codec = Codec::new(dims, Metric::InnerProduct, Quantization::F32);
     let inner = Codec {
         format: Format::SecondInner,
@@ -64,21 +84,25 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
         pause,
     )
     .ok()?;
-    Some(if inner > extended + BETTER {
-        Format::SecondInner
-    } else {
-        Format::Second
-    })
+    Some(
+        if inner[0] > extended[0] + BETTER && inner[1] > extended[1] - WORSE {
+            Format::SecondInner
+        } else {
+            Format::Second
+        },
+    )
 }
 
+/// The share of the largest products that walks find, for each kind of queries.
 fn recall(
     codec: Codec,
     space: &Space,
     rows: &[Vec<f32>],
-    queries: &[&Vec<f32>],
+    queries: &[Vec<Vec<f32>>; 2],
     pause: &dyn Fn(),
-) -> Result<f64> {
-    let graph = Graph::new(codec, GRAPH.0, GRAPH.1)?;
+) -> Result<[f64; 2]> {
+    let (first, second) = widths(GRAPH.0, GRAPH.1);
+    let graph = Graph::new(codec, GRAPH.0, first)?;
     graph.reserve(rows.len(), 1)?;
     let (mut place, mut stored, mut scratch) = (Vec::new(), vec![0; codec.graph_len()], Vec::new());
     for (key, x) in rows.iter().enumerate() {
@@ -90,27 +114,41 @@ fn recall(
         graph.add(key as u64, &stored, &mut scratch)?;
     }
     let mut bytes = vec![0; graph.serialized_len()];
-    graph.save(&mut bytes, pause)?;
+    graph.save(&mut bytes)?;
+    pause();
+    refine(
+        &codec,
+        &mut bytes,
+        0,
+        second,
+        1,
+        &AtomicUsize::new(0),
+        pause,
+    )?;
+    reach::link(&codec, &mut bytes, pause)?;
     let layout = Layout::parse(&codec, &bytes)?;
     let keys = layout.keys()?;
     let walk = Walk::new(&layout)?;
-    let (mut found, mut wanted) = (0, 0);
-    for query in queries {
-        pause();
-        let mut products: Vec<f32> = rows.iter().map(|x| f32_dot(query, x)).collect();
-        let by_row = products.clone();
-        let last = products.len().min(NEAREST) - 1;
-        let (_, least, _) = products.select_nth_unstable_by(last, |a, b| b.total_cmp(a));
-        let query = Query::new(codec.metric, codec.dims, query)?;
-        let probe = Probe::new(codec, space, &query);
-        let hits = walk.search(&bytes, EF, |stored| {
-            codec.graph_distance(&probe, stored, dot_i8(), &mut scratch)
-        });
-        let good = |slot: &&u32| by_row[keys[**slot as usize].1 as usize] >= *least;
-        found += hits.iter().filter(good).count().min(last + 1);
-        wanted += last + 1;
-    }
-    Ok(found as f64 / wanted as f64)
+    let mut share = |queries: &[Vec<f32>]| -> Result<f64> {
+        let (mut found, mut wanted) = (0, 0);
+        for query in queries {
+            pause();
+            let mut products: Vec<f32> = rows.iter().map(|x| f32_dot(query, x)).collect();
+            let by_row = products.clone();
+            let last = products.len().min(NEAREST) - 1;
+            let (_, least, _) = products.select_nth_unstable_by(last, |a, b| b.total_cmp(a));
+            let query = Query::new(codec.metric, codec.dims, query)?;
+            let probe = Probe::new(codec, space, &query);
+            let hits = walk.search(&bytes, EF, |stored| {
+                codec.graph_distance(&probe, stored, dot_i8(), &mut scratch)
+            });
+            let good = |slot: &&u32| by_row[keys[**slot as usize].1 as usize] >= *least;
+            found += hits.iter().filter(good).count().min(last + 1);
+            wanted += last + 1;
+        }
+        Ok(found as f64 / wanted as f64)
+    };
+    Ok([share(&queries[0])?, share(&queries[1])?])
 }
 
 #[cfg(test)]
@@ -145,5 +183,10 @@ mod tests {
             Some(Format::SecondInner)
         );
         assert_eq!(best(3, &sample(3, false)[..100], &|| ()), None);
+        // Rows in two places, and queries that point away from the farther one.
+        let mut places: Vec<Vec<f32>> = sample(8, false);
+        let far = places.iter_mut().skip(1).step_by(2).flatten();
+        far.for_each(|x| *x += 5.0);
+        assert_eq!(best(8, &places, &|| ()), Some(Format::Second));
     }
 }

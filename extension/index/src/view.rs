@@ -171,6 +171,16 @@ impl SegmentView {
         self.len() == 0
     }
 
+    /// Whether no walk finds anything: there is no graph, or all entries are dead.
+    pub fn is_barren(&self) -> bool {
+        self.nodes() == 0 || self.live() == 0
+    }
+
+    /// Entries that are not dead.
+    fn live(&self) -> usize {
+        self.len().saturating_sub(self.dead_count.get())
+    }
+
     /// Nodes of the graph.
     pub fn nodes(&self) -> usize {
         self.head.nodes as usize
@@ -268,8 +278,7 @@ impl SegmentView {
     pub fn search(&self, probe: &Probe, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
         // Dead entries take the places of live ones among the candidates.
-        let live = self.len().saturating_sub(self.dead_count.get());
-        let share = (self.len() as f64 / live.max(1) as f64).min(MOST_FOR_DEAD);
+        let share = (self.len() as f64 / self.live().max(1) as f64).min(MOST_FOR_DEAD);
         let wanted = (wanted as f64 * share).ceil() as usize * codec.overfetch();
         let dot = dot_i8();
         let Some(walk) = &self.walk else {

@@ -5,6 +5,10 @@
 //! to compute its distance. This walk (Malkov & Yashunin 2016, algorithms 2 and 5) asks for the
 //! vectors of a node's neighbours while it computes the distances of those before them, and believes
 //! nothing that a file says: an edge that leads nowhere is passed over.
+//!
+//! A walk does not begin at one node but looks at all nodes of the highest levels (*seeds*): where data
+//! lie in several places, the neighbours of a node are all in its own, and a walk that came down in
+//! the wrong one would never leave it.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -17,6 +21,10 @@ use crate::kernels::prefetch;
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
 /// vectors go.
 const AHEAD: usize = 2048;
+/// Seeds at most. A level has a sixteenth of the nodes of the one below it, with the default `m`.
+const SEEDS: usize = 128;
+/// Seeds that a walk on the lowest level begins with besides the node that the way down leads to.
+const STARTS: usize = 4;
 
 /// Where things are in a serialized graph, and what a walk needs besides.
 #[derive(Debug)]
@@ -29,9 +37,11 @@ pub struct Walk {
     /// Room for edges of a node on the lowest level.
     pub(crate) base_edges: usize,
     edges: usize,
-    /// Node from which walks begin, and its level.
+    /// A node of the highest level.
     pub(crate) entry: u32,
-    top: usize,
+    /// Nodes from which walks begin: all from `seed_level` on.
+    seeds: Vec<u32>,
+    seed_level: usize,
     first_node: usize,
     /// For every node, and behind the last one, the sum of the levels of those before it.
     levels_before: Vec<u32>,
@@ -51,6 +61,17 @@ fn key(distance: f32, node: u32) -> Key {
     u64::from(ordered) << 32 | u64::from(node)
 }
 
+/// The distance and the node of a key.
+fn parts(key: Key) -> (f32, u32) {
+    let ordered = (key >> 32) as u32;
+    let bits = if ordered >> 31 == 1 {
+        ordered & !(1 << 31)
+    } else {
+        !ordered
+    };
+    (f32::from_bits(bits), key as u32)
+}
+
 /// Room that searches share.
 #[derive(Debug, Default)]
 struct State {
@@ -66,6 +87,8 @@ struct State {
     fresh: Vec<u32>,
     /// Their distances.
     found: Vec<Key>,
+    /// Where a walk on the lowest level begins.
+    starts: Vec<Key>,
 }
 
 impl State {
@@ -100,9 +123,13 @@ impl Walk {
         let nodes = layout.rows();
         let mut levels_before = Vec::with_capacity(nodes + 1);
         let mut sum = 0;
+        // How many nodes have each level as their highest.
+        let mut counts: Vec<usize> = Vec::new();
         layout.nodes(|_, _, level| {
             levels_before.push(sum);
             sum += level as u32;
+            counts.resize(counts.len().max(level + 1), 0);
+            counts[level] += 1;
             Ok(())
         })?;
         levels_before.push(sum);
@@ -114,13 +141,28 @@ impl Walk {
             base_edges: layout.base_edges,
             edges: layout.edges,
             entry: u32::try_from(layout.entry).unwrap_or(u32::MAX),
-            top: 0,
+            seeds: Vec::new(),
+            seed_level: 0,
             first_node: layout.first_node(),
             levels_before,
             state: RefCell::default(),
         };
         if (walk.entry as usize) < nodes {
-            walk.top = walk.level(walk.entry);
+            let mut level = counts.len();
+            let mut above = 0;
+            while level > 1 && above + counts[level - 1] <= SEEDS {
+                level -= 1;
+                above += counts[level];
+            }
+            walk.seeds = (0..nodes as u32)
+                .filter(|&node| walk.level(node) >= level)
+                .collect();
+            walk.seed_level = level;
+            if walk.seeds.is_empty() {
+                // Most nodes are on the lowest level alone, or a file is strange.
+                walk.seeds.push(walk.entry);
+                walk.seed_level = walk.level(walk.entry);
+            }
         }
         Ok(walk)
     }
@@ -181,17 +223,22 @@ impl Walk {
         }
     }
 
-    /// Walks down to the lowest level, always to the nearest neighbour. Returns the node where it
-    /// ends and its distance.
+    /// Walks down to the lowest level, always to the nearest neighbour. Leaves in `starts` the node
+    /// where it ends, and the nearest of the seeds.
     fn descend(
         &self,
         graph: &[u8],
         distance: &mut impl FnMut(&[u8]) -> f32,
-        fresh: &mut Vec<u32>,
-        found: &mut Vec<Key>,
-    ) -> Key {
-        let mut best = key(distance(self.vector(graph, self.entry)), self.entry);
-        for level in (1..=self.top).rev() {
+        state: &mut State,
+        starts: &mut Vec<Key>,
+    ) {
+        let State { fresh, found, .. } = state;
+        starts.clear();
+        self.measure(graph, &self.seeds, distance, starts);
+        starts.sort_unstable();
+        starts.truncate(1 + STARTS);
+        let mut best = starts[0];
+        for level in (1..=self.seed_level.min(self.level(best as u32))).rev() {
             loop {
                 fresh.clear();
                 found.clear();
@@ -204,7 +251,7 @@ impl Walk {
                 }
             }
         }
-        best
+        starts.push(best);
     }
 
     /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.
@@ -221,12 +268,10 @@ impl Walk {
         }
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
-        let mut fresh = std::mem::take(&mut state.fresh);
-        let mut found = std::mem::take(&mut state.found);
-        let start = self.descend(graph, &mut distance, &mut fresh, &mut found);
-        state.fresh = fresh;
-        state.found = found;
-        self.spread(state, graph, start, count, distance);
+        let mut starts = std::mem::take(&mut state.starts);
+        self.descend(graph, &mut distance, state, &mut starts);
+        self.spread(state, graph, &starts, count, distance);
+        state.starts = starts;
         state.nearest.drain().map(|key| key as u32).collect()
     }
 
@@ -244,27 +289,48 @@ impl Walk {
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let start = key(distance(self.vector(graph, self.entry)), self.entry);
-        self.spread(state, graph, start, count, distance);
+        self.spread(state, graph, &[start], count, distance);
         let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
         nearest.into_iter().map(|key| key as u32).collect()
     }
 
-    /// Walks over the lowest level from `start` on, and leaves the `count` nearest in the state,
+    /// The same from a node on, with their distances, in no order.
+    pub(crate) fn search_from(
+        &self,
+        graph: &[u8],
+        node: u32,
+        count: usize,
+        mut distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<(f32, u32)> {
+        let state = &mut *self.state.borrow_mut();
+        state.clear(self.nodes);
+        let start = key(distance(self.vector(graph, node)), node);
+        self.spread(state, graph, &[start], count, distance);
+        state.nearest.drain().map(parts).collect()
+    }
+
+    /// Walks over the lowest level from `starts` on, and leaves the `count` nearest in the state,
     /// which is clear.
     fn spread(
         &self,
         state: &mut State,
         graph: &[u8],
-        start: Key,
+        starts: &[Key],
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) {
         let mut fresh = std::mem::take(&mut state.fresh);
         let mut found = std::mem::take(&mut state.found);
-        state.mark(start as u32);
-        state.next.push(Reverse(start));
-        state.nearest.push(start);
-        let mut farthest = start;
+        for &start in starts {
+            if state.mark(start as u32) {
+                state.next.push(Reverse(start));
+                state.nearest.push(start);
+            }
+        }
+        while state.nearest.len() > count {
+            state.nearest.pop();
+        }
+        let mut farthest = *state.nearest.peek().expect("a walk begins somewhere");
         while let Some(Reverse(from)) = state.next.pop() {
             if from > farthest && state.nearest.len() == count {
                 break;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::Encoding;
+use laser_index::choice::{Encoding, Existing};
 use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
@@ -65,7 +65,15 @@ fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
     Meta::create(&store, options.parameters.clone()).unwrap();
     let sample = [vec![0.0; 8], vec![1.0; 8]];
     let asked = Some(Quantization::F32);
-    let encoding = Encoding::choose(Metric::L2, 8, asked, &sample, 500, [], &|| ());
+    let encoding = Encoding::choose(
+        Metric::L2,
+        8,
+        asked,
+        &sample,
+        500,
+        Existing::default(),
+        &|| (),
+    );
     let mut builder = SegmentBuilder::new(options, encoding, None).unwrap();
     for tid in 0..500u64 {
         let x: Vec<f32> = (0..8).map(|i| ((tid * (i + 3)) as f32).sin()).collect();
@@ -170,4 +178,26 @@ fn files_are_opened_with_care() {
             .len(),
         500
     );
+}
+
+/// What is no folder makes room for one.
+#[test]
+fn the_folder_is_made_whatever_has_its_name() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("pgsql_tmp.laser");
+    let made = || cache::Scratch::new(&folder).map(|scratch| scratch.path().exists());
+    std::fs::write(&folder, "a file").unwrap();
+    assert!(made().unwrap());
+    std::fs::remove_dir(&folder).unwrap();
+    for target in ["nowhere", "a/b/nowhere", "pgsql_tmp.laser"] {
+        std::os::unix::fs::symlink(target, &folder).unwrap();
+        assert!(made().unwrap(), "{target}");
+        assert!(folder.symlink_metadata().unwrap().is_dir());
+        std::fs::remove_dir(&folder).unwrap();
+    }
+    assert!(!place.path().join("nowhere").exists());
+    // What is above it stays what it is.
+    std::fs::write(&folder, "a file").unwrap();
+    assert!(cache::Scratch::new(&folder.join("below")).is_err());
+    assert!(folder.is_file());
 }

@@ -27,7 +27,7 @@ fn serialized(codec: Codec) -> Vec<u8> {
         graph.add(key, &x, &mut scratch).unwrap();
     }
     let mut bytes = vec![0; graph.serialized_len()];
-    graph.save(&mut bytes, &|| ()).unwrap();
+    graph.save(&mut bytes).unwrap();
     bytes
 }
 

@@ -1,4 +1,4 @@
-//! Memory whose size depends on data.
+//! What a process may run out of: memory whose size depends on data, and [threads].
 //!
 //! `Vec::with_capacity`, `vec![x; n]` and `push` abort the process when there is no memory, and a
 //! backend that aborts takes the whole server with it. Whatever is as large as somebody's data is
@@ -6,6 +6,9 @@
 //!
 //! An allocator that has a last resort for those that cannot cope (the extension's ends the session
 //! instead of the server) asks [`attempting`] whether the one that it has no memory for can.
+
+pub mod room;
+pub mod threads;
 
 use std::cell::Cell;
 use std::collections::TryReserveError;

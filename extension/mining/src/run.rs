@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use laser_memory::threads;
+
 use crate::Error;
 use crate::kernel::Engine;
 use crate::knn::Control;
@@ -37,22 +39,21 @@ impl Run<'_> {
                 }
             }
         };
-        let threads = threads.min(items).max(1);
-        if threads == 1 {
+        let count = threads.min(items).max(1);
+        if count == 1 {
             self.engine.prepare_thread();
             return worker();
         }
         std::thread::scope(|scope| {
             let spawn = |_| {
-                std::thread::Builder::new()
-                    .spawn_scoped(scope, || {
-                        self.engine.prepare_thread();
-                        worker()
-                    })
-                    .ok()
+                let work = || {
+                    self.engine.prepare_thread();
+                    worker()
+                };
+                threads::spawn_scoped(scope, "laser mining", work).ok()
             };
             // Where the system has no more threads, those that there are do the work.
-            let handles: Vec<_> = (0..threads).map_while(spawn).collect();
+            let handles: Vec<_> = (0..count).map_while(spawn).collect();
             if handles.is_empty() {
                 self.engine.prepare_thread();
                 return worker();

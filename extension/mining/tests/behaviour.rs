@@ -112,7 +112,7 @@ fn a_store_without_room_on_disk_says_so() {
 
 #[test]
 fn stores_and_lists_pass_through_files() {
-    use std::io::{Seek, SeekFrom};
+    use std::io::{ErrorKind, Seek, SeekFrom};
 
     let (x, y) = (rows(6, 90, 8, 0, false), rows(7, 70, 8, 0, false));
     let (f, b) = knn::both(&x, &y, 8, 4, &options()).unwrap();
@@ -135,10 +135,12 @@ fn stores_and_lists_pass_through_files() {
     file.seek(SeekFrom::Start(0)).unwrap();
     assert_eq!(Neighbours::read(&mut file, 90, 70).unwrap(), f);
     assert_eq!(Neighbours::read(&mut file, 70, 90).unwrap(), b);
-    assert!(Neighbours::read(&mut file, 1, 90).is_err());
+    let error = Neighbours::read(&mut file, 1, 90).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     // Positions that do not exist are refused.
     file.seek(SeekFrom::Start(0)).unwrap();
-    assert!(Neighbours::read(&mut file, 90, 20).is_err());
+    let error = Neighbours::read(&mut file, 90, 20).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
 }
 
 #[test]

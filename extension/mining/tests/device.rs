@@ -2,6 +2,8 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
 
 mod common;
+#[path = "../../../tests/src/skipped.rs"]
+mod skipped;
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -19,13 +21,13 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
 #[cfg(feature = "cuda")]
 fn gpu() -> Option<Device> {
     Device::cuda(0)
-        .inspect_err(|error| eprintln!("no GPU is tested: {error}"))
+        .inspect_err(|error| skipped::skipped("mining on a GPU", &error.to_string()))
         .ok()
 }
 
 #[cfg(not(feature = "cuda"))]
 fn gpu() -> Option<Device> {
-    eprintln!("no GPU is tested: built without the feature cuda");
+    skipped::skipped("mining on a GPU", "built without the feature cuda");
     None
 }
 

@@ -24,10 +24,10 @@ use laser_protocol::{
 };
 use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 
-use super::embed::{Embedded, Model};
+use super::embed::{Cut, Embedded, Model};
 use super::files::{self, Lock, SOCKET, State};
-use super::text::to_server;
 use super::{guc, worker};
+use crate::encoding::to_server;
 use crate::memory;
 use crate::types::{raise, raise_hint};
 
@@ -38,9 +38,10 @@ const CHUNK_TEXTS: usize = 256;
 const CHUNK_BYTES: usize = 128 << 10;
 /// Requests under way at a time: the encoder works on one while the next ones arrive.
 const WINDOW: usize = 4;
-/// How often a request is sent again after the encoder died under it. A text that kills the
-/// encoder must not do so for ever.
-const ATTEMPTS: u32 = 3;
+/// How often a request is sent again after the encoder died under it. The encoder finds out under which
+/// text it dies, which takes it some deaths, and answers with an error for that one; this is for what
+/// it cannot find.
+const ATTEMPTS: u32 = 12;
 /// Starts in a row that failed, after which a call does not wait any longer.
 const HOPELESS: u32 = 4;
 /// How long a connection is used again without a look at it.
@@ -53,7 +54,7 @@ static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
 
 /// Embeds texts with a model (empty: the process's default); returns the embeddings, and how many
 /// texts were cut. Waits with the session's latch, so a cancel works at any time.
-pub fn embed(model: &str, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), CallError> {
+pub fn embed(model: &str, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
     Call { model, texts }.run()
 }
 
@@ -66,11 +67,13 @@ pub fn describe(model: String) -> Result<Model, CallError> {
         Some(ModelInfo {
             name,
             dimensions,
+            max_tokens,
             fingerprint: Some(fingerprint),
             ..
         }) => Ok(Model {
             name,
             dimensions: dimensions as usize,
+            max_tokens: max_tokens as usize,
             fingerprint,
         }),
         _ => Err(CallError::Unexpected),
@@ -622,13 +625,13 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// The embeddings, and how many texts were cut.
-    fn run(&self) -> Result<(Embedded, usize), CallError> {
+    fn run(&self) -> Result<(Embedded, Cut), CallError> {
         let mut result = Embedded {
             dimensions: 0,
             data: Vec::new(),
             fingerprint: [0; 32],
         };
-        let mut cut = 0;
+        let mut cut = Cut::default();
         let mut waiting = self.chunks();
         let mut deaths = 0;
         while !waiting.is_empty() {
@@ -685,7 +688,7 @@ impl Call<'_> {
         waiting: &mut VecDeque<Range<usize>>,
         sent: &mut HashMap<u64, Range<usize>>,
         result: &mut Embedded,
-        cut: &mut usize,
+        cut: &mut Cut,
     ) -> Result<(), Trouble> {
         let patience = Duration::from_millis(guc::BUSY_TIMEOUT.get() as u64);
         let mut busy_since: Option<Instant> = None;
@@ -716,7 +719,9 @@ impl Call<'_> {
                         return Err(CallError::Unexpected.into());
                     };
                     busy_since = None;
-                    *cut += truncated.iter().filter(|&&t| t).count();
+                    for (at, _) in truncated.iter().enumerate().filter(|(_, cut)| **cut) {
+                        cut.add(chunk.start + at);
+                    }
                     self.store(result, chunk, fingerprint, dimensions as usize, &data)?;
                 }
                 Some(Reply::Error { id, failure }) => {

@@ -2,6 +2,7 @@
 //! model serves, else by the encoder process.
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 
 use laser_protocol::{MAX_TEXT_BYTES, valid_model_name};
@@ -9,10 +10,10 @@ use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::client::{self, CallError};
-use super::text::to_utf8;
 use super::{guc, resident};
+use crate::encoding::{to_server, to_utf8};
 use crate::memory::or_raise;
-use crate::types::raise_hint;
+use crate::types::{raise_detail, raise_hint};
 
 /// Embeddings of a list of texts.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +33,27 @@ impl Embedded {
     }
 }
 
+/// Texts that were longer than the model reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// How many.
+    pub texts: usize,
+    /// The first of them.
+    first: usize,
+}
+
+impl Cut {
+    /// Counts a text, by its place in the call.
+    pub fn add(&mut self, at: usize) {
+        self.first = if self.texts == 0 {
+            at
+        } else {
+            self.first.min(at)
+        };
+        self.texts += 1;
+    }
+}
+
 /// What other modules need to know of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
@@ -39,6 +61,8 @@ pub struct Model {
     pub name: String,
     /// Dimensions of its embeddings.
     pub dimensions: usize,
+    /// Tokens beyond which a text is cut.
+    pub max_tokens: usize,
     /// Hash of its files: another model, or another version of it, has another one.
     pub fingerprint: [u8; 32],
 }
@@ -50,6 +74,11 @@ pub struct Model {
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
+    embed_by(&model_name(model), texts).0
+}
+
+/// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut.
+pub fn embed_by(name: &str, texts: &[&[u8]]) -> (Embedded, Cut) {
     let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
     for text in texts {
         // Before it is converted, for which it may be far too long; the conversion may make it longer.
@@ -58,16 +87,15 @@ pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
         check_length(text.len());
         converted.push(text);
     }
-    let name = model_name(model);
-    let result = match resident::serving(&name) {
+    let result = match resident::serving(name) {
         Some(resident) => resident.embed(&converted),
-        None => client::embed(&name, &converted),
+        None => client::embed(name, &converted),
     };
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut > 0 {
-        report_cut(cut, texts.len());
+    if cut.texts > 0 {
+        report_cut(name, cut, &converted);
     }
-    embedded
+    (embedded, cut)
 }
 
 fn check_length(bytes: usize) {
@@ -152,10 +180,12 @@ pub fn describe_model(model: Option<&str>) -> Model {
     }
 }
 
-/// The model's name as the encoder process takes it: empty for its default.
-fn model_name(model: Option<&str>) -> String {
+/// The model's name as the encoder process takes it. That of `laser.model` is empty where there is none
+/// at all: what the session's default is, the session knows, whose role or database may have another
+/// than the encoder process.
+pub fn model_name(model: Option<&str>) -> String {
     match model {
-        None => guc::model(),
+        None => resident::session_model().unwrap_or_default(),
         Some(name) if valid_model_name(name) => name.to_owned(),
         Some(name) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -167,16 +197,19 @@ fn model_name(model: Option<&str>) -> String {
 }
 
 /// Warns once a statement that texts were cut, or refuses them.
-fn report_cut(cut: usize, texts: usize) {
+fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) {
     static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
     if guc::LONG_TEXT.get() == guc::LongText::Error {
-        raise_hint(
+        let message = if texts.len() == 1 {
+            "text is longer than the model reads".to_owned()
+        } else {
+            let (cut, texts) = (cut.texts, texts.len());
+            format!("{cut} of {texts} texts are longer than the model reads")
+        };
+        raise_detail(
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
-            if texts == 1 {
-                "text is longer than the model reads".to_owned()
-            } else {
-                format!("{cut} of {texts} texts are longer than the model reads")
-            },
+            message,
+            describe_cut(model, cut, texts),
             "Split them, choose another model (see max_tokens in view laser_models), or set \
              laser.long_text to 'warn' to embed their beginnings.",
         );
@@ -190,7 +223,32 @@ fn report_cut(cut: usize, texts: usize) {
             WARNING,
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
             "text is longer than the model reads, only its beginning was embedded",
-            "Further texts of this statement may have been cut as well."
+            format!(
+                "{} Further texts of this statement may have been cut as well.",
+                describe_cut(model, cut, texts)
+            )
         );
     }
+}
+
+/// Which text it is, and what the model reads.
+fn describe_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) -> String {
+    /// Characters by which a text is known.
+    const BEGINNING: usize = 40;
+    let model = describe_model((!model.is_empty()).then_some(model));
+    let text = &texts[cut.first];
+    // Where code runs as the owner of a table, who called it may not be allowed to see its rows.
+    // SAFETY: a plain question to the server.
+    let which = if unsafe { pg_sys::InSecurityRestrictedOperation() } {
+        String::new()
+    } else {
+        let beginning: String = text.chars().take(BEGINNING).collect();
+        format!(" that begins with \"{beginning}\"")
+    };
+    to_server(&format!(
+        "The text of {} bytes{which} has more than the {} tokens that model \"{}\" reads.",
+        text.len(),
+        model.max_tokens,
+        model.name
+    ))
 }

@@ -6,7 +6,8 @@ use std::cell::Cell;
 use pgrx::pg_sys::{self, Datum};
 use pgrx::varlena;
 
-use super::embed::{check_array, embed_each, embed_texts};
+use super::embed::{check_array, embed_each};
+use super::recent::embed_once;
 use crate::types::new_embedding;
 
 /// A `text` argument; a detoasted copy is left to the memory context of the call.
@@ -54,8 +55,7 @@ unsafe fn model<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Option<std::borrow::Cow
 unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: strict function with the declared arguments.
     let (text, model) = unsafe { (text_argument(fcinfo, 0), model(fcinfo)) };
-    let embedded = embed_texts(model.as_deref(), &[text]);
-    new_embedding(&embedded.data)
+    new_embedding(&embed_once(model.as_deref(), text).data)
 }
 
 /// `laser_embed(text[] [, text]) -> embedding[]`: an array of the same shape, null where the text

@@ -82,7 +82,7 @@ pub fn model() -> String {
     string(&MODEL)
 }
 
-/// `laser.model` as the server is configured, whatever the session has set.
+/// `laser.model` as the session began: as the server, the role, the database or the connection has it.
 pub fn configured_model() -> String {
     // SAFETY: the setting has been defined; guc.c returns its C string, which is copied at once.
     unsafe {
@@ -115,12 +115,12 @@ pub fn define() {
         GucRegistry::define_string_guc_with_hooks(
             c"laser.model",
             c"Name of the model that embeds texts where no other is named.",
-            c"Empty: the only installed model, or the first by name. See view laser_models.",
+            c"Empty: the model that ships with laser, laser-mean-384. See view laser_models.",
             &MODEL,
             GucContext::Userset,
             GucFlags::default(),
             Some(check_model),
-            None,
+            Some(assign_model),
             None,
         );
         GucRegistry::define_string_guc_with_hooks(
@@ -276,6 +276,24 @@ unsafe extern "C-unwind" fn check_model(
             c"Model names have up to 63 letters, digits, dots, underscores and hyphens; folders \
               are set in laser.model_path.",
         )
+}
+
+/// Which indexes on text serve a query depends on the model, so plans that are kept are made anew, as
+/// the server does for `session_replication_role`.
+#[pg_guard]
+unsafe extern "C-unwind" fn assign_model(value: *const c_char, _extra: *mut c_void) {
+    // SAFETY: called by guc.c with a C string or null, before the setting gets that value. The cache
+    // may be reset at any time, and raises no errors.
+    unsafe {
+        let new = if value.is_null() {
+            c""
+        } else {
+            CStr::from_ptr(value)
+        };
+        if MODEL.get().unwrap_or_default().as_c_str() != new {
+            pg_sys::ResetPlanCache();
+        }
+    }
 }
 
 #[pg_guard]

@@ -2,7 +2,9 @@
 //! keeps the encoder process running, the client of that process, and the SQL functions on top.
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
-//! [`describe_model`] tells a model's dimensions and fingerprint, [`search`] lets the encoder
+//! [`embed_once`] and [`embed_pair`] those that a statement may ask for again,
+//! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
+//! one that is used where none is named, [`search`] lets the encoder
 //! process search for neighbours.
 
 mod arena;
@@ -12,21 +14,28 @@ mod files;
 mod functions;
 mod guc;
 mod installation;
+mod labels;
+mod mixing;
 mod pulse;
+mod recent;
 mod resident;
 mod search;
 mod status;
-mod text;
 mod transaction;
 mod worker;
 
+pub use embed::model_name;
 pub use embed::{describe_model, embed_texts};
+pub use labels::hex;
+pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
+pub use resident::session_model;
 pub use search::{Files, Searched, search};
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
 /// model for the sessions.
 pub fn init() {
     guc::define();
+    labels::init();
     worker::register_at_start();
     resident::load_at_start();
 }

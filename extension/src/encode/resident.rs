@@ -15,7 +15,6 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
@@ -27,7 +26,7 @@ use laser_protocol::{ErrorCode, Failure};
 use pgrx::{check_for_interrupts, pg_sys};
 
 use super::client::CallError;
-use super::embed::{Embedded, Model};
+use super::embed::{Cut, Embedded, Model};
 use super::{arena, guc, installation, worker};
 
 static RESIDENT: OnceLock<Resident> = OnceLock::new();
@@ -49,7 +48,7 @@ pub fn load_at_start() {
     }
     let folders = installation::model_folders();
     // A model that is missing is reported to those who ask for it.
-    let Some(name) = default_name(guc::model(), &folders) else {
+    let Some(name) = catalog::default_name(&guc::model(), &folders) else {
         return;
     };
     let Some(path) = catalog::find(&folders, &name) else {
@@ -88,13 +87,17 @@ fn load(name: String, stamp: Stamp) -> Result<Option<Resident>, String> {
     }))
 }
 
-/// The encoder process's choice: the configured model, else the first by name.
-fn default_name(configured: String, folders: &[PathBuf]) -> Option<String> {
-    if configured.is_empty() {
-        catalog::first_name(folders)
-    } else {
-        Some(configured)
+/// Name of the model that the session's texts are embedded with where no other is named, as far as the
+/// settings and folders tell: the encoder process is not asked.
+pub fn session_model() -> Option<String> {
+    let model = guc::model();
+    if !model.is_empty() {
+        return Some(model);
     }
+    if let Some(resident) = serving("") {
+        return Some(resident.name.clone());
+    }
+    catalog::default_name(&guc::configured_model(), &installation::model_folders())
 }
 
 /// Whether `laser.device` leaves cheap models on the CPU.
@@ -126,7 +129,7 @@ struct Check {
     reload: pg_sys::TimestampTz,
     /// The settings and files are still those of the start.
     current: bool,
-    /// It is the encoder process's default.
+    /// It is the session's default.
     is_default: bool,
 }
 
@@ -147,7 +150,7 @@ impl Check {
         let current = on_cpu()
             && catalog::find(&folders, &resident.name)
                 .is_some_and(|path| Stamp::of(&path) == resident.stamp);
-        let default = default_name(guc::configured_model(), &folders);
+        let default = catalog::default_name(&guc::configured_model(), &folders);
         Self {
             at: Instant::now(),
             reload,
@@ -163,16 +166,21 @@ impl Resident {
         Model {
             name: self.name.clone(),
             dimensions: self.encoder.config().dimensions,
+            max_tokens: self.encoder.config().max_tokens,
             fingerprint: self.encoder.fingerprint(),
         }
     }
 
     /// The embeddings, and how many texts were cut. A cancel works between two texts.
-    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, usize), CallError> {
+    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
         let dimensions = self.encoder.config().dimensions;
         let mut data = laser_memory::filled(0.0, texts.len().saturating_mul(dimensions))?;
-        let mut cut = 0;
-        for (text, row) in texts.iter().zip(data.chunks_exact_mut(dimensions)) {
+        let mut cut = Cut::default();
+        for (at, (text, row)) in texts
+            .iter()
+            .zip(data.chunks_exact_mut(dimensions))
+            .enumerate()
+        {
             check_for_interrupts!();
             let truncated = self.encoder.encode(text, row).map_err(|e| Failure {
                 code: ErrorCode::Internal,
@@ -182,7 +190,9 @@ impl Resident {
             if row.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::not_finite(&self.name).into());
             }
-            cut += usize::from(truncated);
+            if truncated {
+                cut.add(at);
+            }
         }
         self.sentences.add(texts.len() as u64);
         let embedded = Embedded {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laser_protocol::{ErrorCode, Reply, Search};
 
 use super::client::{CallError, Connection, Trouble, connect};
-use super::text::to_server;
+use crate::encoding::to_server;
 
 /// How long an encoder that is only asked whether it has a GPU may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

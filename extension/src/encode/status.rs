@@ -4,8 +4,8 @@
 use pgrx::prelude::*;
 
 use super::files::State;
-use super::text::to_server;
 use super::{client, resident};
+use crate::encoding::to_server;
 
 /// All installed models; starts the encoder where needed.
 #[pg_extern(sql = "")]
@@ -22,6 +22,7 @@ fn laser_models() -> TableIterator<
         name!(is_default, bool),
         name!(in_backend, bool),
         name!(error, Option<String>),
+        name!(precision, Option<String>),
     ),
 > {
     let rows: Vec<_> = client::list_models()
@@ -40,6 +41,7 @@ fn laser_models() -> TableIterator<
                 m.default,
                 in_backend,
                 some(&m.error),
+                some(&m.precision),
             )
         })
         .collect();

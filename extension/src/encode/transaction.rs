@@ -1,8 +1,13 @@
-//! Whether a procedure may commit.
+//! What a procedure that commits needs to know of its transactions and of what it works on.
 #![allow(unsafe_code)]
 
-use pgrx::pg_sys;
+use std::ffi::{CStr, CString};
+
 use pgrx::prelude::*;
+use pgrx::{PgSqlErrorCode as Code, pg_sys};
+
+use crate::encoding;
+use crate::types::{raise, raise_hint};
 
 /// Whether the session is inside a transaction block, an implicit one of several statements
 /// included: the condition under which `CALL` lets no procedure commit.
@@ -10,4 +15,70 @@ use pgrx::prelude::*;
 fn laser_in_transaction_block() -> bool {
     // SAFETY: reads a state of this backend.
     unsafe { pg_sys::IsTransactionBlock() }
+}
+
+/// Locks a table as UPDATE does, until the transaction ends, and returns its name as statements are to
+/// write it. A procedure that commits has no lock in between, so that the name it was given may belong to
+/// another table by now, or to one that somebody has put before it in the search path.
+///
+/// The name is that of the locked table: nobody can rename, move or drop it. Who can still put
+/// another one in its place, the owner of its schema, by renaming that, can do as much to any
+/// statement.
+#[pg_extern(sql = "")]
+fn laser_lock_table(table: pg_sys::Oid) -> CString {
+    let lock = pg_sys::RowExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: look-ups in system caches within a transaction, which is where a lock is taken too. What
+    // they return is null or a C string.
+    unsafe {
+        // Before anything is locked: nobody holds up a table that he may not update.
+        may_update(table);
+        pg_sys::LockRelationOid(table, lock);
+        may_update(table);
+        let (relation, schema) = (
+            pg_sys::get_rel_name(table),
+            pg_sys::get_namespace_name(pg_sys::get_rel_namespace(table)),
+        );
+        if relation.is_null() || schema.is_null() {
+            is_gone(table);
+        }
+        let name = pg_sys::quote_qualified_identifier(schema, relation);
+        CStr::from_ptr(name).to_owned()
+    }
+}
+
+/// Raises an error unless the current role may update a column of a table that exists.
+fn may_update(table: pg_sys::Oid) {
+    // SAFETY: plain questions to the server.
+    unsafe {
+        let name = pg_sys::get_rel_name(table);
+        if name.is_null() {
+            is_gone(table);
+        }
+        let kind = pg_sys::get_rel_relkind(table) as u8;
+        if ![pg_sys::RELKIND_RELATION, pg_sys::RELKIND_PARTITIONED_TABLE].contains(&kind) {
+            raise(
+                Code::ERRCODE_WRONG_OBJECT_TYPE,
+                format!("\"{}\" is not a table", encoding::shown(name)),
+            );
+        }
+        let (role, update) = (pg_sys::GetUserId(), pg_sys::ACL_UPDATE as pg_sys::AclMode);
+        let granted = |check| check == pg_sys::AclResult::ACLCHECK_OK;
+        let any = pg_sys::AclMaskHow::ACLMASK_ANY;
+        if !granted(pg_sys::pg_class_aclcheck(table, role, update))
+            && !granted(pg_sys::pg_attribute_aclcheck_all(table, role, update, any))
+        {
+            raise(
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("permission denied for table {}", encoding::shown(name)),
+            );
+        }
+    }
+}
+
+fn is_gone(table: pg_sys::Oid) -> ! {
+    raise_hint(
+        Code::ERRCODE_UNDEFINED_TABLE,
+        format!("there is no table with OID {} any more", table.to_u32()),
+        "It was dropped meanwhile. What was embedded before is committed.",
+    )
 }

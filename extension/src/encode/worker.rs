@@ -8,13 +8,15 @@
 //! the kernel ends it when the worker dies.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use laser_encoder::work;
 use pgrx::bgworkers::{
     BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, SignalWakeFlags,
 };
@@ -30,6 +32,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// How long an encoder has to run to count as healthy again.
 const HEALTHY: Duration = Duration::from_secs(10);
+/// Failures that are counted at most where a text may be to blame: the next start finds out about it,
+/// and sessions wait for that.
+const FEW_FAILURES: u32 = 2;
 /// How long an encoder may take to end when asked to.
 const GRACE: Duration = Duration::from_secs(2);
 /// Name in the process title and the log. (The view pg_stat_activity shows workers of databases only.)
@@ -136,6 +141,10 @@ struct Watch {
     running: Option<Running>,
     starts: u64,
     next_start: Instant,
+    /// In which the process notes what it works on, for the next one.
+    record: Option<File>,
+    /// The last process was ended because it hung.
+    hung: bool,
 }
 
 impl Watch {
@@ -149,6 +158,8 @@ impl Watch {
             running: None,
             starts: 0,
             next_start: Instant::now(),
+            record: new_record(),
+            hung: false,
         }
     }
 
@@ -216,7 +227,8 @@ impl Watch {
     fn start(&mut self) {
         self.state.restarts = self.starts;
         self.starts += 1;
-        match spawn(&self.plan, self.state.restarts) {
+        let hung = std::mem::take(&mut self.hung);
+        match spawn(&self.plan, self.state.restarts, self.record.as_ref(), hung) {
             Ok((child, pipe)) => {
                 self.running = Some(Running {
                     pulse: Pulse::new(child.id()),
@@ -279,6 +291,7 @@ impl Watch {
             // It does not listen to requests to end either.
             running.end(Duration::ZERO);
             self.running = None;
+            self.hung = true;
             self.failed(format!(
                 "the encoder process did not answer for {seconds} s and was ended"
             ));
@@ -304,6 +317,9 @@ impl Watch {
             .saturating_mul(1 << self.state.failures.min(16))
             .min(LAST_PAUSE);
         self.state.failures += 1;
+        if self.record.as_ref().is_some_and(work::was_working) {
+            self.state.failures = self.state.failures.min(FEW_FAILURES);
+        }
         self.next_start = Instant::now() + pause;
         log(format!(
             "laser: {error}; it is started again in {} ms",
@@ -322,6 +338,8 @@ impl Watch {
             log("laser: restarting the encoder process with changed settings".into());
             self.plan = plan;
             self.stop();
+            // What was refused may be tried again.
+            self.record = new_record();
         }
         // A reload also ends a pause: whatever was wrong may have been put right.
         self.state.failures = 0;
@@ -415,8 +433,22 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
+/// A file without a name, in memory.
+fn new_record() -> Option<File> {
+    // SAFETY: a new descriptor, which nobody else has.
+    unsafe {
+        let fd = libc::memfd_create(c"laser".as_ptr(), libc::MFD_CLOEXEC);
+        (fd >= 0).then(|| File::from(OwnedFd::from_raw_fd(fd)))
+    }
+}
+
 /// Starts the encoder, with its output in a pipe that reads without blocking.
-fn spawn(plan: &Plan, restarts: u64) -> io::Result<(Child, PipeReader)> {
+fn spawn(
+    plan: &Plan,
+    restarts: u64,
+    record: Option<&File>,
+    hung: bool,
+) -> io::Result<(Child, PipeReader)> {
     let (reader, writer) = io::pipe()?;
     // SAFETY: sets a flag of an open descriptor of ours.
     unsafe {
@@ -431,7 +463,12 @@ fn spawn(plan: &Plan, restarts: u64) -> io::Result<(Child, PipeReader)> {
         .args(&plan.arguments)
         .arg(format!("--restarts={restarts}"))
         .arg(format!("--parent={}", std::process::id()))
-        .stdin(Stdio::null())
+        .args(record.map(|_| "--record"))
+        .args(hung.then_some("--hung"))
+        .stdin(match record {
+            Some(file) => Stdio::from(file.try_clone()?),
+            None => Stdio::null(),
+        })
         .stdout(writer.try_clone()?)
         .stderr(writer);
     // SAFETY: the closure only makes system calls, which is allowed between fork and exec.

@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
+use std::sync::atomic::Ordering;
 
 use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
-use laser_index::choice::{Encoding, SAMPLE};
+use laser_index::choice::{Encoding, Existing, SAMPLE};
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
 use laser_index::segment::write_pages;
-use laser_index::{maintain, space};
+use laser_index::{maintain, pending, space};
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
 
@@ -25,7 +26,7 @@ const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;
 const TUPLES_TOTAL: i32 = pg_sys::PROGRESS_CREATEIDX_TUPLES_TOTAL as i32;
 const TUPLES_DONE: i32 = pg_sys::PROGRESS_CREATEIDX_TUPLES_DONE as i32;
 const LOADING: i64 = 2;
-const FINISHING: i64 = 3;
+const REFINING: i64 = 3;
 const WRITING: i64 = 4;
 const SAMPLING: i64 = 5;
 
@@ -46,7 +47,7 @@ pub unsafe extern "C-unwind" fn phase_name(phase: i64) -> *mut c_char {
         1 => c"initializing",
         SAMPLING => c"sampling vectors",
         LOADING => c"loading vectors",
-        FINISHING => c"finishing graph",
+        REFINING => c"refining graph",
         WRITING => c"writing segment",
         _ => return std::ptr::null_mut(),
     };
@@ -90,7 +91,15 @@ fn sample_size(options: &BuildOptions) -> usize {
 fn choose(options: &BuildOptions, sample: &[Vec<f32>]) -> Encoding {
     let p = &options.parameters;
     let rows = options.expected;
-    Encoding::choose(p.metric, p.dims, p.quantization, sample, rows, [], &pause)
+    Encoding::choose(
+        p.metric,
+        p.dims,
+        p.quantization,
+        sample,
+        rows,
+        Existing::default(),
+        &pause,
+    )
 }
 
 struct Build {
@@ -103,16 +112,20 @@ struct Build {
     /// Vectors that came before that, with their rows, and rows without a place in the graph.
     held: Vec<(u64, Vec<f32>)>,
     held_unplaced: Vec<u64>,
+    /// Vectors longer than `encoding` is for, which a segment of their own holds.
+    long: Vec<(u64, Vec<f32>)>,
     builder: Option<SegmentBuilder>,
     texts: TextBatch,
     finished: usize,
     reported: usize,
     segments: usize,
+    /// Segments that were ended because there was no memory for more.
+    filled: usize,
 }
 
 impl Build {
     fn push(&mut self, tid: u64, x: &[f32]) {
-        if undecided::is_undecided(&self.options.parameters) {
+        if self.options.parameters.is_undecided() {
             self.options.parameters = undecided::decide(&self.store, x.len());
         }
         let Parameters { metric, dims, .. } = self.options.parameters;
@@ -164,6 +177,15 @@ impl Build {
     }
 
     fn push_prepared(&mut self, tid: u64, x: &[f32]) {
+        let encoding = self.encoding.as_ref().expect("decided before");
+        if !encoding.space.reaches(x) {
+            self.long.push((tid, x.to_vec()));
+            // There should be about one for each time that the table is as large as the sample.
+            if self.long.len() >= sample_size(&self.options) {
+                self.push_long();
+            }
+            return;
+        }
         let builder = self.builder();
         builder.push_prepared(tid, x, 0.0, &pause).or_report();
         let full = builder.is_full();
@@ -173,7 +195,22 @@ impl Build {
             progress(TUPLES_DONE, added as i64);
         }
         if full {
+            self.filled += 1;
             self.flush();
+        }
+    }
+
+    /// Begins a segment that is for long vectors too with those that there are.
+    fn push_long(&mut self) {
+        if self.long.is_empty() {
+            return;
+        }
+        self.flush();
+        let long = std::mem::take(&mut self.long);
+        let sample: Vec<Vec<f32>> = long.iter().map(|(_, x)| x.clone()).collect();
+        self.encoding = Some(choose(&self.options, &sample));
+        for (tid, x) in long {
+            self.push_prepared(tid, &x);
         }
     }
 
@@ -185,7 +222,17 @@ impl Build {
         }
         self.builder().push_unplaced(tid);
         if self.builder().is_full() {
+            self.filled += 1;
             self.flush();
+        }
+    }
+
+    /// Puts all rows on the pending list of an index that knows of no vector yet.
+    fn list_unplaced(&mut self) {
+        for tid in std::mem::take(&mut self.held_unplaced) {
+            pause();
+            pending::append(&self.store, &self.options.parameters, tid, None).or_report();
+            self.finished += 1;
         }
     }
 
@@ -203,8 +250,14 @@ impl Build {
         if builder.is_empty() {
             return;
         }
-        progress(SUBPHASE, FINISHING);
-        let built = builder.finish(&pause).or_report();
+        progress(SUBPHASE, REFINING);
+        let (before, refined) = (self.finished, builder.refined());
+        let refining = || {
+            pause();
+            let nodes = refined.load(Ordering::Relaxed) / 2;
+            progress(TUPLES_DONE, (before + nodes) as i64);
+        };
+        let built = builder.finish(&refining).or_report();
         progress(SUBPHASE, WRITING);
         let entry = write_pages(
             &self.store,
@@ -300,16 +353,18 @@ pub unsafe extern "C-unwind" fn build(
             encoding: None,
             held: Vec::new(),
             held_unplaced: Vec::new(),
+            long: Vec::new(),
             builder: None,
             texts: TextBatch::default(),
             finished: 0,
             reported: 0,
             segments: 0,
+            filled: 0,
         };
         progress(TUPLES_TOTAL, estimate as i64);
         progress(SUBPHASE, SAMPLING);
         let size = sample_size(&state.options);
-        if !undecided::is_undecided(&parameters)
+        if !parameters.is_undecided()
             && let Some(sample) = sample::draw(heap, index, info, element, &parameters, size)
         {
             state.encoding = Some(choose(&state.options, &sample));
@@ -335,15 +390,17 @@ pub unsafe extern "C-unwind" fn build(
             )
         });
         state.push_texts();
-        if !undecided::is_undecided(&state.options.parameters) {
+        if state.options.parameters.is_undecided() {
+            state.list_unplaced();
+        } else {
             state.decide();
-        } else if !state.held_unplaced.is_empty() {
-            undecided::leave_out(&state.store);
+            state.options.expected = state.long.len();
+            state.push_long();
         }
         state.flush();
         drop(lock);
         cache::tidy(index, &state.store);
-        if state.segments > 1 {
+        if state.filled > 0 && state.segments > 1 {
             pgrx::notice!(
                 "index has {} segments because maintenance_work_mem holds only a part of it; more memory makes searches faster",
                 state.segments

@@ -17,6 +17,8 @@
 //! `src/backend/optimizer/path/costsize.c`).
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
 use laser_index::scan::{Iterate, WALK_PART};
@@ -24,8 +26,10 @@ use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
 use super::element::{self, Element};
-use super::options;
 use super::pages::RelationStore;
+use super::{notice, options};
+use crate::encode;
+use crate::encoding;
 
 /// Bytes of a stored vector for which a distance costs one `cpu_operator_cost`.
 const BYTES_PER_OPERATOR: f64 = 512.0;
@@ -34,7 +38,8 @@ const BYTES_PER_OPERATOR: f64 = 512.0;
 const OPEN: f64 = 4000.0;
 /// The same for every segment beyond the first.
 const OPEN_SEGMENT: f64 = 400.0;
-/// Operators' worth of work to embed a query: the cost of `laser_embed` in `sql/encode.sql`.
+/// Operators' worth of work to embed a query: as much as the distance of two texts is declared to cost
+/// for each row of a sequential scan (`cosine_distance(text, text)` in `sql/index.sql`), which embeds too.
 const EMBED: f64 = 10_000.0;
 /// What a row costs that is fetched from the table by its address, its distance computed, and perhaps
 /// thrown away by a filter: so many rows of a sequential scan.
@@ -55,16 +60,94 @@ fn width(needed: u32) -> f64 {
     }
 }
 
+/// The metapage, if it can be read.
+///
+/// # Safety
+/// `index` is the description of an index of this access method, and exists.
+unsafe fn metapage(index: &pg_sys::IndexOptInfo) -> Option<Meta> {
+    // SAFETY: the planner holds a lock on the index.
+    unsafe {
+        let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        let meta = Meta::read(&RelationStore::new(relation));
+        pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+        meta.ok()
+    }
+}
+
+fn text_model(meta: &Meta) -> Option<String> {
+    let parameters = &meta.parameters;
+    (element::of(parameters) == Element::Text).then(|| parameters.model.clone())
+}
+
+/// Whether another index of the table has the same column or expression, and this model.
+///
+/// # Safety
+/// `index` is what the planner knows of an index of this access method.
+unsafe fn has_twin(index: &pg_sys::IndexOptInfo, model: &str) -> bool {
+    // SAFETY: a list of the planner's descriptions of indexes, each with a key at least.
+    unsafe {
+        let all = (*index.rel).indexlist;
+        (0..(*all).length as usize).any(|at| {
+            let other = &*(*(*all).elements.add(at))
+                .ptr_value
+                .cast::<pg_sys::IndexOptInfo>();
+            other.indexoid != index.indexoid
+                && other.relam == index.relam
+                && !other.hypothetical
+                && (other.indpred.is_null() || other.predOK)
+                && *other.indexkeys == *index.indexkeys
+                && pg_sys::equal(other.indexprs.cast(), index.indexprs.cast())
+                && metapage(other)
+                    .and_then(|meta| text_model(&meta))
+                    .as_deref()
+                    == Some(model)
+        })
+    }
+}
+
+thread_local! {
+    /// Told of an index of another model.
+    static TOLD: Cell<notice::Statement> = Cell::default();
+}
+
+/// Says, once a statement, that an index is left alone because it is of another model than the
+/// session's, unless the table has one of that as well.
+///
+/// # Safety
+/// As [`has_twin`].
+unsafe fn notice_model(index: &pg_sys::IndexOptInfo, own: &str, session: &str) {
+    notice::once(&TOLD, || {
+        // SAFETY: by contract; the index exists, so that it has a name.
+        let name = unsafe {
+            if has_twin(index, session) {
+                return None;
+            }
+            encoding::shown(pg_sys::get_rel_name(index.indexoid))
+        };
+        let message = format!(
+            "index \"{name}\" is not used: it was built with model \"{own}\", this session's is \"{session}\""
+        );
+        let hint = format!(
+            "SET laser.model = '{own}' to use it, CREATE INDEX ... WITH (model = '{session}') for another one"
+        );
+        Some((message, hint))
+    });
+}
+
 /// What the metapage says about the work.
 struct Shape {
-    /// Live entries of the segments, and the candidates of a first search in each.
+    /// Entries of the segments, dead ones included as a search counts them, and the candidates of a
+    /// first search in each.
     segments: Vec<(f64, f64)>,
+    /// Live entries of all segments.
+    live: f64,
     pending_entries: f64,
     pending_pages: f64,
     /// Operators' worth of work for one distance.
     distance: f64,
     m: f64,
-    text: bool,
+    /// The model of an index on text.
+    model: Option<String>,
     /// Whether every row of the table is in the index.
     complete: bool,
 }
@@ -78,41 +161,39 @@ impl Shape {
     unsafe fn read(index: &pg_sys::IndexOptInfo) -> Self {
         let unknown = Self {
             segments: vec![(index.tuples.max(1.0), width(0))],
+            live: index.tuples.max(1.0),
             pending_entries: 0.0,
             pending_pages: 0.0,
             distance: 2.0,
             m: 16.0,
-            text: false,
+            model: None,
             complete: true,
         };
         if index.hypothetical {
             return unknown;
         }
-        // SAFETY: the planner holds a lock on the index.
-        let meta = unsafe {
-            let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
-            let meta = Meta::read(&RelationStore::new(relation));
-            pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-            meta
+        // SAFETY: by contract.
+        let Some(meta) = (unsafe { metapage(index) }) else {
+            return unknown;
         };
-        let Ok(meta) = meta else { return unknown };
         let parameters = &meta.parameters;
         let quantization = parameters.quantization.unwrap_or(Quantization::I8);
         let codec = Codec::new(parameters.dims, parameters.metric, quantization);
         let segments: Vec<(f64, f64)> = meta
             .segments
             .iter()
-            .map(|entry| (f64::from(entry.live()), width(entry.ef)))
+            .map(|entry| (f64::from(entry.count), width(entry.ef)))
             .collect();
         let pages = meta.pending.pages() as f64;
         let entries = pages * laser_index::pending::entries_per_page(parameters) as f64;
         Self {
             segments,
+            live: meta.segments.iter().map(|s| f64::from(s.live())).sum(),
             pending_entries: entries,
             pending_pages: pages,
             distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
             m: meta.parameters.m as f64,
-            text: element::of(&meta.parameters) == Element::Text,
+            model: text_model(&meta),
             complete: meta.complete,
         }
     }
@@ -145,7 +226,7 @@ impl Shape {
     }
 
     fn entries(&self) -> f64 {
-        self.segments.iter().map(|(n, _)| n).sum::<f64>() + self.pending_entries
+        self.live + self.pending_entries
     }
 }
 
@@ -165,10 +246,46 @@ fn visited(root: &pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo, entries: f64) -
         || !query.havingQual.is_null()
         || query.hasAggs
         || query.hasWindowFuncs;
-    if grouped || root.tuple_fraction < 1.0 || rel.rows <= 0.0 {
+    // Nobody knows how many rows tie with the last one.
+    let ties = query.limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
+    // SAFETY: by contract.
+    let wanted = if unsafe { is_filtered_above(root) } {
+        // What passes there is not known; the query's own limit is.
+        root.limit_tuples
+    } else {
+        root.tuple_fraction
+    };
+    if grouped || ties || wanted < 1.0 || rel.rows <= 0.0 {
         return entries;
     }
-    (root.tuple_fraction * (entries / rel.rows).max(1.0)).min(entries)
+    (wanted * (entries / rel.rows).max(1.0)).min(entries)
+}
+
+/// Whether a query above has a condition on the rows of this one that it could not hand down. The
+/// planner takes the number of rows that are wanted there for the number that is wanted here.
+///
+/// # Safety
+/// `root` is the planner's, of a query that is being planned.
+unsafe fn is_filtered_above(root: &pg_sys::PlannerInfo) -> bool {
+    // SAFETY: the planner's structures of the queries above live as long as this one's. Entry 0 of the
+    // array is unused, and others may be null.
+    unsafe {
+        let mut above = root.parent_root.as_ref();
+        while let Some(query) = above {
+            let rels = 1..query.simple_rel_array_size.max(1) as usize;
+            let filtered = |at: usize| {
+                let rel = (*query.simple_rel_array.add(at)).as_ref();
+                rel.is_some_and(|rel| {
+                    rel.rtekind == pg_sys::RTEKind::RTE_SUBQUERY && !rel.baserestrictinfo.is_null()
+                })
+            };
+            if !query.simple_rel_array.is_null() && rels.into_iter().any(filtered) {
+                return true;
+            }
+            above = query.parent_root.as_ref();
+        }
+        false
+    }
 }
 
 /// Makes a path worse than any other, also than those that a setting such as `enable_seqscan`
@@ -211,12 +328,23 @@ pub unsafe extern "C-unwind" fn estimate(
             1.0
         };
 
-        // The access method can only order.
-        if (*path).indexorderbys.is_null() {
+        // The access method can only order, and by one distance: the server hands it all that is sorted by.
+        let orders = (*path).indexorderbys;
+        if orders.is_null() || (*orders).length != 1 {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
         let shape = Shape::read(index);
+        // What the index holds and what the operator means are embeddings of different models. The plan
+        // is made anew when the setting changes, see `assign_model`.
+        if let Some(own) = &shape.model
+            && let Some(session) = encode::session_model()
+            && session != *own
+        {
+            notice_model(index, own, &session);
+            rule_out(&mut *path, &mut *startup, &mut *total);
+            return;
+        }
         let widest = shape.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max);
         let entries = shape.entries();
         let deliverable = match options::iterate() {
@@ -226,9 +354,10 @@ pub unsafe extern "C-unwind" fn estimate(
         let visited = visited(&*root, &*index.rel, entries);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
         // wants most of them would get those that walks have missed at the end, out of order. An
-        // index of the first format lacks the rows without a vector.
+        // index of the first format lacks the rows without a vector; pages of its list may be almost
+        // empty.
         let most = visited * 2.0 > entries && !shape.is_exhaustive();
-        if visited > deliverable || most || (!shape.complete && visited >= entries) {
+        if visited > deliverable || most || (!shape.complete && visited >= shape.live) {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
@@ -238,7 +367,7 @@ pub unsafe extern "C-unwind" fn estimate(
         pg_sys::get_tablespace_page_costs(index.reltablespace, &mut random_page, &mut seq_page);
         let operator = pg_sys::cpu_operator_cost;
         let more_segments = shape.segments.len().saturating_sub(1) as f64;
-        let embed = if shape.text { EMBED } else { 0.0 };
+        let embed = if shape.model.is_some() { EMBED } else { 0.0 };
         let distances = shape.search(0.0) + shape.pending_entries;
         let start = random_page
             + PENDING_PAGE * seq_page * shape.pending_pages

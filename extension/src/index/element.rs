@@ -2,6 +2,8 @@
 //! datums.
 #![allow(unsafe_code)]
 
+use std::rc::Rc;
+
 use half::slice::HalfFloatSliceExt;
 use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
@@ -11,7 +13,7 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 use super::errors::OrReport;
 use super::options;
 use super::undecided::{NO_DIMENSIONS, UNDECIDED};
-use crate::encode;
+use crate::encode::{self, Known};
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
 /// Type of the indexed column.
@@ -61,6 +63,20 @@ unsafe fn kind(relation: pg_sys::Relation) -> (Element, Metric) {
 /// The type and the metric that a [`KIND_PROCEDURE`] names.
 pub fn parse_kind(value: u8) -> Option<(Element, Metric)> {
     Some((Element::from_u8(value / 16)?, Metric::from_u8(value % 16)?))
+}
+
+/// Whether the indexed column declares no number of dimensions.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+pub unsafe fn is_undeclared(relation: pg_sys::Relation) -> bool {
+    // SAFETY: by contract.
+    let (columns, (element, _)) = unsafe {
+        let columns = PgTupleDesc::from_pg_unchecked((*relation).rd_att);
+        (columns, kind(relation))
+    };
+    let typmod = columns.get(0).map_or(-1, |column| column.atttypmod);
+    element != Element::Text && typmod < 1
 }
 
 /// Parameters for a new index.
@@ -207,14 +223,52 @@ impl TextBatch {
 pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
     let embedded = encode::embed_texts(Some(&parameters.model), texts);
     if embedded.fingerprint != parameters.fingerprint && !texts.is_empty() {
-        raise_hint(
-            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!(
-                "model \"{}\" is not the one that the index was built with",
-                parameters.model
-            ),
-            "Rebuild the index with REINDEX, or install the model again that it was built with.",
-        );
+        other_version(parameters);
     }
     embedded.data
+}
+
+/// Embeds what is searched for in an index on text, with the model that `<=>` uses in this session.
+///
+/// Raises an error when that is not the one with which the index was built: the planner leaves such
+/// an index alone, but a plan may be older than the setting (an open cursor), and a model may be
+/// replaced under its name.
+pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Known> {
+    let mut embedded = encode::embed_once(None, text);
+    if embedded.fingerprint != parameters.fingerprint {
+        // The statement may have embedded it before the model was replaced, and the index made anew.
+        encode::forget_recent();
+        embedded = encode::embed_once(None, text);
+    }
+    if embedded.fingerprint == parameters.fingerprint {
+        return embedded;
+    }
+    // SAFETY: may be called at any time: what is planned from now on is planned for the model.
+    unsafe { pg_sys::ResetPlanCache() };
+    match encode::session_model() {
+        Some(model) if model != parameters.model => raise_hint(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!(
+                "index \"{index}\" was built with model \"{}\", this session's is \"{model}\"",
+                parameters.model
+            ),
+            format!(
+                "The query was planned for another model: run it again, or SET laser.model = '{}'.",
+                parameters.model
+            ),
+        ),
+        _ => other_version(parameters),
+    }
+}
+
+#[cold]
+fn other_version(parameters: &Parameters) -> ! {
+    raise_hint(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!(
+            "model \"{}\" is not the one that the index was built with",
+            parameters.model
+        ),
+        "Rebuild the index with REINDEX, or install the model again that it was built with.",
+    )
 }

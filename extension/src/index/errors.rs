@@ -21,7 +21,12 @@ pub fn report(error: IndexError) -> ! {
             message,
             "The table is not affected. Rebuild the index with REINDEX; laser_index_check() says more.",
         ),
-        IndexError::NotAnIndex => raise(Code::ERRCODE_WRONG_OBJECT_TYPE, message),
+        // A temporary table that is emptied at a commit stays so if building its index anew fails.
+        IndexError::NotAnIndex => raise_hint(
+            Code::ERRCODE_WRONG_OBJECT_TYPE,
+            message,
+            "If it is one whose last build has failed, rebuild it with REINDEX.",
+        ),
         IndexError::Version { .. } => raise_hint(
             Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             message,

@@ -17,7 +17,9 @@ use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
 use super::rights::{self, Use};
 use super::table::Table;
-use super::{build, cache, merge, undecided};
+use super::{build, cache, merge};
+use crate::encode::hex;
+use crate::encoding;
 use crate::types::{raise, raise_hint};
 
 /// An open index of this access method. Its locks are given back when it is dropped: nothing that
@@ -47,11 +49,11 @@ impl Opened {
         if rights::table_of(oid, wanted) != table {
             raise(
                 Code::ERRCODE_OBJECT_IN_USE,
-                format!("index {} was made anew meanwhile", opened.relation.name()),
+                format!("index {} was made anew meanwhile", opened.name()),
             );
         }
         let relation = &opened.relation;
-        let name = relation.name().to_owned();
+        let name = opened.name();
         // SAFETY: the relation is open; partitioned indexes have no routine of their own.
         let ours = unsafe {
             let class = &*(*relation.as_ptr()).rd_rel;
@@ -79,7 +81,39 @@ impl Opened {
                 "cannot access temporary indexes of other sessions",
             );
         }
+        // SAFETY: the relation is open; a plain question to the server.
+        let absent = unsafe {
+            let kind = (*(*relation.as_ptr()).rd_rel).relpersistence as u8;
+            kind != pg_sys::RELPERSISTENCE_PERMANENT && pg_sys::RecoveryInProgress()
+        };
+        if absent {
+            raise(
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "cannot access temporary or unlogged indexes during recovery",
+            );
+        }
         opened
+    }
+
+    /// As [`Opened::new`], for looking, if nobody has a lock against it and it is still there.
+    fn at_once(oid: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: look-ups in system caches; locks that were got are given back.
+        unsafe {
+            let table = pg_sys::IndexGetRelation(oid, true);
+            if table == pg_sys::InvalidOid || !pg_sys::ConditionalLockRelationOid(table, TABLE_LOCK)
+            {
+                return None;
+            }
+            let locked = pg_sys::ConditionalLockRelationOid(oid, TABLE_LOCK);
+            // As the catalogs are now that nobody can drop it any more.
+            let opened = (locked && pg_sys::IndexGetRelation(oid, true) == table)
+                .then(|| Self::new(oid, Use::Look, TABLE_LOCK as u32));
+            if locked {
+                pg_sys::UnlockRelationOid(oid, TABLE_LOCK);
+            }
+            pg_sys::UnlockRelationOid(table, TABLE_LOCK);
+            opened
+        }
     }
 
     /// As [`Opened::new`], for changing the index: not during recovery.
@@ -106,6 +140,12 @@ impl Opened {
         unsafe { (*(*self.raw()).rd_index).indisready }
     }
 
+    /// Its name, for messages.
+    fn name(&self) -> String {
+        // SAFETY: the relation is open.
+        unsafe { encoding::name_of(self.raw()) }
+    }
+
     /// Whether queries may use it.
     fn is_valid(&self) -> bool {
         // SAFETY: as above.
@@ -117,7 +157,7 @@ impl Opened {
         if !self.is_ready() {
             raise_hint(
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("index \"{}\" is not ready", self.relation.name()),
+                format!("index \"{}\" is not ready", self.name()),
                 "It is being built, or building it has failed: then REINDEX or drop it.",
             );
         }
@@ -250,18 +290,33 @@ fn laser_index_info(
             Element::Text => "text",
         }
         .to_owned(),
-        (!undecided::is_undecided(p)).then_some(p.dims as i32),
+        (!p.is_undecided()).then_some(p.dims as i32),
         p.metric.name().to_owned(),
         p.quantization.map_or("auto", |q| q.name()).to_owned(),
         p.m as i32,
         p.ef_construction as i32,
         text.then(|| p.model.clone()),
-        text.then(|| p.fingerprint.iter().map(|b| format!("{b:02x}")).collect()),
+        text.then(|| hex(&p.fingerprint)),
         meta.generation as i64,
         meta.format as i32,
         taken,
     );
     TableIterator::once(row)
+}
+
+/// Name and fingerprint of the model of an index on text. No row for other indexes, and for one that somebody
+/// has locked: a view over all indexes waits for none.
+#[pg_extern(sql = "")]
+fn laser_index_model(
+    index: pg_sys::Oid,
+) -> TableIterator<'static, (name!(model, String), name!(fingerprint, String))> {
+    let row = Opened::at_once(index).and_then(|opened| {
+        let p = opened
+            .is_ready()
+            .then(|| retry(|| Meta::read(&opened.store())).parameters)?;
+        (element::of(&p) == Element::Text).then(|| (p.model.clone(), hex(&p.fingerprint)))
+    });
+    TableIterator::new(row)
 }
 
 const NOT_VALID: &str =
@@ -334,7 +389,7 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
     if !opened.is_valid() {
         raise_hint(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("index \"{}\" is not valid", opened.relation.name()),
+            format!("index \"{}\" is not valid", opened.name()),
             "It is being built, or building it has failed: then REINDEX or drop it.",
         );
     }

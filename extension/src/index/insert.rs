@@ -4,7 +4,7 @@
 use laser_index::maintain::Plan;
 use laser_index::meta::Meta;
 use laser_index::page::{NULL, UNDIRECTED};
-use laser_index::{pending, space};
+use laser_index::{IndexError, Result, pending, space};
 use pgrx::pg_sys::{self, Datum};
 
 use super::build::{pack, pages_of};
@@ -31,35 +31,15 @@ pub unsafe extern "C-unwind" fn insert(
     // SAFETY: the server passes an open index and one value.
     unsafe {
         let store = RelationStore::new(index);
-        let mut parameters = Meta::read(&store).or_report().parameters;
-        if undecided::is_undecided(&parameters) {
-            if *isnull {
-                undecided::leave_out(&store);
-                return false;
-            }
-            let dims = element::with_vector(element::of(&parameters), *values, <[f32]>::len);
-            parameters = undecided::decide(&store, dims);
-        }
         let tid = pack(tid);
-        let append = |x: &[f32]| {
-            // What has no direction has no place in the graph, but its row is in the index.
-            match space::prepare(parameters.metric, parameters.dims, x)? {
-                Some(_) => pending::append(&store, &parameters, tid, Some(x)),
-                None => pending::append(&store, &parameters, tid | UNDIRECTED, None),
+        let mut attempts = 0;
+        let pages = loop {
+            match put(&store, tid, (!*isnull).then_some(*values)) {
+                // The number of dimensions has been decided or forgotten meanwhile.
+                Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
+                result => break result.or_report(),
             }
         };
-        let pages = if *isnull {
-            pending::append(&store, &parameters, tid | NULL, None)
-        } else {
-            match element::of(&parameters) {
-                Element::Text => {
-                    let text = element::text(*values);
-                    append(&element::embed(&parameters, &[&text]))
-                }
-                element => element::with_vector(element, *values, append),
-            }
-        }
-        .or_report();
         if let Some(pages) = pages
             && pages > pages_of(options::of(index).pending_list_limit).max(1)
             && merge::may_begin((*index).rd_id)
@@ -70,5 +50,37 @@ pub unsafe extern "C-unwind" fn insert(
             drop(lock);
         }
         false
+    }
+}
+
+/// Appends a row to the pending list.
+///
+/// # Safety
+/// The value is of the type that the index is on.
+unsafe fn put(store: &RelationStore, tid: u64, value: Option<Datum>) -> Result<Option<u64>> {
+    let mut parameters = Meta::read(store)?.parameters;
+    let Some(value) = value else {
+        return pending::append(store, &parameters, tid | NULL, None);
+    };
+    // SAFETY: by contract.
+    unsafe {
+        if parameters.is_undecided() {
+            let dims = element::with_vector(element::of(&parameters), value, <[f32]>::len);
+            parameters = undecided::decide(store, dims);
+        }
+        let append = |x: &[f32]| {
+            // What has no direction has no place in the graph, but its row is in the index.
+            match space::prepare(parameters.metric, parameters.dims, x)? {
+                Some(_) => pending::append(store, &parameters, tid, Some(x)),
+                None => pending::append(store, &parameters, tid | UNDIRECTED, None),
+            }
+        };
+        match element::of(&parameters) {
+            Element::Text => {
+                let text = element::text(value);
+                append(&element::embed(&parameters, &[&text]))
+            }
+            element => element::with_vector(element, value, append),
+        }
     }
 }

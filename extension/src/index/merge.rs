@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use laser_index::IndexError;
+use laser_index::builder::BuildOptions;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::meta::Meta;
 use pgrx::pg_sys;
@@ -23,6 +24,9 @@ use super::pages::RelationStore;
 /// The first time that a merge is put off, and the longest.
 const SHORTEST: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(600);
+/// What a merge takes where less memory makes more segments than an index may have. Whoever may insert
+/// chooses his own `maintenance_work_mem`, and all sessions search what he leaves unmerged.
+const LEAST_MEMORY: usize = 16 << 20;
 /// How much longer a merge is put off than its last attempt took.
 const FACTOR: u32 = 10;
 
@@ -86,15 +90,19 @@ pub unsafe fn merge(
         index: oid,
         start: Instant::now(),
     };
-    let options = build_options(&Meta::read(store)?.parameters, 0);
-    let how = Merge {
-        plan,
-        options: &options,
+    let mut options = build_options(&Meta::read(store)?.parameters, 0);
+    let attempt_with = |options: &BuildOptions| {
+        let how = Merge { plan, options };
+        // SAFETY: by contract.
+        maintain::merge(store, &how, |entry, built| unsafe {
+            keep(index, entry, built)
+        })
     };
-    // SAFETY: by contract.
-    let made = maintain::merge(store, &how, |entry, built| unsafe {
-        keep(index, entry, built)
-    });
+    let mut made = attempt_with(&options);
+    if matches!(made, Err(IndexError::TooManySegments(_))) && options.memory < LEAST_MEMORY {
+        options.memory = LEAST_MEMORY;
+        made = attempt_with(&options);
+    }
     // What was replaced before an error came has files as well.
     // SAFETY: by contract.
     unsafe { cache::tidy(index, store) };

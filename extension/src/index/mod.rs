@@ -18,6 +18,8 @@
 //!  validate   operator classes
 //!  kinds      their support functions
 //!  text       the distance of two texts
+//!  given      what scans have just given, for that distance
+//!  writing    queries to which that is not told
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!
@@ -30,12 +32,14 @@ mod cache;
 mod cost;
 mod element;
 mod errors;
+mod given;
 mod handler;
 mod info;
 mod insert;
 mod kinds;
 mod merge;
-mod options;
+mod notice;
+pub mod options;
 mod pages;
 mod recall;
 mod rights;
@@ -46,9 +50,11 @@ mod text;
 mod undecided;
 mod vacuum;
 mod validate;
+mod writing;
 
 /// Registers settings and storage parameters.
 pub fn init() {
     options::init();
     cache::init();
+    writing::init();
 }

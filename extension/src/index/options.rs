@@ -227,8 +227,8 @@ pub fn init() {
     );
     GucRegistry::define_bool_guc(
         c"laser.scan_notices",
-        c"Sends a notice when an index scan ends at laser.max_scan_tuples.",
-        c"Once a statement; the query may then give fewer rows than there are.",
+        c"Sends a notice when an index scan ends at laser.max_scan_tuples, or an index is of another model.",
+        c"Once a statement; the query may then give fewer rows than there are, or take longer.",
         &SCAN_NOTICES,
         GucContext::Userset,
         flags,

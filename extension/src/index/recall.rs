@@ -19,7 +19,7 @@ use super::rights::Use;
 use super::scan::pending_rows;
 use super::table::Table;
 use super::{cache, options};
-use crate::types::raise;
+use crate::types::{raise, raise_hint};
 use laser_vector::kernels;
 
 /// A number that can be compared, also where it is none.
@@ -48,6 +48,9 @@ fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
         Metric::InnerProduct => f64::from(-kernels::f32_dot(a, b)),
     }
 }
+
+/// Components that are compared between two looks for interrupts.
+const PAUSE: usize = 1 << 18;
 
 /// A random row's vector as a query.
 struct Sample {
@@ -115,6 +118,34 @@ fn draw(table: &Table, parameters: &Parameters, samples: usize) -> (Vec<Sample>,
     (chosen, rows)
 }
 
+/// Rows that a search is asked for: more than k, since true distances may have another order than
+/// their bounds.
+fn asked(k: usize) -> usize {
+    k.saturating_mul(4).saturating_add(32)
+}
+
+/// Raises a SQL error where samples may take more than `maintenance_work_mem`.
+fn check_memory(samples: usize, k: usize, dims: usize) {
+    // Found rows stand in a list and in a table of hashes, which keeps a part of it free.
+    let found = asked(k).saturating_mul(size_of::<(u64, f64)>() * 4);
+    let each = found
+        .saturating_add(k.saturating_mul(2 * size_of::<Number>()))
+        .saturating_add(dims * size_of::<f32>() + size_of::<Sample>());
+    // SAFETY: an integer setting of the server, read on its only thread.
+    let memory = unsafe { pg_sys::maintenance_work_mem } as usize * 1024;
+    let needed = each.saturating_mul(samples);
+    if needed > memory {
+        raise_hint(
+            Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!(
+                "{samples} samples with {k} neighbours take {} kB, more than maintenance_work_mem",
+                needed / 1024
+            ),
+            "Ask for fewer samples or neighbours, or raise maintenance_work_mem.",
+        );
+    }
+}
+
 #[pg_extern(sql = "")]
 fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
     if samples < 1 || k < 1 {
@@ -129,6 +160,7 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
     // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
     let table = unsafe { Table::new(opened.raw()) };
     let parameters = Meta::read(&store).or_report().parameters;
+    check_memory(samples as usize, k, parameters.dims);
     let (mut samples, rows) = draw(&table, &parameters, samples as usize);
     let settings = Settings {
         ef: options::ef_search(),
@@ -146,8 +178,7 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
             let pending = pending_rows(&store, &meta, &query)?;
             Ok(Scan::new(&query, settings, views, pending))
         });
-        // More than k, since true distances may have another order than their bounds.
-        while sample.found.len() < 4 * k + 32
+        while sample.found.len() < asked(k)
             && let Some((Distance::Known(known), tid)) = scan.next(&pause)
         {
             // Entries of rows that the snapshot does not see are left out, as a query leaves them.
@@ -158,8 +189,14 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
         }
     }
 
+    let mut compared = 0usize;
     table.vectors(&parameters, |tid, x| {
         for sample in &mut samples {
+            compared += x.len();
+            if compared >= PAUSE {
+                compared = 0;
+                pause();
+            }
             let distance = distance(parameters.metric, &sample.vector, x);
             if let Some(found) = sample.distances.get_mut(&tid) {
                 *found = distance;

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_int};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode as Code};
 
+use crate::encoding;
 use crate::types::{raise, raise_hint};
 
 /// What a function does with an index.
@@ -30,7 +31,7 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
     // SAFETY: look-ups in system caches, within a transaction. The name is copied at once.
     let (name, kind, table) = unsafe {
         let name = pg_sys::get_rel_name(index);
-        let name = (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned());
+        let name = (!name.is_null()).then(|| encoding::shown(name));
         let kind = pg_sys::get_rel_relkind(index) as u8;
         (name, kind, pg_sys::IndexGetRelation(index, true))
     };

@@ -1,20 +1,24 @@
 //! Index scans.
 #![allow(unsafe_code)]
 
-use laser_index::meta::{Meta, Parameters};
+use laser_index::meta::{META_BLOCK, Meta, Parameters};
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
 use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::{IndexError, Result, pending};
 use std::cell::Cell;
+use std::rc::Rc;
 
-use pgrx::{PgLogLevel, PgMemoryContexts, PgSqlErrorCode as Code, ereport, pg_sys};
+use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
 use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
+use super::given::{Asked, Given};
 use super::pages::RelationStore;
-use super::{cache, options, undecided};
+use super::{cache, notice, options};
+use crate::encode;
+use crate::encoding;
 use crate::types::raise;
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
@@ -22,33 +26,28 @@ use crate::types::raise;
 struct State {
     scan: Option<Scan>,
     /// The last text asked for and its embedding: a nested loop may ask for it again.
-    text: Option<(Vec<u8>, Vec<f32>)>,
+    text: Option<Rc<Asked>>,
+    /// What the operator may know of the row that was given last.
+    given: Given,
     /// Whether the table has the vectors themselves. Those of texts are in the index alone: what
     /// the model says of a text now may differ from them by its rounding.
     recheck: bool,
+    /// Whether the index may lack rows, see [`Meta::complete`].
+    incomplete: bool,
 }
 
 thread_local! {
-    /// Start of the last statement that was told of a scan that ended early.
-    static TOLD: Cell<pg_sys::TimestampTz> = const { Cell::new(0) };
+    /// Told of a scan that was cut short.
+    static TOLD_CUT: Cell<notice::Statement> = Cell::default();
+    /// Told of an index that lacks rows.
+    static TOLD_INCOMPLETE: Cell<notice::Statement> = Cell::default();
+    /// Told of rows that came too late.
+    static TOLD_LATE: Cell<notice::Statement> = Cell::default();
 }
 
-/// Says, once a statement, that a scan has ended before it had given all rows.
-fn notice_cut() {
-    // SAFETY: a plain question to the server.
-    let statement = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
-    if !options::scan_notices() || TOLD.replace(statement) == statement {
-        return;
-    }
-    ereport!(
-        PgLogLevel::NOTICE,
-        Code::ERRCODE_SUCCESSFUL_COMPLETION,
-        format!(
-            "an index scan ended after laser.max_scan_tuples ({}) rows: the query may lack rows",
-            options::max_scan_tuples()
-        ),
-        "Increase laser.max_scan_tuples, or set laser.scan_notices = off to hide this notice."
-    );
+/// Says, once a statement, what a scan could not give, and what to do.
+fn say(told: &'static notice::Told, message: impl FnOnce() -> String, hint: &str) {
+    notice::once(told, || Some((message(), hint.to_owned())));
 }
 
 /// `ambeginscan`
@@ -63,6 +62,7 @@ pub unsafe extern "C-unwind" fn begin(
         let scan = pg_sys::RelationGetIndexScan(index, keys, orderbys);
         let state =
             PgMemoryContexts::CurrentMemoryContext.leak_and_drop_on_delete(State::default());
+        (*state).given = Given::new(index, pg_sys::CurrentMemoryContext);
         (*scan).opaque = state.cast();
         // One ordering operator, whose distance of the row is compared with what is left here.
         (*scan).xs_orderbyvals =
@@ -84,7 +84,9 @@ pub unsafe extern "C-unwind" fn rescan(
 ) {
     // SAFETY: the server passes a scan of `begin` and as many keys as it announced there.
     unsafe {
-        (*(*scan).opaque.cast::<State>()).scan = None;
+        let state = &mut *(*scan).opaque.cast::<State>();
+        state.scan = None;
+        state.given.nothing();
         if !orderbys.is_null() && norderbys > 0 {
             std::ptr::copy(orderbys, (*scan).orderByData, norderbys as usize);
         }
@@ -114,23 +116,58 @@ pub unsafe extern "C-unwind" fn next(
         }
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
-            let (search, recheck) = start(scan, &mut state.text);
-            (state.scan, state.recheck) = (Some(search), recheck);
+            let (search, recheck, complete) = start(scan, &mut state.text);
+            (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
         }
+        state.given.nothing();
         let search = state.scan.as_mut().expect("started above");
         let Some((distance, tid)) = search.next(&pause) else {
+            let most = options::max_scan_tuples();
             if search.was_cut() {
-                notice_cut();
+                say(
+                    &TOLD_CUT,
+                    || {
+                        format!(
+                            "an index scan ended after laser.max_scan_tuples ({most}) rows: the query may lack rows"
+                        )
+                    },
+                    "Increase laser.max_scan_tuples",
+                );
+            } else if state.incomplete && options::iterate() != Iterate::Off {
+                say(
+                    &TOLD_INCOMPLETE,
+                    || {
+                        "an index scan ended in an index of an older format, which lacks the rows without a vector: \
+                         the query may lack rows"
+                            .into()
+                    },
+                    "REINDEX the index",
+                );
             }
             return false;
         };
+        if search.is_out_of_order() && options::iterate() == Iterate::Strict {
+            say(
+                &TOLD_LATE,
+                || {
+                    "an index scan missed rows that it gives now, after farther ones: the query's order may be wrong"
+                        .into()
+                },
+                "Increase laser.ef_search",
+            );
+        }
         (*scan).xs_heaptid = unpack(tid);
         (*scan).xs_recheck = false;
         let (value, recheck) = match distance {
             // The executor computes the distance itself, and sorts by it: what is given here is
             // never above it.
             Distance::Known(known) if state.recheck => (Some(known.lower), true),
-            Distance::Known(known) => (Some(known.estimate), false),
+            Distance::Known(known) => {
+                if let Some(asked) = &state.text {
+                    state.given.row(asked, tid, known.estimate);
+                }
+                (Some(known.estimate), false)
+            }
             Distance::Undirected => (Some(f64::NAN), false),
             Distance::Null => (None, false),
         };
@@ -141,12 +178,12 @@ pub unsafe extern "C-unwind" fn next(
     }
 }
 
+/// The search, whether its distances are to be compared with true ones, and whether every row of the
+/// table is in the index.
+///
 /// # Safety
 /// `scan` is a scan of `begin` with its keys.
-unsafe fn start(
-    scan: pg_sys::IndexScanDesc,
-    text: &mut Option<(Vec<u8>, Vec<f32>)>,
-) -> (Scan, bool) {
+unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<Rc<Asked>>) -> (Scan, bool, bool) {
     // SAFETY: by contract.
     unsafe {
         if (*scan).numberOfOrderBys < 1 {
@@ -171,34 +208,23 @@ unsafe fn start(
         count(scan);
         let index = (*scan).indexRelation;
         let store = RelationStore::new(index);
-        let parameters = Meta::read(&store).or_report().parameters;
-        if undecided::is_undecided(&parameters) {
-            // No row has come that this snapshot could see.
-            let zero = [0.0; undecided::NO_DIMENSIONS];
-            let nothing = Query::new(parameters.metric, zero.len(), &zero).or_report();
-            let settings = Settings {
-                ef: 1,
-                iterate: Iterate::Off,
-                max_tuples: 1,
-                recheck: false,
-            };
-            let scan = Scan::new(&nothing, settings, Vec::new(), PendingRows::default());
-            return (scan, false);
-        }
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;
-        let query = query(&parameters, (!null).then_some(key.sk_argument), text);
-        let settings = Settings {
-            ef: options::ef_search(),
-            iterate: options::iterate(),
-            max_tuples: options::max_scan_tuples(),
-            recheck: element::of(&parameters) != Element::Text,
-        };
         let mut attempts = 0;
         loop {
-            match open(index, &store, &query, settings) {
-                Ok(scan) => return (scan, settings.recheck),
-                // A merge has replaced what the metapage said; the new one says where it is now.
+            let meta = Meta::read(&store).or_report();
+            let (parameters, complete) = (meta.parameters, meta.complete);
+            let query = query(index, &parameters, (!null).then_some(key.sk_argument), text);
+            let settings = Settings {
+                ef: options::ef_search(),
+                iterate: options::iterate(),
+                max_tuples: options::max_scan_tuples(),
+                recheck: element::of(&parameters) != Element::Text,
+            };
+            match open(index, &store, &parameters, &query, settings) {
+                Ok(scan) => return (scan, settings.recheck, complete),
+                // A merge has replaced what the metapage said; the new one says where it is now. Or the
+                // first vector has come, and with it the number of dimensions.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
                 Err(error) => super::errors::report(error),
             }
@@ -235,15 +261,16 @@ unsafe fn count(scan: pg_sys::IndexScanDesc) {
 }
 
 /// # Safety
-/// The datum is of the type that the index expects.
+/// `index` is open; the datum is of the type that it expects.
 unsafe fn query(
+    index: pg_sys::Relation,
     parameters: &Parameters,
     datum: Option<pg_sys::Datum>,
-    text: &mut Option<(Vec<u8>, Vec<f32>)>,
+    text: &mut Option<Rc<Asked>>,
 ) -> Query {
     let query = |x: &[f32]| Query::new(parameters.metric, parameters.dims, x);
-    let Some(datum) = datum else {
-        // Nothing is nearer to NULL than anything else.
+    let Some(datum) = datum.filter(|_| !parameters.is_undecided()) else {
+        // Nothing is nearer to NULL than anything else, and rows without a vector are near to nothing.
         return query(&vec![0.0; parameters.dims]).or_report();
     };
     // SAFETY: by contract.
@@ -251,11 +278,20 @@ unsafe fn query(
         match element::of(parameters) {
             Element::Text => {
                 let asked = element::text(datum);
-                if text.as_ref().is_none_or(|(known, _)| *known != asked) {
-                    let x = element::embed(parameters, &[&asked]);
-                    *text = Some((asked, x));
-                }
-                query(&text.as_ref().expect("embedded above").1).or_report()
+                let text = match text {
+                    Some(known) if known.text == asked => known,
+                    _ => {
+                        let name = encoding::name_of(index);
+                        let known = element::embed_query(parameters, &name, &asked);
+                        let model = encode::model_name(None);
+                        text.insert(Rc::new(Asked {
+                            model,
+                            text: asked,
+                            known,
+                        }))
+                    }
+                };
+                query(&text.known.data).or_report()
             }
             element => element::with_vector(element, datum, query).or_report(),
         }
@@ -269,10 +305,17 @@ unsafe fn query(
 unsafe fn open(
     index: pg_sys::Relation,
     store: &RelationStore,
+    parameters: &Parameters,
     query: &Query,
     settings: Settings,
 ) -> Result<Scan> {
     let meta = Meta::read(store)?;
+    if meta.parameters != *parameters {
+        return Err(IndexError::Moved {
+            block: META_BLOCK,
+            owner: 0,
+        });
+    }
     // SAFETY: by contract.
     let views = unsafe { cache::views(index, store, &meta) }?;
     let rows = pending_rows(store, &meta, query)?;

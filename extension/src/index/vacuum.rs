@@ -9,6 +9,7 @@ use laser_index::pending;
 use pgrx::pg_sys;
 
 use super::build::unpack;
+use super::element;
 use super::errors::OrReport;
 use super::merge;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
@@ -75,8 +76,14 @@ pub unsafe extern "C-unwind" fn cleanup(
         // First what merges that failed have left: on a full disk there is no other room for this one.
         maintain::sweep(&store).or_report();
         vacuum_free_space_map(index);
+        // Rows that were never committed may have decided the number of dimensions.
+        let forget = element::is_undeclared(index) && count(&store) == 0;
+        let plan = if forget { Plan::All } else { Plan::Vacuum };
         // A VACUUM that failed here would leave the table's oldest transactions where they are.
-        merge::try_merge(index, &store, Plan::Vacuum).or_report();
+        merge::try_merge(index, &store, plan).or_report();
+        if forget {
+            pending::forget_dimensions(&store).or_report();
+        }
         let swept = maintain::sweep(&store).or_report();
         let live = count(&store);
         drop(lock);

@@ -1,8 +1,7 @@
 //! Validation of operator classes (`amvalidate()`).
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-
+use crate::encoding;
 use laser_index::codec::Metric;
 use pgrx::pg_sys::{self, Oid};
 
@@ -47,8 +46,7 @@ unsafe fn problems(class: Oid) -> Vec<String> {
         let operator_cache = pg_sys::SysCacheIdentifier::AMOPSTRATEGY as i32;
         let mut metric_name = None;
         for operator in members::<pg_sys::FormData_pg_amop>(operator_cache, family) {
-            let full = CStr::from_ptr(pg_sys::format_operator(operator.amopopr));
-            let full = full.to_string_lossy().into_owned();
+            let full = encoding::shown(pg_sys::format_operator(operator.amopopr));
             if operator.amopstrategy != 1 {
                 let strategy = operator.amopstrategy;
                 problems.push(format!("operator {full} has strategy {strategy}, not 1"));
@@ -65,14 +63,13 @@ unsafe fn problems(class: Oid) -> Vec<String> {
             }
             if operator.amoplefttype == input {
                 let name = pg_sys::get_opname(operator.amopopr);
-                metric_name = Some(CStr::from_ptr(name).to_string_lossy().into_owned());
+                metric_name = Some(encoding::shown(name));
             }
         }
         let mut kind = None;
         let procedure_cache = pg_sys::SysCacheIdentifier::AMPROCNUM as i32;
         for procedure in members::<pg_sys::FormData_pg_amproc>(procedure_cache, family) {
-            let name = CStr::from_ptr(pg_sys::format_procedure(procedure.amproc));
-            let name = name.to_string_lossy().into_owned();
+            let name = encoding::shown(pg_sys::format_procedure(procedure.amproc));
             let signature = pg_sys::get_func_rettype(procedure.amproc) == pg_sys::INT4OID
                 && pg_sys::get_func_nargs(procedure.amproc) == 0;
             if procedure.amprocnum != KIND_PROCEDURE as i16 {

@@ -145,7 +145,9 @@ fn laser_margin_scores(
 > {
     let (k, margin) = (k_of(k), margin_of(margin));
     let mut call = Call::begin(fcinfo);
-    let pairs = read_pairs(&call, "pairs", pairs);
+    // Each is kept as ids, as positions and with its scores.
+    let each = 2 * size_of::<(i64, i64)>() + size_of::<(i64, i64, f64, f64, f64, f64)>();
+    let pairs = read_pairs(&call, "pairs", pairs, each);
     let (source, target) = load::load([source, target], false, &mut call);
     let position = |side: &Loaded, id| {
         side.position(id).unwrap_or_else(|| {

@@ -5,6 +5,7 @@
 //! candidates can be missed.
 #![allow(unsafe_code)]
 
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 
@@ -12,7 +13,7 @@ use laser_mining::{Neighbourhoods, Neighbours, Side, knn};
 use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
-use super::call::Call;
+use super::call::{Call, Room};
 use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
@@ -41,7 +42,7 @@ pub fn neighbours(
     let nearest_source = prepare(&source_query, "source");
     let mut read = |phase, query, side, nearest| {
         call.progress.phase(phase);
-        Candidates::read(query, side, unify, nearest, &mut call.progress)
+        Candidates::read(query, side, unify, nearest, &mut call.progress, &call.room)
     };
     let source = read(
         "reading source, searching target index",
@@ -66,9 +67,32 @@ pub fn neighbours(
     (found, source.loaded, target.loaded)
 }
 
+/// What is kept of a row whose candidates were found: its id, and where they end.
+const KEPT: usize = size_of::<(i64, usize)>();
+/// What is kept of a text, so that it is searched for once.
+const SEEN: usize = Room::of_hashed::<([u8; 16], i64)>();
+/// What a row of a result takes beside its values: the tuple's place, its id, a hash.
+const ROW: usize = 64 + size_of::<i64>() + Room::of_hashed::<[u8; 16]>();
+
+/// What an index found.
+struct Asked {
+    /// Nearest first.
+    ids: Vec<i64>,
+    /// How many candidates they are.
+    different: usize,
+    /// Memory that the answer took.
+    bytes: usize,
+}
+
 /// The ids of the rows nearest to a value, by an index.
 struct Nearest {
-    plan: pg_sys::SPIPlanPtr,
+    /// The search, but for the number of rows.
+    sql: Vec<u8>,
+    /// The plans for the numbers of rows that were asked for so far. The planner has to know the
+    /// number: an index is for few rows.
+    plans: RefCell<Vec<(usize, pg_sys::SPIPlanPtr)>>,
+    /// The generation of the plan for [`Nearest::limit`] rows that an index is known to serve.
+    served: Cell<Option<i32>>,
     /// What messages call the query.
     name: String,
     /// Types of its columns.
@@ -90,6 +114,8 @@ impl Nearest {
         namespace: Oid,
     ) -> Self {
         let _ = spi;
+        // More than k, since quantised distances are not exact.
+        let limit = k.saturating_mul(2).saturating_add(8);
         let unify = unify && query.kind(1) == Kind::Text;
         // SAFETY: a schema has a name; the result is a C string.
         let schema = unsafe {
@@ -103,83 +129,137 @@ impl Nearest {
             query.sql(),
             b"\n) AS query (id, value) ORDER BY value OPERATOR(",
             schema,
-            b".<=>) $1 LIMIT $2",
+            b".<=>) $1 LIMIT ",
         ]
         .concat();
-        let sql = CString::new(sql).expect("a text datum has no zero byte");
-        let mut types = [query.type_of(1), pg_sys::INT8OID];
-        // SAFETY: SPI is connected.
-        let (plan, served) = unsafe {
-            let plan = pg_sys::SPI_prepare_cursor(
-                sql.as_ptr(),
-                types.len() as i32,
-                types.as_mut_ptr(),
-                pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+        let nearest = Nearest {
+            sql,
+            plans: RefCell::new(Vec::new()),
+            served: Cell::new(None),
+            name: name.to_owned(),
+            columns: [query.type_of(0), query.type_of(1)],
+            limit,
+            unify,
+        };
+        if !with_index(|| nearest.is_served()) {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("no laser index can search the {name} query"),
+                "Create one with CREATE INDEX ... USING laser on the column that the query \
+                 returns, lower k if it is a large part of the rows, or use method => 'exact'.",
             );
-            if plan.is_null() {
-                raise(
-                    PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-                    "could not prepare a query",
-                );
+        }
+        nearest
+    }
+
+    /// Whether an index finds the rows, by the plan as it is now under the settings of [`with_index`].
+    fn is_served(&self) -> bool {
+        // SAFETY: SPI is connected. The plan is released to the owner that holds it.
+        unsafe {
+            let plan = self.plan(self.limit);
+            let cached = pg_sys::SPI_plan_get_cached_plan(plan);
+            if cached.is_null() {
+                return false;
             }
-            let cached = with_index(|| pg_sys::SPI_plan_get_cached_plan(plan));
-            let served = !cached.is_null() && {
+            let generation = (*cached).generation;
+            if self.served.get() != Some(generation) {
                 let statements = (*cached).stmt_list;
                 let first = (*(*statements).elements)
                     .ptr_value
                     .cast::<pg_sys::PlannedStmt>();
-                scans_index((*first).planTree)
-            };
-            if !cached.is_null() {
-                // A plan that SPI does not keep has no resource owner.
-                pg_sys::ReleaseCachedPlan(cached, std::ptr::null_mut());
+                let served = scans_index((*first).planTree);
+                self.served.set(served.then_some(generation));
             }
-            (plan, served)
+            pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+        }
+        self.served.get().is_some()
+    }
+
+    /// The plan for so many rows.
+    fn plan(&self, limit: usize) -> pg_sys::SPIPlanPtr {
+        let mut plans = self.plans.borrow_mut();
+        if let Some((_, plan)) = plans.iter().find(|(known, _)| *known == limit) {
+            return *plan;
+        }
+        let limit_text = i64::try_from(limit).unwrap_or(i64::MAX).to_string();
+        let sql = CString::new([&self.sql, limit_text.as_bytes()].concat())
+            .expect("a text datum has no zero byte");
+        let mut types = [self.columns[1]];
+        // SAFETY: SPI is connected.
+        let plan = unsafe {
+            pg_sys::SPI_prepare_cursor(
+                sql.as_ptr(),
+                types.len() as i32,
+                types.as_mut_ptr(),
+                pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+            )
         };
-        if !served {
-            raise_hint(
-                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("no laser index can search the {name} query"),
-                "Create one with CREATE INDEX … USING laser on the column that the query \
-                 returns, or use method => 'exact'.",
+        if plan.is_null() {
+            raise(
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                "could not prepare a query",
             );
         }
-        Nearest {
-            plan,
-            name: name.to_owned(),
-            columns: [query.type_of(0), query.type_of(1)],
-            // More than k, since quantised distances are not exact.
-            limit: k.saturating_mul(2).saturating_add(8),
-            unify,
-        }
+        plans.push((limit, plan));
+        // SAFETY: a plan of this connection, freed when `self` is dropped. Plans that are not kept are
+        // not made anew when something that they use is dropped.
+        unsafe { pg_sys::SPI_keepplan(plan) };
+        plan
     }
 
     /// Ids of rows near `value`, nearest first.
-    fn search(&self, value: Datum) -> Vec<i64> {
+    fn search(&self, value: Datum, room: &Room) -> Vec<i64> {
+        const MORE: usize = 4;
         let mut limit = self.limit;
         loop {
-            let (ids, different) = self.ask(value, limit);
+            let asked = self.ask(value, limit, room);
             // Copies of a text crowd others out.
-            if ids.len() < limit || different >= self.limit / 2 {
-                return ids;
+            if asked.ids.len() < limit || asked.different >= self.limit / 2 {
+                return asked.ids;
             }
-            limit = limit.saturating_mul(4);
+            room.check(&self.name, asked.bytes.saturating_mul(MORE));
+            limit = limit.saturating_mul(MORE);
         }
     }
 
-    /// Up to `limit` ids of rows near `value`, and how many candidates they are.
-    fn ask(&self, value: Datum, limit: usize) -> (Vec<i64>, usize) {
+    #[cold]
+    fn gone(&self) -> ! {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!(
+                "the index that searches the {} query was dropped or altered meanwhile",
+                self.name
+            ),
+            "Functions in the queries must leave the indexes alone that the queries are searched with.",
+        )
+    }
+
+    /// Up to `limit` rows near `value`.
+    fn ask(&self, value: Datum, limit: usize, room: &Room) -> Asked {
         check_for_interrupts!();
-        let mut values = [value, Datum::from(i64::try_from(limit).unwrap_or(i64::MAX))];
+        let mut values = [value];
+        let plan = self.plan(limit);
         let mut ids = Vec::new();
         let mut texts = HashSet::new();
-        // SAFETY: the plan has two parameters of these types; rows have an integer column and, if
+        let mut bytes = 0;
+        // One row more than there is room for, to tell.
+        let most = room.left() / ROW + 1;
+        // SAFETY: the plan has one parameter, of the value's type; rows have an integer column and, if
         // texts are unified, a text column.
         unsafe {
             let memory = pg_sys::CurrentMemoryContext;
             // Statistics that change meanwhile have it planned again.
             let code = with_index(|| {
-                pg_sys::SPI_execute_plan(self.plan, values.as_mut_ptr(), std::ptr::null(), true, 0)
+                if !self.is_served() {
+                    self.gone();
+                }
+                pg_sys::SPI_execute_plan(
+                    plan,
+                    values.as_mut_ptr(),
+                    std::ptr::null(),
+                    true,
+                    most as _,
+                )
             });
             if code != pg_sys::SPI_OK_SELECT as i32 {
                 raise(
@@ -188,6 +268,7 @@ impl Nearest {
                 );
             }
             let table = pg_sys::SPI_tuptable;
+            room.check(&self.name, pg_sys::SPI_processed as usize * ROW);
             // It is planned again where functions of the other query have replaced what it names.
             let count = 1 + usize::from(self.unify);
             let descriptor = (*table).tupdesc;
@@ -198,6 +279,7 @@ impl Nearest {
             for row in 0..pg_sys::SPI_processed as usize {
                 let mut null = false;
                 let tuple = *(*table).vals.add(row);
+                bytes += (*tuple).t_len as usize + ROW;
                 let datum = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, 1, &mut null);
                 if null {
                     continue;
@@ -215,7 +297,20 @@ impl Nearest {
             pg_sys::MemoryContextSwitchTo(memory);
         }
         let different = if self.unify { texts.len() } else { ids.len() };
-        (ids, different)
+        Asked {
+            ids,
+            different,
+            bytes,
+        }
+    }
+}
+
+impl Drop for Nearest {
+    fn drop(&mut self) {
+        for (_, plan) in self.plans.get_mut().drain(..) {
+            // SAFETY: a plan that was kept and that nobody executes. Raises no errors.
+            unsafe { pg_sys::SPI_freeplan(plan) };
+        }
     }
 }
 
@@ -291,6 +386,7 @@ impl Candidates {
         unify: bool,
         nearest: &Nearest,
         progress: &mut Progress,
+        room: &Room,
     ) -> Self {
         let kind = query.kind(1);
         let limit = load::memory_of_side();
@@ -300,25 +396,28 @@ impl Candidates {
             rows: Rows::default(),
         };
         let (mut proposed, mut ends, mut aliases) = (Vec::new(), Vec::new(), HashMap::new());
-        let place = format!("the {side} query");
+        let (name, place) = (side.to_string(), format!("the {side} query"));
         let mut seen: HashMap<[u8; 16], i64> = HashMap::new();
         each_row(query, side, progress, |batch, rows| {
             let mut chosen = rows.to_vec();
             if unify && kind == Kind::Text {
                 chosen.retain(|&(id, row)| {
                     let hash = content_hash(b"", batch.bytes(row, 1).unwrap_or_default());
+                    let known = seen.len() + aliases.len();
                     let first = *entry(&mut seen, hash).or_insert(id);
                     if first != id {
                         entry(&mut aliases, id).or_insert(first);
                     }
+                    room.take(&name, (seen.len() + aliases.len() - known) * SEEN);
                     first == id
                 });
             }
+            room.take(&name, chosen.len() * KEPT);
             push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
             for &(id, row) in &chosen {
                 push(&mut loaded.ids, id);
                 if let Some(value) = batch.datum(row, 1) {
-                    let ids = nearest.search(value);
+                    let ids = nearest.search(value, room);
                     or_raise(laser_memory::extend_from_slice(&mut proposed, &ids));
                     lists::check_room(&place, proposed.len());
                 }

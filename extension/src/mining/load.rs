@@ -1,6 +1,7 @@
 //! The rows of the two sides, sorted by id.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use laser_mining::{RowStore, Side, temporary_file};
 use pgrx::PgSqlErrorCode;
 
-use super::call::Call;
+use super::call::{Call, Room};
 use super::errors;
 use super::guc;
 use super::progress::Progress;
@@ -56,13 +57,28 @@ impl Loaded {
 
 /// Embeddings whose dimensions are those of the first one.
 #[derive(Default)]
-pub struct Rows(Option<RowStore>);
+pub struct Rows {
+    store: Option<RowStore>,
+    /// Bytes of its file.
+    file: usize,
+}
+
+thread_local! {
+    /// Bytes of the files of all rows that the session has: functions may call each other.
+    static FILES: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        FILES.set(FILES.get().saturating_sub(self.file));
+    }
+}
 
 impl Rows {
     /// Appends an embedding. `limit` is what may stay in memory.
     pub fn push(&mut self, side: Side, id: i64, row: &[f32], limit: usize) {
         let store = self
-            .0
+            .store
             .get_or_insert_with(|| RowStore::new(row.len(), limit, Some(spill_folder())));
         if store.dimensions() != row.len() {
             raise(
@@ -78,13 +94,16 @@ impl Rows {
             errors::search_failed(error, &[], &[]);
         }
         if store.spilled() {
-            check_limit(store.rows() * store.dimensions() * size_of::<f32>());
+            let bytes = store.rows() * store.dimensions() * size_of::<f32>();
+            FILES.set(FILES.get() + bytes - self.file);
+            self.file = bytes;
+            check_limit(0);
         }
     }
 
     /// For a search.
     pub fn as_rows(&self) -> laser_mining::Rows<'_> {
-        match &self.0 {
+        match &self.store {
             Some(store) => store.into(),
             None => laser_mining::Rows::Slice(&[]),
         }
@@ -92,7 +111,7 @@ impl Rows {
 
     /// A file with all of them.
     pub fn to_file(&self) -> Result<File, laser_mining::Error> {
-        match &self.0 {
+        match &self.store {
             Some(store) => store.to_file(),
             None => Ok(temporary_file(Some(&spill_folder()))?),
         }
@@ -100,22 +119,22 @@ impl Rows {
 
     /// One of the embeddings.
     pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, laser_mining::Error> {
-        self.0.as_ref().expect("a row exists").row(at)
+        self.store.as_ref().expect("a row exists").row(at)
     }
 
     /// Number of embeddings.
     pub fn len(&self) -> usize {
-        self.0.as_ref().map_or(0, RowStore::rows)
+        self.store.as_ref().map_or(0, RowStore::rows)
     }
 
     /// Dimensions of the embeddings; 0 when there are none.
     pub fn dimensions(&self) -> usize {
-        self.0.as_ref().map_or(0, RowStore::dimensions)
+        self.store.as_ref().map_or(0, RowStore::dimensions)
     }
 
     /// Whether a file holds some of them.
     pub fn spilled(&self) -> bool {
-        self.0.as_ref().is_some_and(RowStore::spilled)
+        self.store.as_ref().is_some_and(RowStore::spilled)
     }
 }
 
@@ -131,12 +150,13 @@ pub fn spill_folder() -> PathBuf {
     folder
 }
 
-/// Whether temporary files may have so many bytes.
+/// Whether temporary files may have so many more bytes.
 pub fn within_limit(bytes: usize) -> bool {
+    let bytes = FILES.get().saturating_add(bytes);
     guc::temp_file_limit().is_none_or(|limit| bytes as u64 <= limit)
 }
 
-/// Raises a SQL error unless temporary files may have so many bytes.
+/// Raises a SQL error unless temporary files may have so many more bytes.
 pub fn check_limit(bytes: usize) {
     if !within_limit(bytes) {
         let limit = guc::temp_file_limit().unwrap_or_default() / 1024;
@@ -252,6 +272,9 @@ pub fn push_batch(
     }
 }
 
+/// Bytes for a hash in a set.
+pub const HASHED: usize = Room::of_hashed::<[u8; 16]>();
+
 /// Hash of a text or of an embedding that tells whether two are equal.
 pub fn content_hash(seed: &[u8], bytes: &[u8]) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
@@ -289,15 +312,19 @@ fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
         rows: Rows::default(),
     };
     let mut seen = HashSet::new();
+    let room = &call.room;
     each_row(&query, side, &mut call.progress, |batch, rows| {
         let mut chosen = rows.to_vec();
         if unify && kind == Kind::Text {
             chosen.retain(|&(_, row)| {
-                batch
-                    .bytes(row, 1)
-                    .is_none_or(|text| insert(&mut seen, content_hash(b"", text)))
+                batch.bytes(row, 1).is_none_or(|text| {
+                    let new = insert(&mut seen, content_hash(b"", text));
+                    room.take(&name, if new { HASHED } else { 0 });
+                    new
+                })
             });
         }
+        room.take(&name, chosen.len() * size_of::<i64>());
         push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
         or_raise(laser_memory::extend(
             &mut loaded.ids,

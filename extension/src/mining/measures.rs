@@ -4,10 +4,16 @@ use laser_mining::{Candidate, bucc_watched};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::{Call, watch};
+use super::call::{Call, Room, watch};
 use super::pairs::check_threshold;
 use super::{errors, row};
 use crate::memory::push;
+
+/// Bytes for a candidate: itself, its place in the order of scores, and the pair among those that
+/// have been seen.
+const CANDIDATE: usize = size_of::<Candidate>() + 16 + Room::of_hashed::<(i64, i64)>();
+/// Bytes for a gold pair: as it was read, and in a set.
+const GOLD: usize = size_of::<(i64, i64)>() + Room::of_hashed::<(i64, i64)>();
 
 row::rows! {
     /// Two ids that belong together.
@@ -17,10 +23,12 @@ row::rows! {
     struct Scored { source_id: i64, target_id: i64, score: f64 }
 }
 
-/// The pairs of ids that a query returns, in its order.
-pub fn read_pairs(call: &Call, name: &str, sql: &[u8]) -> Vec<(i64, i64)> {
+/// The pairs of ids that a query returns, in its order, of which each makes the caller keep `each`
+/// bytes.
+pub fn read_pairs(call: &Call, name: &str, sql: &[u8], each: usize) -> Vec<(i64, i64)> {
     let mut pairs = Vec::new();
     row::read(call, name, sql, 0, |row: IdPair| {
+        call.room.take(name, each);
         push(&mut pairs, (row.source_id, row.target_id));
     });
     pairs
@@ -53,6 +61,7 @@ fn laser_bucc_score(
     let call = Call::begin(fcinfo);
     let mut list = Vec::new();
     row::read(&call, "candidates", candidates, 0, |row: Scored| {
+        call.room.take("candidates", CANDIDATE);
         let (source, target, score) = (row.source_id, row.target_id, row.score);
         push(
             &mut list,
@@ -63,7 +72,7 @@ fn laser_bucc_score(
             },
         );
     });
-    let gold = read_pairs(&call, "gold", gold);
+    let gold = read_pairs(&call, "gold", gold, GOLD);
     let score = bucc_watched(&list, &gold, threshold, &watch)
         .unwrap_or_else(|error| errors::search_failed(error, &[], &[]));
     call.end(TableIterator::once((

@@ -8,6 +8,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, PgSqlErrorCode, PgTryBuilder, check_for_interrupts};
 
+use crate::encoding;
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint, raise_like};
 
 /// Rows fetched at a time.
@@ -57,7 +58,7 @@ impl Statement {
     /// Prepares a statement with parameters of the given types. SPI must be connected.
     pub fn prepare(spi: &Spi, sql: &str, types: &[Oid]) -> Self {
         let _ = spi;
-        let sql = CString::new(sql).expect("no zero byte");
+        let sql = encoding::statement(sql);
         let mut types = types.to_vec();
         // SAFETY: SPI is connected; the types are read during the call. The memory context is a
         // child of SPI's.
@@ -378,14 +379,21 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// The value of an array column.
+    /// The value of an array column; `None` for NULL, and where an element is NULL.
     pub fn array<T>(&self, row: usize, column: usize) -> Option<Vec<T>>
     where
         Vec<T>: FromDatum,
     {
         let datum = self.datum(row, column)?;
-        // SAFETY: a non-null datum of an array type, whose elements `T` are by the column's kind.
-        unsafe { Vec::<T>::from_datum(datum, false) }
+        // SAFETY: a non-null datum of an array type, whose elements `T` are by the column's kind. The
+        // copy that detoasting may make goes with the batch.
+        unsafe {
+            let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+            if pg_sys::array_contains_nulls(array) {
+                return None;
+            }
+            Vec::<T>::from_datum(Datum::from(array), false)
+        }
     }
 
     /// Calls `f` with the value of an embedding column, unless it is NULL.

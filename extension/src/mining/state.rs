@@ -14,7 +14,7 @@ use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove, sor
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
 
-use super::call::{Call, watch};
+use super::call::{Call, Room, watch};
 use super::functions::k_of;
 use super::lists::{self, Lists};
 use super::load::{self, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
@@ -24,10 +24,15 @@ use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
 use super::row::{self, Row};
 use super::{errors, work};
 use crate::encode::describe_model;
+use crate::encoding;
 use crate::memory::{insert, or_raise, push};
 use crate::types::{new_embedding, raise_hint};
 
 type Hash = [u8; 16];
+
+/// Bytes for a row of the table or one that came: its id and hash, its places before and after the
+/// update, and its id once more while they are merged.
+const EACH: usize = size_of::<(i64, Hash)>() + size_of::<(i64, bool)>() + 8 + 3 * 4;
 
 /// The letter of a side in a state table.
 fn letter(side: Side) -> char {
@@ -88,15 +93,15 @@ impl<'a> Table<'a> {
                 );
             }
             let quoted = pg_sys::quote_qualified_identifier(schema, relation);
-            let name = CStr::from_ptr(quoted).to_string_lossy().into_owned();
+            let name = encoding::to_utf8(CStr::from_ptr(quoted).to_bytes()).into_owned();
             if COLUMNS
                 .iter()
                 .any(|column| pg_sys::get_attnum(oid, column.as_ptr()) <= 0)
             {
                 raise_hint(
                     PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
-                    format!("{name} is no mining state"),
-                    "Make one with CREATE TABLE … (LIKE laser_mining_state INCLUDING ALL).",
+                    format!("{} is not a mining state table", encoding::to_server(&name)),
+                    "Make one with CREATE TABLE ... (LIKE laser_mining_state INCLUDING ALL).",
                 );
             }
             name
@@ -118,6 +123,7 @@ impl<'a> Table<'a> {
             self.name,
             of_side(side)
         );
+        let sql = encoding::statement(&sql);
         let query = Query::parse(
             self.spi,
             "state",
@@ -127,7 +133,7 @@ impl<'a> Table<'a> {
         );
         row::each(&query, self.snapshot, 1, |row| match row {
             Ok(row) => take(row),
-            Err(column) => self.damaged(&format!("a value of {column} is null")),
+            Err(column) => self.damaged(&format!("a value of {column} is null, or a part of it")),
         });
     }
 
@@ -138,8 +144,11 @@ impl<'a> Table<'a> {
             if row.neighbours.len() != row.cosines.len() {
                 self.damaged("a list of neighbours has another length than its cosines");
             }
+            if !row.cosines.iter().all(|cosine| cosine.is_finite()) {
+                self.damaged("a cosine is not a finite number");
+            }
             let list = row.neighbours.into_iter().zip(row.cosines);
-            lists.push(&self.name, row.id, list);
+            lists.push(&encoding::to_server(&self.name), row.id, list);
         });
         lists
     }
@@ -148,7 +157,10 @@ impl<'a> Table<'a> {
     fn damaged(&self, what: &str) -> ! {
         raise_hint(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("the mining state in {} is inconsistent: {what}", self.name),
+            format!(
+                "the mining state in {} is inconsistent: {what}",
+                encoding::to_server(&self.name)
+            ),
             "TRUNCATE the table; the next laser_mine_update() fills it anew.",
         )
     }
@@ -184,11 +196,15 @@ impl Part {
         sql: &[u8],
         unify: bool,
         progress: &mut Progress,
+        room: &Room,
     ) -> Self {
         progress.phase(load::reading(side));
         let mut old: Vec<(i64, Hash)> = Vec::new();
         table.read(side, |row: Content| match row.content.try_into() {
-            Ok(content) => push(&mut old, (row.id, content)),
+            Ok(content) => {
+                room.take("state", EACH);
+                push(&mut old, (row.id, content));
+            }
             Err(_) => table.damaged("a value of content is no hash"),
         });
 
@@ -219,12 +235,16 @@ impl Part {
                         })
                         .unwrap_or_default(),
                 };
-                if unify && kind == Kind::Text && !insert(&mut seen, hash) {
-                    continue;
+                if unify && kind == Kind::Text {
+                    if !insert(&mut seen, hash) {
+                        continue;
+                    }
+                    room.take(&name, load::HASHED);
                 }
                 match old.binary_search_by_key(&id, |old| old.0) {
                     Ok(at) if old[at].1 == hash => stays[at] = true,
                     _ => {
+                        room.take(&name, EACH);
                         push(&mut added, (id, hash));
                         push(&mut chosen, (id, row));
                     }
@@ -328,7 +348,10 @@ impl Part {
         if lists.lengths().any(|length| length != full) {
             raise_hint(
                 PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-                format!("the mining state in {} was made with another k", table.name),
+                format!(
+                    "the mining state in {} was made with another k",
+                    encoding::to_server(&table.name)
+                ),
                 "Use the same k, or TRUNCATE the table to begin anew.",
             );
         }
@@ -467,8 +490,8 @@ fn laser_mine_update(
     Statement::prepare(&call.spi, &lock, &[]).run(Vec::new);
 
     let progress = &mut call.progress;
-    let source = Part::read(&table, Side::Source, source, unify, progress);
-    let target = Part::read(&table, Side::Target, target, unify, progress);
+    let source = Part::read(&table, Side::Source, source, unify, progress, &call.room);
+    let target = Part::read(&table, Side::Target, target, unify, progress, &call.room);
     let dimensions = load::common_dimensions(source.dimensions(&table), target.dimensions(&table));
     load::check_lists(source.ids.len(), target.ids.len(), k);
     let known = Neighbourhoods {

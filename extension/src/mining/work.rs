@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use laser_memory::threads;
 use laser_mining::knn::{Control, Options};
 use laser_mining::{Error, Kernel};
 use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
@@ -43,15 +44,11 @@ pub fn search<T: Send>(
         // Dropped before the scope joins its threads, also when an interrupt unwinds.
         let stop = Stop(&control);
         let (sender, receiver) = mpsc::channel();
-        let mask = SignalMask::block_all();
-        let spawned = std::thread::Builder::new()
-            .name("laser mining".into())
-            .spawn_scoped(scope, || {
-                // The receiver is gone only when the result is no longer wanted.
-                let _ = sender.send(job(&options));
-                drop(sender);
-            });
-        drop(mask);
+        let spawned = threads::spawn_scoped(scope, "laser mining", || {
+            // The receiver is gone only when the result is no longer wanted.
+            let _ = sender.send(job(&options));
+            drop(sender);
+        });
         if let Err(error) = spawned {
             raise(
                 PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
@@ -102,28 +99,5 @@ struct Stop<'a>(&'a Control);
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
         self.0.cancel.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Blocks all signals of the calling thread until it is dropped; threads inherit the mask.
-struct SignalMask(libc::sigset_t);
-
-impl SignalMask {
-    fn block_all() -> Self {
-        // SAFETY: both sets are local, and the calls only write to them.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut old: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-            SignalMask(old)
-        }
-    }
-}
-
-impl Drop for SignalMask {
-    fn drop(&mut self) {
-        // SAFETY: restores the mask that block_all() read.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }

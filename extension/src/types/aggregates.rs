@@ -9,7 +9,7 @@
 use super::datum::build;
 use super::errors::{OrReport, raise};
 use super::fmgr::{Call, for_both, sql_functions};
-use laser_vector::{Element, VectorError, narrow_one};
+use laser_vector::{Element, MAX_DIMENSIONS, VectorError, narrow_one};
 use pgrx::pg_sys::{self, Datum};
 use pgrx::{PgSqlErrorCode, varlena};
 
@@ -47,12 +47,27 @@ impl State {
                 && *array.add(1).cast::<i32>() >= 1
                 && varlena::varsize_4b(array.cast())
                     == HEADER + *array.add(1).cast::<i32>() as usize * 8;
-            if !valid {
+            let state = Self { array };
+            // What the running aggregate has made itself need not be looked at again with every row.
+            if !valid || !(call.is_aggregate() || state.is_possible()) {
                 let code = PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE;
                 raise(code, "expected the state of an aggregate of embeddings");
             }
-            Self { array }
+            state
         }
+    }
+
+    /// Whether an aggregate makes such numbers: no rows and no sums, or a whole number of rows and a
+    /// finite sum for each dimension.
+    fn is_possible(&self) -> bool {
+        let (rows, dimensions) = (self.rows(), self.dimensions());
+        if rows == 0.0 {
+            return dimensions == 0;
+        }
+        rows >= 1.0
+            && rows.fract() == 0.0
+            && (1..=MAX_DIMENSIONS).contains(&dimensions)
+            && self.numbers().iter().all(|x| x.is_finite())
     }
 
     /// A state for `dimensions` sums, all zero.
@@ -74,10 +89,7 @@ impl State {
     /// A state that may be written to: this one where it belongs to the running aggregate, else
     /// a copy.
     fn writable(self, call: &Call) -> Self {
-        // SAFETY: fcinfo is valid for the call.
-        let aggregate =
-            unsafe { pg_sys::AggCheckCallContext(call.raw(), std::ptr::null_mut()) } != 0;
-        if aggregate {
+        if call.is_aggregate() {
             return self;
         }
         let mut copy = Self::new(self.dimensions());
@@ -152,6 +164,10 @@ fn combine(call: &Call) -> Datum {
     let mut left = left.writable(call);
     for (sum, x) in left.numbers_mut().iter_mut().zip(right.numbers()) {
         *sum += x;
+        if !sum.is_finite() {
+            let code = PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE;
+            raise(code, "a sum of embeddings is out of range");
+        }
     }
     Datum::from(left.array)
 }

@@ -34,6 +34,18 @@ pub fn raise_hint(code: PgSqlErrorCode, message: impl Into<String>, hint: impl I
     finish(ErrorReport::new(code, message.into(), function_name!()).set_hint(hint))
 }
 
+/// Raises a SQL error with a detail and a hint.
+#[cold]
+pub fn raise_detail(
+    code: PgSqlErrorCode,
+    message: impl Into<String>,
+    detail: impl Into<String>,
+    hint: impl Into<String>,
+) -> ! {
+    let report = ErrorReport::new(code, message.into(), function_name!());
+    finish(report.set_detail(detail).set_hint(hint))
+}
+
 /// Raises a SQL error like one of the server's, with another detail.
 #[cold]
 pub fn raise_like(error: &ErrorReportWithLevel, detail: impl Into<String>) -> ! {

@@ -21,10 +21,11 @@ impl Call {
         Self { fcinfo }
     }
 
-    /// The raw call.
+    /// Whether an aggregate calls, for its own state.
     #[inline]
-    pub fn raw(&self) -> pg_sys::FunctionCallInfo {
-        self.fcinfo
+    pub fn is_aggregate(&self) -> bool {
+        // SAFETY: fcinfo is valid for the call.
+        unsafe { pg_sys::AggCheckCallContext(self.fcinfo, std::ptr::null_mut()) != 0 }
     }
 
     /// A non-null argument; the functions here are strict.

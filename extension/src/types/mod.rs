@@ -23,4 +23,4 @@ pub use datum::{
     new_half_embedding, new_values,
 };
 #[allow(unused_imports)]
-pub use errors::{raise, raise_hint, raise_like, report};
+pub use errors::{raise, raise_detail, raise_hint, raise_like, report};

@@ -12,7 +12,7 @@ const SHOWN: usize = 64;
 fn shorten(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
+        Some((end, _)) => format!("{}...", &text[..end]),
         None => text.into_owned(),
     }
 }

@@ -10,6 +10,37 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::data::config::{CorpusSpec, DataConfig};
 
+/// The model folder that a command writes.
+#[derive(Clone, Debug, Args)]
+pub struct OutputArgs {
+    /// The model folder to write.
+    #[arg(long, short, value_name = "FOLDER")]
+    pub output: PathBuf,
+    /// Replace the model that is in the folder.
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl OutputArgs {
+    /// Whether the folder may be written to: a model in it may be in use.
+    ///
+    /// # Errors
+    /// There is something else, and --force was not given.
+    pub fn check(&self) -> Result<()> {
+        let vacant = match std::fs::read_dir(&self.output) {
+            Ok(mut entries) => entries.next().is_none(),
+            Err(_) => !self.output.exists(),
+        };
+        if vacant || self.force {
+            return Ok(());
+        }
+        bail!(
+            "\"{}\" exists already; --force replaces the model in it",
+            self.output.display()
+        )
+    }
+}
+
 /// Parallel text in the forms that all commands read. Files may be plain, gzip or Zstandard.
 #[derive(Clone, Debug, Args)]
 pub struct TextArgs {

@@ -8,6 +8,7 @@ use laser_encoder::{Encoder, LoadOptions};
 use laser_mining::{Margin, Retrieval};
 
 use super::args::{TextArgs, spinner};
+use super::meaning::{MixedArgs, StsArgs};
 use crate::data::config::{DataConfig, keyed_files};
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::eval::bucc::{self, BuccOptions, Side};
@@ -21,6 +22,10 @@ use crate::report::table::{Align, Table};
 pub enum EvalCommand {
     /// Translation retrieval: error or accuracy per language and direction, means per set.
     Similarity(SimilarityArgs),
+    /// Retrieval among the sentences of all other languages at once: accuracy per language.
+    Mixed(MixedArgs),
+    /// Similarity of meaning: correlation of cosines with scores.
+    Sts(StsArgs),
     /// Bitext mining: precision, recall and F1 at the best or a given threshold.
     Bucc(BuccArgs),
 }

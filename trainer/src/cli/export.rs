@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use super::args::OutputArgs;
 use crate::data::PackedCorpus;
 use crate::export::{self, ExportOptions, Format};
 
@@ -13,11 +14,13 @@ use crate::export::{self, ExportOptions, Format};
 pub struct ExportArgs {
     /// A model folder, or the output folder of a training run (its best model is taken, or its
     /// last where no dev set was given).
-    #[arg(value_name = "FOLDER")]
-    from: PathBuf,
-    /// The model folder to write.
-    #[arg(long, short, value_name = "FOLDER")]
-    output: PathBuf,
+    #[arg(value_name = "FOLDER", required_unless_present = "model")]
+    from: Option<PathBuf>,
+    /// The same, as other commands name it.
+    #[arg(long, short, value_name = "FOLDER", conflicts_with = "from")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Name of the model; the name of the output folder if not given.
     #[arg(long)]
     name: Option<String>,
@@ -69,7 +72,10 @@ fn size(folder: &Path) -> Result<u64> {
 
 /// Runs `laser export`.
 pub fn run(args: &ExportArgs) -> Result<()> {
-    let from = model_folder(&args.from)?;
+    let from = args.from.as_ref().or(args.model.as_ref());
+    let from = model_folder(from.context("a model folder is needed")?)?;
+    args.output.check()?;
+    let output = &args.output.output;
     let mut model = export::read(&from)?;
     let before = model.vocabulary();
     if let Some(path) = &args.count {
@@ -105,24 +111,23 @@ pub fn run(args: &ExportArgs) -> Result<()> {
             .collect(),
         None => Vec::new(),
     };
-    let name = args.name.clone().or_else(|| {
-        args.output
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-    });
+    let name = args
+        .name
+        .clone()
+        .or_else(|| output.file_name().map(|n| n.to_string_lossy().into_owned()));
     let options = ExportOptions {
         name,
         table: args.table,
         matrices: args.matrices,
         checks,
     };
-    model.write(&args.output, &options)?;
+    model.write(output, &options)?;
     println!(
         "{} of {before} tokens, {:.1} MB (from {:.1} MB) in {}",
         model.vocabulary(),
-        size(&args.output)? as f64 / 1e6,
+        size(output)? as f64 / 1e6,
         size(&from)? as f64 / 1e6,
-        args.output.display()
+        output.display()
     );
     Ok(())
 }

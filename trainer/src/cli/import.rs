@@ -6,6 +6,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use laser_encoder::import::{self, Kind, Options, Table};
 
+use super::args::OutputArgs;
+
 /// Format of the embedding table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum TableFormat {
@@ -24,9 +26,8 @@ pub struct ImportArgs {
     /// several checkpoints.
     #[arg(value_name = "PATH")]
     from: PathBuf,
-    /// The model folder to write.
-    #[arg(long, short, value_name = "FOLDER")]
-    output: PathBuf,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Kind of checkpoint; told by its files if not given.
     #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer"])]
     kind: Option<String>,
@@ -56,6 +57,7 @@ pub struct ImportArgs {
 
 /// Runs `laser import`.
 pub fn run(args: &ImportArgs) -> Result<()> {
+    args.output.check()?;
     let kind = args.kind.as_deref().map(str::parse::<Kind>).transpose()?;
     let options = Options {
         name: args.name.clone(),
@@ -70,14 +72,14 @@ pub fn run(args: &ImportArgs) -> Result<()> {
             TableFormat::I8 => Table::I8,
         },
     };
-    let report = import::import(&args.from, kind, &args.output, &options)?;
+    let report = import::import(&args.from, kind, &args.output.output, &options)?;
     println!(
         "{:?}: {} with {:.1} million parameters, {} dimensions, in {}",
         report.kind,
         report.config.encoder.name(),
         report.parameters as f64 / 1e6,
         report.config.dimensions,
-        args.output.display()
+        args.output.output.display()
     );
     for note in report.notes {
         println!("note: {note}");

@@ -7,6 +7,8 @@ mod embed;
 mod eval;
 mod export;
 mod import;
+mod lexmix;
+mod meaning;
 mod pack;
 mod tokenizer;
 mod train;
@@ -32,6 +34,8 @@ enum Command {
     Tokenizer(tokenizer::TokenizerArgs),
     /// Count the tokens per word that a tokenizer makes in each language.
     Coverage(tokenizer::CoverageArgs),
+    /// Replace words of sentences by entries of lexica: text for languages that have little else.
+    Lexmix(lexmix::LexmixArgs),
     /// Filter, deduplicate and tokenise parallel text into one memory-mapped file.
     Pack(pack::PackArgs),
     /// Train a model as a TOML configuration says.
@@ -64,10 +68,13 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Tokenizer(args) => tokenizer::train(&args),
         Command::Coverage(args) => tokenizer::coverage(&args),
+        Command::Lexmix(args) => lexmix::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Train(args) => train::run(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Similarity(args)) => eval::similarity(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Bucc(args)) => eval::bucc(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Mixed(args)) => meaning::run_mixed(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Sts(args)) => meaning::run_sts(&args, cli.threads),
         Command::Export(args) => export::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Embed(args) => embed::run(&args, cli.threads),
@@ -77,8 +84,22 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("laser: {error:#}");
+            eprintln!("laser: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with its causes, those left out that it names itself.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }

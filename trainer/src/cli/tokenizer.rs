@@ -58,6 +58,14 @@ pub struct TokenizerArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "3,5",
           value_parser = clap::value_parser!(u8).range(1..=30))]
     ngram_lengths: Vec<u8>,
+    /// Also n-grams inside of words: behind Hebrew and Arabic proclitics, and everywhere in scripts
+    /// that do not separate words.
+    #[arg(long)]
+    ngrams_inside: bool,
+    /// Take the pieces of this tokenizer.json and choose n-grams only; what says how pieces are
+    /// trained does not count.
+    #[arg(long, value_name = "FILE")]
+    pieces: Option<PathBuf>,
     /// Seed of the sample.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -83,9 +91,14 @@ pub fn train(args: &TokenizerArgs) -> Result<()> {
         max_piece: args.max_piece,
         ..TokenizerOptions::default()
     };
-    let tokenizer = tokenizer::train(&sample.texts, &options)?;
+    let tokenizer = match &args.pieces {
+        Some(path) => tokenizer::load(path)?.tokenizer,
+        None => tokenizer::train(&sample.texts, &options)?,
+    };
     let lengths: Vec<usize> = args.ngram_lengths.iter().map(|n| usize::from(*n)).collect();
-    let ngrams = (args.ngrams > 0).then(|| tokenizer::ngrams(&sample.texts, &lengths, args.ngrams));
+    let inside = args.ngrams_inside;
+    let ngrams =
+        (args.ngrams > 0).then(|| tokenizer::ngrams(&sample.texts, &lengths, inside, args.ngrams));
     bar.finish_and_clear();
     tokenizer::save(&tokenizer, ngrams.as_ref(), &args.output)?;
     println!(

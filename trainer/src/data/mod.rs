@@ -9,6 +9,7 @@ pub mod config;
 pub mod dedup;
 pub mod filter;
 pub mod input;
+pub mod lexmix;
 pub mod manifest;
 pub mod pack;
 pub mod packed;

@@ -1,12 +1,14 @@
-//! What an encoder is worth: translation retrieval and bitext mining.
+//! What an encoder is worth: translation retrieval, bitext mining and similarity of meaning.
 //!
 //! Nothing here runs an encoder but [`embed`]; the measures take embeddings, so that a training
 //! run can call them with the model it is training.
 
 pub mod bucc;
 pub mod embed;
+pub mod mixed;
 pub mod set;
 pub mod similarity;
+pub mod sts;
 pub mod tables;
 
 pub use set::{EvalSet, Selection};

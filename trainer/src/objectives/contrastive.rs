@@ -294,8 +294,8 @@ pub fn contrastive(
 }
 
 /// For each row of `x` [B, D] its nearest target among `candidates` [C, D] that is not excluded:
-/// hard negatives (mega-batching; Wieting et al., SP, EMNLP 2021, section 3). `excluded(i)` lists
-/// the candidates that are translations or duplicates of row i's text, ascending.
+/// hard negatives (mega-batching; Wieting et al., SP, EMNLP 2021, section 3). `masks` lists for row i
+/// the candidates that are translations or duplicates of its text.
 /// A candidate whose cosine exceeds the one of the true target `own[i]` (a row of `candidates`)
 /// by more than `limit` is taken for an unlisted translation and skipped.
 pub fn hardest(

@@ -75,7 +75,7 @@ pub fn load(path: &Path) -> Result<Loaded> {
     let (mut tokenizer, ngrams) = read_tokenizer(&bytes).map_err(named)?;
     tokenizer.with_truncation(None).map_err(fail)?;
     tokenizer.with_padding(None);
-    let words = Words::new(&tokenizer, ngrams).map_err(named)?;
+    let words = Words::new(&tokenizer, ngrams, Some(&bytes)).map_err(named)?;
     let vocab = tokenizer.get_vocab(true);
     let ngrams = words.as_ref().map_or(0, Words::ngrams) as u32;
     let vocab_size = vocab.values().max().map_or(0, |m| m + 1) + ngrams;
@@ -86,6 +86,25 @@ pub fn load(path: &Path) -> Result<Loaded> {
         fingerprint,
         vocab_size,
     })
+}
+
+/// What each id of a `tokenizer.json` stands for; names of n-grams begin with a NUL, so that they
+/// differ from those of pieces. Ids that are not used have an empty name.
+///
+/// # Errors
+/// [`DataError::Io`] or [`DataError::Tokenizer`].
+pub fn token_names(path: &Path) -> Result<Vec<String>> {
+    let bytes = std::fs::read(path).map_err(|e| DataError::io(path, e))?;
+    let (tokenizer, ngrams) = read_tokenizer(&bytes)
+        .map_err(|e| DataError::Tokenizer(format!("{}: {e}", path.display())))?;
+    let vocabulary = tokenizer.get_vocab(true);
+    let mut names = vec![String::new(); vocabulary.values().max().map_or(0, |m| *m as usize + 1)];
+    for (name, id) in vocabulary {
+        names[id as usize] = name;
+    }
+    let ngrams = ngrams.map_or(Vec::new(), |config| config.vocabulary);
+    names.extend(ngrams.iter().map(|ngram| format!("\0{ngram}")));
+    Ok(names)
 }
 
 impl Loaded {

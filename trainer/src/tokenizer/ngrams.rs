@@ -6,9 +6,9 @@ use laser_encoder::ngrams::{NgramConfig, for_each};
 use rayon::prelude::*;
 
 /// The `count` most frequent beginnings of words in `texts` ([`laser_encoder::ngrams`]), the most
-/// frequent first; equally frequent ones in alphabetical order.
+/// frequent first; equally frequent ones in alphabetical order. `inside` is as in the configuration.
 #[must_use]
-pub fn ngrams(texts: &[String], lengths: &[usize], count: usize) -> NgramConfig {
+pub fn ngrams(texts: &[String], lengths: &[usize], inside: bool, count: usize) -> NgramConfig {
     let counts = texts
         .par_chunks(4096)
         .map(|chunk| {
@@ -18,7 +18,7 @@ pub fn ngrams(texts: &[String], lengths: &[usize], count: usize) -> NgramConfig 
             }
             let mut counts: HashMap<String, u64> = HashMap::new();
             for (word, n) in words {
-                for_each(word, lengths, |ngram| match counts.get_mut(ngram) {
+                for_each(word, lengths, inside, |ngram| match counts.get_mut(ngram) {
                     Some(count) => *count += n,
                     None => drop(counts.insert(ngram.to_owned(), n)),
                 });
@@ -37,6 +37,7 @@ pub fn ngrams(texts: &[String], lengths: &[usize], count: usize) -> NgramConfig 
     counts.truncate(count);
     NgramConfig {
         lengths: lengths.to_vec(),
+        inside,
         vocabulary: counts.into_iter().map(|(ngram, _)| ngram).collect(),
     }
 }
@@ -48,9 +49,9 @@ mod tests {
     #[test]
     fn the_most_frequent_beginnings_come_first() {
         let texts = ["Tom and Tomas", "Том, Mary", "and Mar"].map(str::to_owned);
-        let config = ngrams(&texts, &[3, 5], 3);
+        let config = ngrams(&texts, &[3, 5], false, 3);
         assert_eq!(config.lengths, [3, 5]);
         assert_eq!(config.vocabulary, ["tom", "and", "mar"]);
-        assert_eq!(ngrams(&texts, &[5], 9).vocabulary, ["tomas"]);
+        assert_eq!(ngrams(&texts, &[5], false, 9).vocabulary, ["tomas"]);
     }
 }

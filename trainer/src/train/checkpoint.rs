@@ -145,11 +145,17 @@ pub fn restore(
 }
 
 /// Copies the tensors of a model folder (or of a `.safetensors` file), of any type that model
-/// folders have, into the parameters of the same name and shape. Returns their names.
+/// folders have, into the parameters of the same name and shape. Returns their names. If the folder has
+/// another tokenizer than `tokenizer`, rows of embedding tables are copied by what their tokens stand
+/// for, and those of tokens that it does not have keep their random start.
 ///
 /// # Errors
 /// [`TrainError::Io`], [`TrainError::Checkpoint`] if nothing fits.
-pub fn initialise_from(from: &Path, model: &mut Model) -> Result<Vec<String>, TrainError> {
+pub fn initialise_from(
+    from: &Path,
+    model: &mut Model,
+    tokenizer: &Path,
+) -> Result<Vec<String>, TrainError> {
     let mut candidates: Vec<PathBuf> = vec![from.to_owned()];
     if from.is_dir() {
         candidates = [
@@ -170,7 +176,27 @@ pub fn initialise_from(from: &Path, model: &mut Model) -> Result<Vec<String>, Tr
     })?;
     let weights = Weights::open(path).map_err(|e| bad(path, e))?;
     let mut used = Vec::new();
-    for p in model.parameters_mut().list_mut() {
+    let tables = model.parameters().sparse();
+    let same = same_tokens(&path.with_file_name("tokenizer.json"), tokenizer)?;
+    for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {
+        if let (true, Some(same)) = (i < tables, &same) {
+            let width = p.value.len() / p.shape[0];
+            let old = if p.shape.len() == 1 {
+                weights.vector(&p.name, same.rows)
+            } else {
+                weights
+                    .matrix(&p.name, same.rows, width)
+                    .map(|matrix| matrix.to_f32())
+            };
+            if let Ok(old) = old {
+                for (to, from) in &same.pairs {
+                    p.value[to * width..(to + 1) * width]
+                        .copy_from_slice(&old[from * width..(from + 1) * width]);
+                }
+                used.push(format!("{} ({} rows)", p.name, same.pairs.len()));
+            }
+            continue;
+        }
         let values = match p.shape[..] {
             [length] => weights.vector(&p.name, length),
             [rows, columns] => weights
@@ -191,6 +217,32 @@ pub fn initialise_from(from: &Path, model: &mut Model) -> Result<Vec<String>, Tr
         ));
     }
     Ok(used)
+}
+
+/// Ids, new and old, of the tokens that two tokenizers have in common.
+struct SameTokens {
+    /// Number of ids of the old one.
+    rows: usize,
+    pairs: Vec<(usize, usize)>,
+}
+
+/// `None` if there is no old tokenizer or it is the same one.
+fn same_tokens(old: &Path, new: &Path) -> Result<Option<SameTokens>, TrainError> {
+    if !old.is_file() || std::fs::read(old).ok() == std::fs::read(new).ok() {
+        return Ok(None);
+    }
+    let names = crate::tokenizer::token_names(old)?;
+    let ids: HashMap<&str, usize> = names.iter().map(String::as_str).zip(0..).collect();
+    let pairs = crate::tokenizer::token_names(new)?
+        .iter()
+        .enumerate()
+        .filter(|(_, name)| !name.is_empty())
+        .filter_map(|(id, name)| Some((id, *ids.get(name.as_str())?)))
+        .collect();
+    Ok(Some(SameTokens {
+        rows: names.len(),
+        pairs,
+    }))
 }
 
 /// Writes a model folder: `config.json`, `tokenizer.json` and f32 `model.safetensors`. `values`

@@ -127,7 +127,8 @@ pub struct ModelOptions {
     /// Dense layers, as in `config.json`.
     #[serde(default)]
     pub dense: Vec<Dense>,
-    /// A model folder (or a run's folder) whose tensors of the same name and shape are the start.
+    /// A model folder (or a run's folder) whose tensors of the same name and shape are the start; with
+    /// another tokenizer, the rows of its embedding tables whose tokens are in both.
     #[serde(default)]
     pub init_from: Option<PathBuf>,
     /// Standard deviation of new token embeddings; 1 / sqrt(width) if not given.

@@ -87,7 +87,7 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     }
     let log = Log::open(folder, progress.step, options.quiet)?;
     if let Some(from) = config.model.init_from.as_ref().filter(|_| !resumed) {
-        let used = checkpoint::initialise_from(from, &mut stepper.model)?;
+        let used = checkpoint::initialise_from(from, &mut stepper.model, &config.tokenizer)?;
         stepper.optimizer = Optimizer::new(config.optimizer.clone(), stepper.model.parameters());
         log.say(&format!(
             "starting from {} of \"{}\"",

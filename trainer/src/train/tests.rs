@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::checkpoint::initialise_from;
 use super::config::{NmtOptions, Sides, TrainConfig, TransferOptions};
 use super::{Options, Summary, TrainError, run};
 use crate::data::pack::{PackWriter, PackedSentence};
 use crate::export::{self, ExportOptions, Format};
+use crate::models::Model;
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;
+use crate::ops::matrix::Arithmetic;
 
 const WORDS: u32 = 40;
 
@@ -285,6 +288,40 @@ fn a_run_starts_from_an_exported_int8_table() {
     second.optimizer.learning_rate = 0.0;
     let (start, _) = one(&second).best.unwrap();
     assert!((trained - start).abs() < 0.02, "{trained} {start}");
+}
+
+#[test]
+fn rows_follow_their_tokens_into_another_tokenizer() {
+    let world = World::new();
+    let config = world.config("first", &MEAN.replace('\n', " "), 5);
+    one(&config);
+    let folder = config.output.join("best");
+    // The same tokens the other way round, and one more.
+    let text = std::fs::read_to_string(&config.tokenizer).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+    let last = vocabulary.len() as u64;
+    for id in vocabulary.values_mut() {
+        *id = (last - id.as_u64().unwrap()).into();
+    }
+    vocabulary.insert("new".into(), 0.into());
+    let other = world.path("other.json");
+    std::fs::write(&other, json.to_string()).unwrap();
+    let model = |rows: u64| {
+        let config = config.model_config().unwrap();
+        Model::new(config, rows as usize, None, Arithmetic::F32, 9).unwrap()
+    };
+    let (mut same, mut turned) = (model(last), model(last + 1));
+    let fresh = turned.clone();
+    initialise_from(&folder, &mut same, &config.tokenizer).unwrap();
+    initialise_from(&folder, &mut turned, &other).unwrap();
+    for i in 0..same.parameters().sparse() {
+        let (a, b) = (same.parameters().value(i), turned.parameters().value(i));
+        let width = a.len() / last as usize;
+        let rows = a.chunks_exact(width).zip(b.chunks_exact(width).rev());
+        rows.for_each(|(a, b)| assert_eq!(a, b));
+        assert_eq!(b[..width], fresh.parameters().value(i)[..width]);
+    }
 }
 
 #[test]

@@ -13,12 +13,12 @@ fn lanes(len: usize) -> __mmask16 {
     if len >= 16 { !0 } else { (1 << len) - 1 }
 }
 
-/// Largest magnitude becomes 127; bytes are stored with 128 added. Returns the row's factor.
+/// Quantises to unsigned bytes. Returns the row's factor and the step of zero.
 ///
 /// # Safety
 /// The processor has AVX-512 F, BW; `out` holds the row's bytes in whole groups.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> f32 {
+pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> (f32, f32) {
     debug_assert!(out.len() * 4 >= row.len());
     // Whole vectors without masks, then the rest.
     let whole = row.len() / 16 * 16;
@@ -27,24 +27,29 @@ pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> f32 {
     unsafe {
         let load = |p: usize| _mm512_loadu_ps(row.as_ptr().add(p));
         let rest = _mm512_maskz_loadu_ps(lanes(row.len() - whole), row.as_ptr().add(whole));
-        // Several maxima at once hide the time each takes.
-        let mut most = [_mm512_abs_ps(rest); 4];
+        // Several at once hide the time each takes.
+        let (mut low, mut high) = ([rest; 4], [rest; 4]);
         for (i, p) in (0..whole).step_by(16).enumerate() {
-            most[i % 4] = _mm512_max_ps(most[i % 4], _mm512_abs_ps(load(p)));
+            low[i % 4] = _mm512_min_ps(low[i % 4], load(p));
+            high[i % 4] = _mm512_max_ps(high[i % 4], load(p));
         }
-        let most = most.into_iter().reduce(|a, b| _mm512_max_ps(a, b));
-        let largest = most.map_or(0.0, |m| _mm512_reduce_max_ps(m));
-        let (inverse, back) = int8::factors(largest);
-        let inverse = _mm512_set1_ps(inverse);
+        let low = _mm512_min_ps(_mm512_min_ps(low[0], low[1]), _mm512_min_ps(low[2], low[3]));
+        let high = _mm512_max_ps(
+            _mm512_max_ps(high[0], high[1]),
+            _mm512_max_ps(high[2], high[3]),
+        );
+        let (low, high) = (_mm512_reduce_min_ps(low), _mm512_reduce_max_ps(high));
+        let (inverse, back, zero) = int8::affine(low, high);
+        let (inverse, shift) = (_mm512_set1_ps(inverse), _mm512_set1_ps(zero));
         let bytes = |x| {
-            let scaled = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
-            _mm512_cvtepi32_epi8(_mm512_add_epi32(scaled, _mm512_set1_epi32(128)))
+            let scaled = _mm512_cvtps_epi32(_mm512_fmadd_ps(x, inverse, shift));
+            _mm512_cvtepi32_epi8(scaled)
         };
         for p in (0..whole).step_by(16) {
             _mm_storeu_si128(to.add(p).cast(), bytes(load(p)));
         }
         _mm_mask_storeu_epi8(to.add(whole), lanes(out.len() * 4 - whole), bytes(rest));
-        back
+        (back, zero)
     }
 }
 
@@ -111,7 +116,7 @@ pub(super) mod vnni {
         __m512i as Integers, _mm512_cvtepi32_ps as to_float, _mm512_dpbusd_epi32 as dot,
         _mm512_fmadd_ps as fmadd, _mm512_loadu_ps as load, _mm512_loadu_si512 as load_integers,
         _mm512_mul_ps as mul, _mm512_set1_epi32 as spread_integer, _mm512_set1_ps as spread,
-        _mm512_storeu_ps as store,
+        _mm512_setzero_si512 as zero, _mm512_storeu_ps as store,
     };
 
     integer_tile!("avx512f,avx512vnni", 16, 4);

@@ -8,8 +8,8 @@ macro_rules! integer_tile {
         ///
         /// # Safety
         /// The processor has the module's instructions. `a` holds R rows of `groups`, `b` a block's
-        /// lines, `init` (unless null) and `out` its columns of R rows, `row` R factors, `column`
-        /// and `start` one value a column.
+        /// lines, `init` (unless null) and `out` its columns of R rows, `row` R factors and `zeros` as
+        /// many steps of zero, `column` and `weights` one value a column.
         #[target_feature(enable = $features)]
         #[allow(clippy::too_many_arguments)]
         pub(in super::super) unsafe fn tile<const R: usize>(
@@ -21,15 +21,14 @@ macro_rules! integer_tile {
             out: *mut f32,
             ldo: usize,
             row: *const f32,
+            zeros: *const f32,
             column: *const f32,
-            start: *const i32,
+            weights: *const f32,
         ) {
             const BYTES: usize = 4 * $lanes;
             // SAFETY: the caller vouches for the pointers.
             unsafe {
-                let first: [Integers; $vectors] =
-                    std::array::from_fn(|v| load_integers(start.add($lanes * v).cast()));
-                let mut acc = [first; R];
+                let mut acc = [[zero(); $vectors]; R];
                 for g in 0..groups {
                     let line: [Integers; $vectors] = std::array::from_fn(|v| {
                         load_integers(b.add((g * $vectors + v) * BYTES).cast())
@@ -42,10 +41,10 @@ macro_rules! integer_tile {
                     }
                 }
                 for (r, acc) in acc.iter().enumerate() {
-                    let row = spread(*row.add(r));
+                    let (row, zero) = (spread(*row.add(r)), spread(-*zeros.add(r)));
                     for (v, acc) in acc.iter().enumerate() {
                         let factor = mul(row, load(column.add($lanes * v)));
-                        let sum = to_float(*acc);
+                        let sum = fmadd(zero, load(weights.add($lanes * v)), to_float(*acc));
                         let sum = if init.is_null() {
                             mul(sum, factor)
                         } else {

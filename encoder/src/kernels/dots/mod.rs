@@ -1,5 +1,5 @@
 //! Products with bf16 and int8 weights on the processor's units for dot products: `C = A Wᵀ` with A
-//! rounded to bf16, or quantised to int8 with one scale a row.
+//! rounded to bf16, or quantised to eight bits with one scale and one step of zero a row.
 //!
 //! The weights lie in blocks of panels of 16 columns, as many panels as a tile has, so that a tile's
 //! sums stay in registers and loads do not limit it. A line of a panel holds the next four bytes of
@@ -11,6 +11,8 @@
 mod integers;
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -21,11 +23,14 @@ use half::bf16;
 
 use super::gemm::{PANEL, Start, check_output, check_rows};
 use super::lstm::{Recurrent, UNITS};
-use super::{Isa, int8};
+use super::{Isa, int8, quantized};
 use crate::encoder::Precision;
 
-/// Rows of the largest tile.
+/// Rows of the largest tile in vector registers.
 const ROWS: usize = 6;
+
+/// Rows of the largest tile of all.
+const TALLEST: usize = 32;
 
 /// Columns of the widest tile.
 const WIDEST: usize = 64;
@@ -36,12 +41,16 @@ const M_BLOCK: usize = 240;
 /// The instructions that multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// AVX-512's `vpdpbusd`, of unsigned with signed bytes: rows of A are stored with 128 added, and
-    /// sums start at -128 times the sum of their column.
+    /// AMX's `tdpbusd`, of the same bytes as [`Unit::Vnni`].
+    AmxInt8,
+    /// AMX's `tdpbf16ps`.
+    AmxBf16,
+    /// AVX-512's `vpdpbusd`, of unsigned with signed bytes. The row's step of zero times the sum of
+    /// the column is taken off in the end.
     Vnni,
     /// The same on vectors of 256 bits, which processors without AVX-512 may have (AVX-VNNI).
     AvxVnni,
-    /// AVX2's `vpmaddwd`: int8 in 16 bits.
+    /// AVX2's `vpmaddwd`, of 16 bits: int8 weights, and rows as fine as the sums have room for.
     Words,
     /// AVX-512's `vdpbf16ps`.
     Bf16,
@@ -51,8 +60,8 @@ impl Unit {
     /// The best of these instruction sets for a precision, if this processor has it.
     pub fn of(isa: Isa, precision: Precision) -> Option<Self> {
         let candidates: &[Self] = match precision {
-            Precision::I8 => &[Self::Vnni, Self::AvxVnni, Self::Words],
-            Precision::Bf16 => &[Self::Bf16],
+            Precision::I8 => &[Self::AmxInt8, Self::Vnni, Self::AvxVnni, Self::Words],
+            Precision::Bf16 => &[Self::AmxBf16, Self::Bf16],
             Precision::F32 | Precision::Auto => &[],
         };
         candidates.iter().copied().find(|unit| unit.exists(isa))
@@ -62,6 +71,8 @@ impl Unit {
     fn exists(self, isa: Isa) -> bool {
         #[cfg(target_arch = "x86_64")]
         match self {
+            Self::AmxInt8 => isa == Isa::Avx512 && quantized::has_matrix_unit(),
+            Self::AmxBf16 => Self::Bf16.exists(isa) && quantized::has_matrix_unit(),
             Self::Vnni => isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni"),
             Self::Bf16 => isa == Isa::Avx512 && is_x86_feature_detected!("avx512bf16"),
             Self::AvxVnni => isa != Isa::Portable && is_x86_feature_detected!("avxvnni"),
@@ -77,15 +88,35 @@ impl Unit {
     /// Inner indices of a group: what four bytes hold.
     fn per_group(self) -> usize {
         match self {
-            Self::Vnni | Self::AvxVnni => 4,
-            Self::Bf16 | Self::Words => 2,
+            Self::AmxInt8 | Self::Vnni | Self::AvxVnni => 4,
+            Self::AmxBf16 | Self::Bf16 | Self::Words => 2,
         }
+    }
+
+    /// Groups of `depth` inner indices, in whole tiles.
+    fn groups(self, depth: usize) -> usize {
+        let groups = depth.div_ceil(self.per_group());
+        if self.is_matrix() {
+            groups.max(1).next_multiple_of(16)
+        } else {
+            groups
+        }
+    }
+
+    /// Whether it multiplies matrices and not vectors.
+    fn is_matrix(self) -> bool {
+        matches!(self, Self::AmxInt8 | Self::AmxBf16)
+    }
+
+    /// Rows of the largest tile.
+    fn height(self) -> usize {
+        if self.is_matrix() { TALLEST } else { ROWS }
     }
 
     /// Panels of a block, and of a tile.
     fn panels(self) -> usize {
         match self {
-            Self::Vnni | Self::Bf16 => 4,
+            Self::AmxInt8 | Self::AmxBf16 | Self::Vnni | Self::Bf16 => 4,
             Self::AvxVnni | Self::Words => 1,
         }
     }
@@ -105,8 +136,8 @@ struct Line([u8; 64]);
 struct Scales {
     /// The factor of each column.
     factor: Vec<f32>,
-    /// What sums start with.
-    start: Vec<i32>,
+    /// The sum of each column's bytes.
+    sum: Vec<f32>,
 }
 
 /// A matrix W of n x k, packed.
@@ -129,6 +160,8 @@ pub struct Rows {
     data: Vec<u32>,
     /// int8: the factor of each row.
     factor: Vec<f32>,
+    /// int8: the step that stands for zero in each row.
+    zero: Vec<f32>,
 }
 
 impl Rows {
@@ -140,23 +173,24 @@ impl Rows {
         check_rows(range.len(), self.k, a, lda);
         let data = &mut self.data[range.start * self.groups..range.end * self.groups];
         let rows = a.chunks(lda.max(1)).map(|row| &row[..self.k]);
-        for ((row, out), factor) in rows
+        for (((row, out), factor), zero) in rows
             .zip(data.chunks_exact_mut(self.groups.max(1)))
-            .zip(&mut self.factor[range])
+            .zip(&mut self.factor[range.clone()])
+            .zip(&mut self.zero[range])
         {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: rows are made for `Dots` only, which has checked the processor; `out` has
             // room for the row, padded to whole groups.
             unsafe {
                 match self.unit {
-                    Unit::Vnni => *factor = avx512::quantize(row, out),
-                    Unit::Bf16 => avx512::round(row, out),
-                    Unit::AvxVnni => *factor = avx2::quantize_bytes(row, out),
+                    Unit::AmxInt8 | Unit::Vnni => (*factor, *zero) = avx512::quantize(row, out),
+                    Unit::AmxBf16 | Unit::Bf16 => avx512::round(row, out),
+                    Unit::AvxVnni => (*factor, *zero) = avx2::quantize_bytes(row, out),
                     Unit::Words => *factor = avx2::quantize_words(row, out),
                 }
             }
             #[cfg(not(target_arch = "x86_64"))]
-            unreachable!("{row:?} {out:?} {factor}");
+            unreachable!("{row:?} {out:?} {factor} {zero}");
         }
     }
 }
@@ -175,12 +209,12 @@ impl Dots {
     ) -> Self {
         assert!(unit.exists(Isa::detect()), "unit for dot products");
         let (per_group, panels, width) = (unit.per_group(), unit.panels(), unit.width());
-        let groups = k.div_ceil(per_group);
+        let groups = unit.groups(k);
         let columns = n.next_multiple_of(width);
         let mut lines = vec![Line([0; 64]); columns / PANEL * groups];
         let mut scales = Scales {
             factor: vec![0.0; columns],
-            start: vec![0; columns],
+            sum: vec![0.0; columns],
         };
         let mut buffer = vec![0f32; k];
         for j in 0..n {
@@ -195,13 +229,13 @@ impl Dots {
                 let at = lane * 4 + p % per_group * (4 / per_group);
                 let byte = || (x * inverse).round() as i8;
                 let two = match unit {
-                    Unit::Vnni | Unit::AvxVnni => {
+                    Unit::AmxInt8 | Unit::Vnni | Unit::AvxVnni => {
                         let byte = byte();
-                        scales.start[j] -= 128 * i32::from(byte);
+                        scales.sum[j] += f32::from(byte);
                         line[at] = byte as u8;
                         continue;
                     }
-                    Unit::Bf16 => bf16::from_f32(*x).to_le_bytes(),
+                    Unit::AmxBf16 | Unit::Bf16 => bf16::from_f32(*x).to_le_bytes(),
                     Unit::Words => i16::from(byte()).to_le_bytes(),
                 };
                 line[at..at + 2].copy_from_slice(&two);
@@ -232,14 +266,22 @@ impl Dots {
         self.lines.len() * size_of::<Line>() + 8 * self.scales.factor.len()
     }
 
+    /// Whether a unit for matrices multiplies, which a recurrent step need not be split for.
+    pub(super) fn is_matrix(&self) -> bool {
+        self.unit.is_matrix()
+    }
+
     /// Room for rows of A, which have to be [`set`](Rows::set).
     pub fn rows(&self, count: usize) -> Rows {
+        // A matrix unit reads whole tiles, and computes what nobody looks at.
+        let behind = if self.is_matrix() { TALLEST } else { 0 };
         Rows {
             unit: self.unit,
             k: self.k,
             groups: self.groups,
-            data: vec![0; count * self.groups],
+            data: vec![0; (count + behind) * self.groups],
             factor: vec![0.0; count],
+            zero: vec![0.0; count],
         }
     }
 
@@ -262,16 +304,17 @@ impl Dots {
         check_output(m, n, start, c, ldc);
         self.check(rows, &range);
         // The last, partly filled block goes through this.
-        let mut tail = [0f32; ROWS * WIDEST];
-        let whole = self.unit.width();
+        let mut tail = [0f32; TALLEST * WIDEST];
+        let (whole, height) = (self.unit.width(), self.unit.height());
+        let mut tiles = self.unit.is_matrix().then(Tiles::new);
         let of = |tile: &Range<usize>| range.start + tile.start..range.start + tile.end;
         for first in (0..m).step_by(M_BLOCK) {
             let last = (first + M_BLOCK).min(m);
             for block in 0..n.div_ceil(whole) {
                 let columns = block * whole..n.min((block + 1) * whole);
                 let width = columns.len();
-                for r in (first..last).step_by(ROWS) {
-                    let tile = r..(r + ROWS).min(last);
+                for r in (first..last).step_by(height) {
+                    let tile = r..(r + height).min(last);
                     let at = r * ldc + columns.start;
                     if width < whole {
                         for i in 0..tile.len() {
@@ -286,7 +329,17 @@ impl Dots {
                         }
                         let sums = tail.as_mut_ptr();
                         // SAFETY: `tail` holds whole blocks of the tile's rows.
-                        unsafe { self.tile(rows, block, of(&tile), (sums, whole), sums, whole) };
+                        unsafe {
+                            self.tile(
+                                &mut tiles,
+                                rows,
+                                block,
+                                of(&tile),
+                                (sums, whole),
+                                sums,
+                                whole,
+                            );
+                        }
                         for i in 0..tile.len() {
                             c[at + i * ldc..][..width]
                                 .copy_from_slice(&tail[i * whole..i * whole + width]);
@@ -301,7 +354,7 @@ impl Dots {
                     };
                     // SAFETY: the block's columns of these rows are in `c` and in the bias
                     // (checked above).
-                    unsafe { self.tile(rows, block, of(&tile), init, out, ldc) };
+                    unsafe { self.tile(&mut tiles, rows, block, of(&tile), init, out, ldc) };
                 }
             }
         }
@@ -313,7 +366,10 @@ impl Dots {
         rows: &'a Rows,
         range: Range<usize>,
     ) -> RecurrentRows<'a> {
-        assert!(self.n.is_multiple_of(GATES), "whole blocks of units");
+        assert!(
+            self.n.is_multiple_of(GATES) && !self.is_matrix(),
+            "whole blocks of units"
+        );
         self.check(rows, &range);
         RecurrentRows {
             weights: self,
@@ -335,9 +391,12 @@ impl Dots {
     /// null pointer stands for zeros) and may equal `out`.
     ///
     /// # Safety
-    /// `rows` (1 to [`ROWS`]) and `block` exist; `init` and `out` hold the rows' columns of the block.
+    /// `rows` (1 to the unit's height) and `block` exist; `init` and `out` hold the rows' columns of
+    /// the block. A matrix unit has its tiles.
+    #[allow(clippy::too_many_arguments)]
     unsafe fn tile(
         &self,
+        tiles: &mut Option<Tiles>,
         a: &Rows,
         block: usize,
         rows: Range<usize>,
@@ -354,8 +413,24 @@ impl Dots {
             let lines: *const u8 = lines.cast();
             let row = a.factor[rows.start..].as_ptr();
             let column = self.scales.factor[first..].as_ptr();
-            let start = self.scales.start[first..].as_ptr();
+            let zero = a.zero[rows.start..].as_ptr();
+            let sum = self.scales.sum[first..].as_ptr();
             let (init, ldi) = init;
+            if let Some(Tiles { shaped, sums }) = tiles {
+                let (n, wide) = (rows.len(), rows.len() > TALLEST / 2);
+                debug_assert!((rows.end + TALLEST / 2) * groups <= a.data.len());
+                // SAFETY: as below; behind the rows there is room for whole tiles.
+                unsafe {
+                    if self.unit == Unit::AmxInt8 {
+                        amx::int8(shaped, groups, data, wide, lines, sums);
+                        amx::finish_int8(sums, n, init, ldi, out, ldo, row, zero, column, sum);
+                    } else {
+                        amx::bf16(shaped, groups, data, wide, lines, sums);
+                        amx::finish_bf16(sums, n, init, ldi, out, ldo);
+                    }
+                }
+                return;
+            }
             macro_rules! by_rows {
                 ($($r:literal)*) => {
                     // SAFETY: pointers hold what the kernels read, as the caller vouches and as
@@ -363,13 +438,13 @@ impl Dots {
                     unsafe {
                         match (self.unit, rows.len()) {
                             $((Unit::Vnni, $r) => avx512::vnni::tile::<$r>(
-                                groups, data, lines, init, ldi, out, ldo, row, column, start,
+                                groups, data, lines, init, ldi, out, ldo, row, zero, column, sum,
                             ),)*
                             $((Unit::AvxVnni, $r) => avx2::vnni::tile::<$r>(
-                                groups, data, lines, init, ldi, out, ldo, row, column, start,
+                                groups, data, lines, init, ldi, out, ldo, row, zero, column, sum,
                             ),)*
                             $((Unit::Words, $r) => avx2::words::tile::<$r>(
-                                groups, data, lines, init, ldi, out, ldo, row, column, start,
+                                groups, data, lines, init, ldi, out, ldo, row, zero, column, sum,
                             ),)*
                             $((Unit::Bf16, $r) => avx512::tile_bf16::<$r>(
                                 groups, data, lines, init, ldi, out, ldo,
@@ -383,6 +458,28 @@ impl Dots {
         }
         #[cfg(not(target_arch = "x86_64"))]
         unreachable!("{block} {rows:?} {init:?} {out:?} {ldo}");
+    }
+}
+
+/// The tile registers, and memory for what comes out of them.
+struct Tiles {
+    #[cfg(target_arch = "x86_64")]
+    shaped: amx::Tiles,
+    #[cfg(target_arch = "x86_64")]
+    sums: amx::Sums,
+}
+
+impl Tiles {
+    /// For a unit that exists.
+    fn new() -> Self {
+        quantized::configure_thread();
+        Self {
+            // SAFETY: the processor has matrix units, and the thread has asked for them.
+            #[cfg(target_arch = "x86_64")]
+            shaped: unsafe { amx::Tiles::shaped() },
+            #[cfg(target_arch = "x86_64")]
+            sums: amx::Sums::new(),
+        }
     }
 }
 
@@ -416,8 +513,15 @@ impl Recurrent for RecurrentRows<'_> {
                 let init = (input.add(part * width), columns);
                 let gates = gates.add(part * width);
                 let block = block * (GATES / width) + part;
-                self.weights
-                    .tile(self.rows, block, rows.clone(), init, gates, GATES);
+                self.weights.tile(
+                    &mut None,
+                    self.rows,
+                    block,
+                    rows.clone(),
+                    init,
+                    gates,
+                    GATES,
+                );
             }
         }
     }
@@ -433,7 +537,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn products_are_close_to_exact_ones(
-            m in 1usize..20, n in 1usize..140, k in 0usize..200, pad in 0usize..3, seed: u64,
+            m in 1usize..70, n in 1usize..140, k in 0usize..200, pad in 0usize..3, seed: u64,
         ) {
             let value = |i: usize| {
                 let x = (i as u64 + seed % 1_000_003).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -443,11 +547,13 @@ mod tests {
             let a: Vec<f32> = (0..m * lda).map(value).collect();
             let w: Vec<f32> = (0..n * k).map(|i| value(i + 7919)).collect();
             let bias: Vec<f32> = (0..n).map(|i| value(i + 104_729)).collect();
-            for unit in [Unit::Vnni, Unit::AvxVnni, Unit::Words, Unit::Bf16] {
+            for unit in [
+                Unit::AmxInt8, Unit::AmxBf16, Unit::Vnni, Unit::AvxVnni, Unit::Words, Unit::Bf16,
+            ] {
                 if !unit.exists(Isa::detect()) {
                     continue;
                 }
-                let tolerance = if unit == Unit::Bf16 { 0.01 } else { 0.02 };
+                let tolerance = if matches!(unit, Unit::Bf16 | Unit::AmxBf16) { 0.01 } else { 0.02 };
                 let packed = Dots::new(n, k, unit, |j, row| {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true

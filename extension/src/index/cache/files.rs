@@ -88,7 +88,8 @@ pub fn watch_exit() {
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     let scratch = laser_index::cache::scratch_prefix();
-    let temporary = TEMPORARY.take();
+    // Where the server has called exit(), thread-locals may be gone before this is called.
+    let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
     remove(|name| {
         name.starts_with(&scratch) || Storage::parse(name).is_some_and(|s| temporary.contains(&s))
     });
@@ -102,7 +103,9 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             LEAVING.with_borrow_mut(|leaving| leaving.storage = storage);
         }
         pg_sys::XactEvent::XACT_EVENT_COMMIT => {
-            let leaving = LEAVING.take();
+            let Ok(leaving) = LEAVING.try_with(RefCell::take) else {
+                return;
+            };
             if leaving.storage.is_empty() && leaving.database.is_none() {
                 return;
             }
@@ -113,7 +116,8 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             });
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
-            LEAVING.take();
+            // As in `exit`.
+            let _ = LEAVING.try_with(RefCell::take);
         }
         _ => {}
     }

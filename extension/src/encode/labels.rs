@@ -1,0 +1,118 @@
+//! The model of a column of embeddings: a security label.
+//!
+//! `SECURITY LABEL FOR laser ON COLUMN t.m IS 'model fingerprint'` says which model has made the
+//! embeddings of a column. The server keeps such labels for whoever registers as a provider: it lets only
+//! the owner of the table set them, gives them up with the column, follows its names, and pg_dump has
+//! them, for a single table as well. A catalogue of the extension's own would have to do each of these.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+
+use laser_protocol::valid_model_name;
+use pgrx::{PgSqlErrorCode as Code, pg_extern, pg_guard, pg_sys};
+
+use super::embed::describe_model;
+use crate::encoding::to_server;
+use crate::types::raise_hint;
+
+const PROVIDER: &CStr = c"laser";
+
+/// What a label says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    /// Name of the model.
+    pub model: String,
+    /// Its fingerprint in hexadecimal, if the label has one.
+    pub fingerprint: Option<String>,
+}
+
+impl Label {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let model = words.next().filter(|name| valid_model_name(name))?;
+        let fingerprint = words.next();
+        let hexadecimal = |word: &str| {
+            word.len() == 64 && word.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        (words.next().is_none() && fingerprint.is_none_or(hexadecimal)).then(|| Self {
+            model: model.to_owned(),
+            fingerprint: fingerprint.map(str::to_owned),
+        })
+    }
+}
+
+/// Registers laser as a provider of labels.
+pub fn init() {
+    // SAFETY: called once, while the library is loaded; the name is a constant.
+    unsafe { pg_sys::register_label_provider(PROVIDER.as_ptr(), Some(check)) };
+}
+
+/// The label of a column, if it has one.
+pub fn of(table: pg_sys::Oid, column: i16) -> Option<Label> {
+    let object = pg_sys::ObjectAddress {
+        classId: pg_sys::RelationRelationId,
+        objectId: table,
+        objectSubId: i32::from(column),
+    };
+    // SAFETY: a look-up in a catalogue; the result is a new C string, or null.
+    unsafe {
+        let label = pg_sys::GetSecurityLabel(&object, PROVIDER.as_ptr());
+        (!label.is_null())
+            .then(|| CStr::from_ptr(label).to_str().ok())
+            .flatten()
+            .and_then(Label::parse)
+    }
+}
+
+/// Called by the server for a new label, of which it has checked who sets it; null takes it away.
+#[pg_guard]
+unsafe extern "C-unwind" fn check(object: *const pg_sys::ObjectAddress, label: *const c_char) {
+    // SAFETY: the server passes an object that it has locked, and a C string or null.
+    unsafe {
+        let object = &*object;
+        if object.classId != pg_sys::RelationRelationId || object.objectSubId == 0 {
+            raise_hint(
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "laser has labels for columns only",
+                "SECURITY LABEL FOR laser ON COLUMN table.column IS 'model';",
+            );
+        }
+        if !label.is_null()
+            && CStr::from_ptr(label)
+                .to_str()
+                .ok()
+                .and_then(Label::parse)
+                .is_none()
+        {
+            raise_hint(
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "invalid label of a column of embeddings",
+                "A label is the name of a model, and after a space, if it is known, its fingerprint: \
+                 both are in view laser_models.",
+            );
+        }
+        // Plans have been checked against the old label.
+        pg_sys::CacheInvalidateRelcacheByRelid(object.objectId);
+    }
+}
+
+/// The label of a column; null if it has none.
+#[pg_extern(sql = "")]
+fn laser_column_label(table: pg_sys::Oid, attribute: i16) -> Option<String> {
+    of(table, attribute).map(|label| match label.fingerprint {
+        Some(fingerprint) => format!("{} {fingerprint}", label.model),
+        None => label.model,
+    })
+}
+
+/// The label for what a model embeds; an empty name means that in `laser.model`.
+#[pg_extern(sql = "")]
+fn laser_model_label(model: &str) -> String {
+    let model = describe_model((!model.is_empty()).then_some(model));
+    format!("{} {}", to_server(&model.name), hex(&model.fingerprint))
+}
+
+/// A fingerprint as views show it.
+pub fn hex(fingerprint: &[u8; 32]) -> String {
+    fingerprint.iter().map(|b| format!("{b:02x}")).collect()
+}

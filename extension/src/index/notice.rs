@@ -1,0 +1,58 @@
+//! What a plan or a scan says of itself, once a statement.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::thread::LocalKey;
+
+use pgrx::{PgLogLevel, PgSqlErrorCode as Code, ereport, pg_sys};
+
+use super::options;
+
+/// A statement that a client has sent: when the message began that it came with, and where it begins in
+/// the message's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Statement(pg_sys::TimestampTz, i32);
+
+impl Statement {
+    fn current() -> Self {
+        // SAFETY: plain questions to the server. A portal that runs has its statements, each of which is
+        // a plan or stands in one; before that there is none.
+        unsafe {
+            let start = pg_sys::GetCurrentStatementStartTimestamp();
+            let place = pg_sys::ActivePortal
+                .as_ref()
+                .and_then(|portal| portal.stmts.as_ref())
+                .filter(|list| list.length > 0)
+                .and_then(|list| {
+                    (*list.elements)
+                        .ptr_value
+                        .cast::<pg_sys::PlannedStmt>()
+                        .as_ref()
+                })
+                .map_or(-1, |statement| statement.stmt_location);
+            Self(start, place)
+        }
+    }
+}
+
+/// The last statement that was told something: one for each thing to say.
+pub type Told = LocalKey<Cell<Statement>>;
+
+/// Says a message and what to do, unless `laser.scan_notices` is off or the statement was told
+/// already; `tell` is asked only then, and may have nothing to say.
+pub fn once(told: &'static Told, tell: impl FnOnce() -> Option<(String, String)>) {
+    let statement = Statement::current();
+    if !options::scan_notices() || told.get() == statement {
+        return;
+    }
+    let Some((message, hint)) = tell() else {
+        return;
+    };
+    told.set(statement);
+    ereport!(
+        PgLogLevel::NOTICE,
+        Code::ERRCODE_SUCCESSFUL_COMPLETION,
+        message,
+        format!("{hint}, or set laser.scan_notices = off to hide this notice.")
+    );
+}

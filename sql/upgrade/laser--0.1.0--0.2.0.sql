@@ -1,0 +1,519 @@
+\echo Use "ALTER EXTENSION laser UPDATE" to load this file. \quit
+
+-- From 0.1.0 to 0.2.0.
+
+-- A literal without a type is an embedding where both types would do. ALTER TYPE cannot say this.
+UPDATE pg_catalog.pg_type SET typcategory = 'e', typispreferred = true
+WHERE oid OPERATOR(pg_catalog.=) '@extschema@.embedding'::pg_catalog.regtype::pg_catalog.oid;
+UPDATE pg_catalog.pg_type SET typcategory = 'e'
+WHERE oid OPERATOR(pg_catalog.=) '@extschema@.halfembedding'::pg_catalog.regtype::pg_catalog.oid;
+
+-- Refuses to plan distances between embeddings of two models, where both are known.
+CREATE FUNCTION laser_distance_support(internal) RETURNS internal
+AS 'MODULE_PATHNAME', 'laser_distance_support'
+LANGUAGE c STRICT;
+
+ALTER FUNCTION cosine_distance(embedding, embedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION l2_distance(embedding, embedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION inner_product(embedding, embedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION negative_inner_product(embedding, embedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION l1_distance(embedding, embedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION cosine_distance(halfembedding, halfembedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION l2_distance(halfembedding, halfembedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION inner_product(halfembedding, halfembedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION negative_inner_product(halfembedding, halfembedding) SUPPORT laser_distance_support;
+
+ALTER FUNCTION l1_distance(halfembedding, halfembedding) SUPPORT laser_distance_support;
+
+-- The names that pgvector has for these two.
+CREATE FUNCTION vector_dims(embedding) RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_embedding_dimensions'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 2;
+
+CREATE FUNCTION l2_norm(embedding) RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_embedding_norm'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+
+COMMENT ON FUNCTION vector_dims(embedding) IS 'number of dimensions';
+
+COMMENT ON FUNCTION l2_norm(embedding) IS 'Euclidean norm';
+
+-- The names that pgvector has for these two.
+CREATE FUNCTION vector_dims(halfembedding) RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_halfembedding_dimensions'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 2;
+
+CREATE FUNCTION l2_norm(halfembedding) RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_halfembedding_norm'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 20;
+
+COMMENT ON FUNCTION vector_dims(halfembedding) IS 'number of dimensions';
+
+COMMENT ON FUNCTION l2_norm(halfembedding) IS 'Euclidean norm';
+
+-- A column was added. The view is replaced, and so are not those that others have made of it.
+ALTER FUNCTION laser_models() RENAME TO laser_models_of_0_1_0;
+
+CREATE FUNCTION laser_models(
+    OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
+    OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
+    OUT error text, OUT "precision" text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_models_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
+
+CREATE OR REPLACE VIEW laser_models AS
+SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
+       error, "precision"
+FROM @extschema@.laser_models();
+
+DROP FUNCTION laser_models_of_0_1_0();
+
+COMMENT ON VIEW laser_models IS 'models that are installed';
+
+COMMENT ON COLUMN laser_models.fingerprint IS 'hash of the model''s files';
+
+COMMENT ON COLUMN laser_models.loaded IS 'whether the encoder process holds it in memory';
+
+COMMENT ON COLUMN laser_models.is_default IS 'whether it is used where laser.model is empty';
+
+COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with it itself';
+
+COMMENT ON COLUMN laser_models.precision
+IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
+
+COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
+
+GRANT SELECT ON laser_models TO PUBLIC;
+
+CREATE OR REPLACE VIEW laser_encoder_status AS
+SELECT state, pid, worker_pid, device, default_model, loaded_models, memory_bytes, sessions,
+       queue_length, queue_limit, batches, sentences, tokens,
+       pg_catalog.round(sentences_per_second::numeric, 1) AS sentences_per_second, restarts,
+       uptime_ms OPERATOR(pg_catalog.*) interval '1 millisecond' AS uptime, last_error, backend_model,
+       backend_sentences
+FROM @extschema@.laser_encoder_status();
+
+CREATE FUNCTION laser_lock_table(tbl oid) RETURNS cstring
+AS 'MODULE_PATHNAME', 'laser_lock_table_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION laser_lock_table(oid)
+IS 'locks a table as UPDATE does, and returns its qualified name';
+
+CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION laser_column_label(oid, smallint)
+IS 'the label that a column of embeddings has now, whatever the snapshot';
+
+CREATE FUNCTION laser_model_label(model text) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_model_label_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000;
+
+COMMENT ON FUNCTION laser_model_label(text)
+IS 'name and fingerprint of a model, an empty name being that of laser.model: the security label of a column with its embeddings';
+
+-- Fills an embedding column, in transactions of batch_size rows. It walks the table by physical
+-- position (ctid), needs no key, takes only rows whose embedding is still null, and can therefore
+-- be stopped and called again at any time. Rows that others change meanwhile are met in a later
+-- pass, since what has no embedding yet is looked for until nothing is left, or until ten passes
+-- were no shorter than half of the shortest before them: rows then lose their embeddings, or come
+-- without one, as fast as they get it.
+--
+-- A column without embeddings gets a label that names the model (SECURITY LABEL FOR laser ON COLUMN),
+-- if the caller owns the table; one with the label of another model is refused.
+--
+-- It runs with the rights and the search path of the caller. A procedure that commits cannot set a
+-- path of its own, so every name in it is qualified: what is on the caller's path is never looked
+-- at, whoever has put it there. In each transaction the table gets the name that it has then, under a
+-- lock.
+CREATE OR REPLACE PROCEDURE laser_embed_table(
+    tbl regclass, text_column name, embedding_column name, batch_size integer DEFAULT 1000)
+LANGUAGE plpgsql AS $procedure$
+DECLARE
+    laser pg_catalog.name := (
+        SELECT n.nspname FROM pg_catalog.pg_extension e
+        JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
+        WHERE e.extname OPERATOR(pg_catalog.=) 'laser');
+    in_block boolean;
+    kind pg_catalog."char";
+    text_type pg_catalog.oid;
+    embedding_type pg_catalog.oid;
+    parts pg_catalog.regclass[];
+    part pg_catalog.regclass;
+    estimate bigint;
+    part_name pg_catalog.text;
+    store_batch pg_catalog.text;
+    last_block bigint;
+    place pg_catalog.tid;
+    rows_read integer;
+    rows_stored bigint;
+    rows_reset bigint;
+    pass_stored bigint;
+    pass_reset bigint;
+    part_stored bigint;
+    shortest bigint;
+    stalled integer;
+    has_rules boolean;
+    has_embedding boolean;
+    total bigint := 0;
+    started pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    noticed pg_catalog.timestamptz := started;
+    positions pg_catalog.tid[];
+    texts pg_catalog.text[];
+    next_place pg_catalog.tid;
+    -- Name and fingerprint of the model, what the column's label says, and whether it is needed.
+    label pg_catalog.text;
+    model pg_catalog.text;
+    known pg_catalog.text;
+    label_now pg_catalog.text;
+    read_label pg_catalog.text;
+    has_some boolean;
+    is_owner boolean;
+    progress pg_catalog.text;
+BEGIN
+    IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL OR batch_size IS NULL THEN
+        RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
+            message = 'arguments of laser_embed_table must not be null';
+    END IF;
+    EXECUTE pg_catalog.format('SELECT %I.laser_in_transaction_block()', laser) INTO in_block;
+    IF in_block THEN
+        RAISE EXCEPTION USING errcode = 'active_sql_transaction',
+            message = 'laser_embed_table cannot run inside a transaction block',
+            hint = 'It commits each batch. Call it without BEGIN, with autocommit, and as the only statement.';
+    END IF;
+    IF batch_size OPERATOR(pg_catalog.<) 1 OR batch_size OPERATOR(pg_catalog.>) 100000 THEN
+        RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
+            message = pg_catalog.format('batch size is %s, must be 1 to 100000', batch_size);
+    END IF;
+    SELECT c.relkind INTO kind FROM pg_catalog.pg_class c
+    WHERE c.oid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid;
+    IF kind IS NULL OR NOT kind OPERATOR(pg_catalog.=) ANY ('{r,p}'::pg_catalog."char"[]) THEN
+        RAISE EXCEPTION USING errcode = 'wrong_object_type',
+            message = pg_catalog.format('"%s" is not a table', tbl),
+            hint = 'Name a table or a partitioned table.';
+    END IF;
+    SELECT a.atttypid INTO text_type FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+      AND a.attname OPERATOR(pg_catalog.=) text_column
+      AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped;
+    IF text_type IS NULL THEN
+        RAISE EXCEPTION USING errcode = 'undefined_column',
+            message = pg_catalog.format('column "%s" of table "%s" does not exist', text_column, tbl);
+    END IF;
+    IF (SELECT t.typcategory FROM pg_catalog.pg_type t
+        WHERE t.oid OPERATOR(pg_catalog.=) text_type) OPERATOR(pg_catalog.<>) 'S'
+    THEN
+        RAISE EXCEPTION USING errcode = 'datatype_mismatch',
+            message = pg_catalog.format('column "%s" of table "%s" is of type %s, which is no text type',
+                             text_column, tbl, pg_catalog.format_type(text_type, NULL)),
+            hint = 'Name a column of type text, varchar or char.';
+    END IF;
+    SELECT a.atttypid INTO embedding_type FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+      AND a.attname OPERATOR(pg_catalog.=) embedding_column
+      AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped;
+    IF embedding_type IS NULL THEN
+        RAISE EXCEPTION USING errcode = 'undefined_column',
+            message = pg_catalog.format('column "%s" of table "%s" does not exist', embedding_column, tbl),
+            hint = pg_catalog.format('ALTER TABLE %s ADD COLUMN %I %I.embedding;', tbl, embedding_column, laser);
+    END IF;
+    IF NOT embedding_type OPERATOR(pg_catalog.=) ANY (ARRAY[
+        pg_catalog.format('%I.embedding', laser)::pg_catalog.regtype,
+        pg_catalog.format('%I.halfembedding', laser)::pg_catalog.regtype]::pg_catalog.oid[])
+    THEN
+        RAISE EXCEPTION USING errcode = 'datatype_mismatch',
+            message = pg_catalog.format('column "%s" of table "%s" is of type %s, not embedding or halfembedding',
+                             embedding_column, tbl, pg_catalog.format_type(embedding_type, NULL)),
+            hint = 'Name a column of type embedding or halfembedding.';
+    END IF;
+
+    EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label USING ''::pg_catalog.text;
+    model := pg_catalog.split_part(label, ' ', 1);
+    read_label := pg_catalog.format(
+        'SELECT %I.laser_column_label(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2', laser);
+    IF kind OPERATOR(pg_catalog.=) 'p' THEN
+        SELECT pg_catalog.array_agg(p.relid) INTO parts
+        FROM pg_catalog.pg_partition_tree(tbl) p
+        JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relid::pg_catalog.oid
+        WHERE p.isleaf AND c.relkind OPERATOR(pg_catalog.=) 'r';
+    ELSE
+        parts := ARRAY[tbl];
+    END IF;
+    FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
+        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+        INTO part_name USING part::pg_catalog.oid;
+        is_owner := pg_catalog.pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c
+            WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
+        EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+        IF known IS NULL AND is_owner THEN
+            -- Labels are set under this lock: of two calls, one finds the other's label.
+            EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', part_name);
+            EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+        END IF;
+        IF known OPERATOR(pg_catalog.=) label OR known OPERATOR(pg_catalog.=) model THEN
+            CONTINUE;
+        END IF;
+        IF known IS NOT NULL THEN
+            RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that of this session', embedding_column, part),
+                detail = pg_catalog.format('They are of model %s, the session''s is %s.', known, label),
+                hint = pg_catalog.format('SET laser.model = %L. To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
+                                         pg_catalog.split_part(known, ' ', 1), part, embedding_column);
+        END IF;
+        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
+        INTO has_some;
+        IF is_owner AND NOT has_some THEN
+            EXECUTE pg_catalog.format('SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L', part_name, embedding_column, label);
+        ELSE
+            RAISE NOTICE USING
+                message = CASE WHEN has_some
+                    THEN pg_catalog.format('column "%s" of table "%s" has embeddings already, of a model that is not known', embedding_column, part)
+                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not noted: only the owner of the table can do that', embedding_column, part)
+                    END,
+                hint = pg_catalog.format('If all of them are of model "%s": SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L;', model, part, embedding_column, label);
+        END IF;
+    END LOOP;
+    -- Called by a function, this raises the error at once, and not after the first batch.
+    COMMIT;
+    SELECT COALESCE(pg_catalog.sum(GREATEST(c.reltuples, 0)), 0)::bigint INTO estimate
+    FROM pg_catalog.pg_class c
+    WHERE c.oid OPERATOR(pg_catalog.=) ANY (parts::pg_catalog.oid[]);
+
+    FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
+        part_stored := 0;
+        shortest := NULL;
+        stalled := 0;
+        LOOP
+            place := '(0,0)';
+            pass_stored := 0;
+            pass_reset := 0;
+            last_block := pg_catalog.pg_relation_size(part)
+                          OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
+            LOOP
+                PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
+                -- What is not known, as before the first ANALYZE, is not told.
+                progress := pg_catalog.concat(total, CASE
+                    WHEN estimate OPERATOR(pg_catalog.>=) (total OPERATOR(pg_catalog.+) batch_size)
+                    THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
+                PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
+                    'laser_embed_table %s: %s', part, progress), true);
+                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+                INTO part_name USING part::pg_catalog.oid;
+                EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
+                IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN
+                    RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                        message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
+                        detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
+                END IF;
+                -- Locking the rows keeps their text from changing before the embedding is stored.
+                EXECUTE pg_catalog.format(
+                    'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
+                     FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
+                           WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
+                             AND %3$I IS NULL AND %1$I IS NOT NULL
+                           LIMIT $3 FOR NO KEY UPDATE) b',
+                    text_column, part_name, embedding_column)
+                INTO positions, texts, next_place
+                USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, batch_size;
+                rows_read := pg_catalog.cardinality(positions);
+                EXIT WHEN rows_read IS NULL;
+                rows_stored := 0;
+                rows_reset := 0;
+                store_batch := pg_catalog.format(
+                    'UPDATE ONLY %1$s AS t SET %2$I = e.value
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3)))
+                          AS e(place, value)
+                     WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
+                    part_name, embedding_column, laser);
+                -- What is returned is the row as triggers have left it. Where rules add statements,
+                -- the server cannot return rows.
+                SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
+                WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
+                IF has_rules THEN
+                    EXECUTE store_batch USING positions, texts, model;
+                    GET DIAGNOSTICS rows_stored = ROW_COUNT;
+                ELSE
+                    store_batch := pg_catalog.concat(
+                        store_batch, pg_catalog.format(' RETURNING t.%I IS NOT NULL', embedding_column));
+                    FOR has_embedding IN EXECUTE store_batch USING positions, texts, model LOOP
+                        IF has_embedding THEN
+                            rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
+                        ELSE
+                            rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
+                        END IF;
+                    END LOOP;
+                END IF;
+                EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
+                IF label_now OPERATOR(pg_catalog.<>) label THEN
+                    RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                        message = pg_catalog.format('model "%s" was replaced while table "%s" was embedded', model, part),
+                        detail = 'What was embedded before and is committed is of the old one.';
+                END IF;
+                place := next_place;
+                pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
+                pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
+                total := total OPERATOR(pg_catalog.+) rows_stored;
+                COMMIT;
+                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
+                   OPERATOR(pg_catalog.>) interval '2 seconds'
+                THEN
+                    noticed := pg_catalog.clock_timestamp();
+                    RAISE NOTICE '% embedded, % rows/s', progress,
+                        pg_catalog.round(total OPERATOR(pg_catalog./)
+                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
+                END IF;
+            END LOOP;
+            COMMIT;
+            part_stored := part_stored OPERATOR(pg_catalog.+) pass_stored;
+            -- A pass that stores nothing ends the part: nothing is left, or a trigger keeps it so.
+            EXIT WHEN pass_stored OPERATOR(pg_catalog.=) 0;
+            IF shortest IS NULL
+               OR pass_stored OPERATOR(pg_catalog.*) 2::bigint OPERATOR(pg_catalog.<=) shortest
+            THEN
+                shortest := pass_stored;
+            ELSE
+                stalled := stalled OPERATOR(pg_catalog.+) 1;
+            END IF;
+            IF stalled OPERATOR(pg_catalog.>=) 10 THEN
+                RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                    message = pg_catalog.format('rows of table "%s" are without an embedding again as fast as they are embedded', part),
+                    detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
+                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
+            END IF;
+        END LOOP;
+        IF pass_reset OPERATOR(pg_catalog.>) 0 THEN
+            IF part_stored OPERATOR(pg_catalog.=) 0 THEN
+                RAISE EXCEPTION USING errcode = 'triggered_data_change_violation',
+                    message = pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column),
+                    hint = pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER ...;', part);
+            END IF;
+            RAISE WARNING 'rows of table "%" stay without an embedding: a trigger sets column "%" back to null',
+                part, embedding_column;
+        END IF;
+    END LOOP;
+    RAISE NOTICE '% rows embedded', total;
+END
+$procedure$;
+
+-- Support function 1 of an operator class says what it is for: 16 times the type (0 embedding,
+-- 1 halfembedding, 2 text) plus the metric (0 cosine, 1 L2, 2 inner product). In C, since an index is
+-- built during a commit as well (ON COMMIT DELETE ROWS), where there is no snapshot to run SQL with.
+CREATE OR REPLACE FUNCTION laser_embedding_cosine_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_embedding_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_embedding_l2_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_embedding_l2_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_embedding_ip_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_embedding_ip_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_halfembedding_cosine_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_halfembedding_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_halfembedding_l2_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_halfembedding_l2_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_halfembedding_ip_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_halfembedding_ip_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+CREATE OR REPLACE FUNCTION laser_text_cosine_kind() RETURNS integer
+AS 'MODULE_PATHNAME', 'laser_text_cosine_kind'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+
+-- A column was added.
+DROP FUNCTION laser_index_info(regclass);
+
+CREATE FUNCTION laser_index_info(
+    index regclass,
+    OUT segments integer, OUT live bigint, OUT dead bigint, OUT pending bigint,
+    OUT pending_bytes bigint, OUT bytes bigint, OUT type text, OUT dimensions integer,
+    OUT metric text, OUT quantization text, OUT m integer, OUT ef_construction integer,
+    OUT model text, OUT fingerprint text, OUT generation bigint, OUT format_version integer,
+    OUT stored_as text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_info(regclass) IS
+    'segments, live and dead entries in them, pending entries, size and parameters of a laser index';
+
+-- All of these ask for more than EXECUTE: laser_index_info() for SELECT on the table or the role
+-- pg_stat_scan_tables, the others for ownership of the index or, from PostgreSQL 17 on, the privilege
+-- MAINTAIN on the table. Those that evaluate expressions of the index, as the owner of its table,
+-- are for roles that were given EXECUTE besides.
+REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
+
+REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;
+
+-- No row for indexes of embeddings, nor for one that is locked, or gone.
+CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_model_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_model(oid) IS
+    'the model of an index on text; no row for one that others have locked';
+
+-- Strict functions give no rows for null: indexes are looked into by who may look.
+CREATE VIEW laser_models_used AS
+SELECT c.oid::pg_catalog.regclass AS relation, 'column' AS kind, a.attname AS name,
+       pg_catalog.split_part(s.label, ' ', 1) AS model,
+       CASE WHEN s.label OPERATOR(pg_catalog.~~) '% %'
+            THEN pg_catalog.split_part(s.label, ' ', 2) END AS fingerprint
+FROM pg_catalog.pg_seclabel s
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) s.objoid
+JOIN pg_catalog.pg_attribute a
+  ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum::integer OPERATOR(pg_catalog.=) s.objsubid
+WHERE s.provider OPERATOR(pg_catalog.=) 'laser'
+  AND s.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+UNION ALL
+SELECT i.indrelid::pg_catalog.regclass, 'index', c.relname, info.model, info.fingerprint
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.relam
+JOIN pg_catalog.pg_index i ON i.indexrelid OPERATOR(pg_catalog.=) c.oid
+CROSS JOIN LATERAL @extschema@.laser_index_model(
+    CASE WHEN m.amname OPERATOR(pg_catalog.=) 'laser' AND c.relkind OPERATOR(pg_catalog.=) 'i'
+              AND pg_catalog.has_table_privilege(i.indrelid, 'SELECT') AND i.indisready
+              AND NOT pg_catalog.pg_is_other_temp_schema(c.relnamespace)
+              AND (c.relpersistence OPERATOR(pg_catalog.=) 'p' OR NOT pg_catalog.pg_is_in_recovery())
+         THEN i.indexrelid END) info;
+
+GRANT SELECT ON laser_models_used TO PUBLIC;
+
+COMMENT ON VIEW laser_models_used IS
+    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may look into, but for those that others have locked at the moment';
+
+COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
+
+COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
+
+COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';
+
+ALTER TABLE laser_mining_state DROP CONSTRAINT laser_mining_state_side_check;
+ALTER TABLE laser_mining_state ADD CONSTRAINT laser_mining_state_side_check
+    CHECK (side OPERATOR(pg_catalog.=) ANY ('{s,t}'::pg_catalog."char"[]));
+
+CREATE OR REPLACE VIEW laser_mining_progress AS
+SELECT p.pid, p.datid, d.datname, r.rolname AS usename, p.started_at, p.phase, p.source_rows,
+       p.target_rows, p.pairs_done, p.pairs_total, p.threads, p.memory_kb
+FROM @extschema@.laser_mining_progress() AS p
+LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) p.datid
+LEFT JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) p.usesysid;

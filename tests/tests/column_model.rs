@@ -1,0 +1,358 @@
+//! A column of embeddings remembers its model, and is not compared with those of another.
+
+use anyhow::{Result, ensure};
+use laser_tests::model::with_two_models;
+use laser_tests::{Cluster, failure, wait_until};
+use postgres::Client;
+use postgres::error::SqlState;
+
+/// A table whose column has embeddings of model `one`.
+fn create(cluster: &Cluster) -> Result<Client> {
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text, gone text, m embedding(32), h halfembedding(32));
+         ALTER TABLE t DROP COLUMN gone;
+         INSERT INTO t SELECT i, 'sentence ' || i FROM generate_series(1, 300) i",
+    )?;
+    client.batch_execute("CALL laser_embed_table('t', 'body', 'm')")?;
+    client.batch_execute("CALL laser_embed_table('t', 'body', 'h')")?;
+    client.batch_execute("CREATE INDEX i ON t USING laser (body) WITH (model = 'two')")?;
+    Ok(client)
+}
+
+fn used(client: &mut Client) -> Result<Vec<String>> {
+    let rows = client.query(
+        "SELECT format('%s %s.%s %s %s', kind, relation, u.name, model, m.fingerprint IS NOT NULL)
+         FROM laser_models_used u LEFT JOIN laser_models m USING (fingerprint) ORDER BY 1",
+        &[],
+    )?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+fn refused(client: &mut Client, sql: &str) -> Result<()> {
+    let (code, message, hint) = failure(client, sql)?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+            && message.starts_with("embeddings of two "),
+        "{message}: {sql}"
+    );
+    ensure!(!hint.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_column_is_not_compared_with_another_model() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    ensure!(used(&mut client)? == ["column t.h one t", "column t.m one t", "index t.i two t"]);
+    client.batch_execute(
+        "CREATE TABLE other (id integer, body text, m embedding(32));
+         INSERT INTO other VALUES (1, 'x', laser_embed('x', 'two'));
+         SECURITY LABEL FOR laser ON COLUMN other.m IS 'two';
+         CREATE VIEW v AS SELECT id, m AS renamed FROM t",
+    )?;
+    // What the column is compared with, where `$` is the name of a model.
+    for comparison in [
+        "m <=> laser_embed('a question', '$')",
+        "laser_embed('a question', '$') <=> m",
+        "cosine_distance(m, laser_embed('a question', '$'))",
+        "m <-> laser_embed(body, '$')",
+        "m <=> laser_embed(lower(body), '$')",
+        "h <#> laser_embed('a question', '$')::halfembedding",
+        "h <=> laser_embed(body, '$')::halfembedding(32)",
+        "h::embedding <=> laser_embed('a question', '$')",
+        "m <=> l2_normalize(laser_embed(body, '$'))",
+        "m <=> (SELECT laser_embed('a question', '$'))",
+    ] {
+        for query in [
+            format!("SELECT id FROM t ORDER BY {comparison} LIMIT 3"),
+            format!("SELECT {comparison} FROM t"),
+            format!("SELECT id FROM t WHERE {comparison} < 0.5"),
+            format!("SELECT id FROM (SELECT * FROM t OFFSET 0) x WHERE {comparison} < 0.5"),
+        ] {
+            client.batch_execute(&query.replace('$', "one"))?;
+            refused(&mut client, &query.replace('$', "two"))?;
+        }
+    }
+    let near = "SELECT id FROM v ORDER BY renamed <=> laser_embed('a question') LIMIT 3";
+    client.batch_execute(near)?;
+    for sql in [
+        "SELECT t.m <=> other.m FROM t, other",
+        "SELECT x.id FROM other o, LATERAL (SELECT id FROM t ORDER BY m <=> laser_embed(o.body, 'two') LIMIT 3) x",
+        "SET laser.model = 'two'; SELECT id FROM t ORDER BY m <=> laser_embed('a question') LIMIT 3",
+    ] {
+        refused(&mut client, sql)?;
+    }
+    client.batch_execute("SET laser.model = 'two'")?;
+    refused(&mut client, near)?;
+    client.batch_execute("RESET laser.model")?;
+
+    // Plans that are kept follow the setting, and the labels.
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        client.batch_execute(&format!(
+            "SET plan_cache_mode = {mode};
+             PREPARE near AS SELECT id FROM t ORDER BY m <=> laser_embed($1) LIMIT 3;
+             EXECUTE near('a question');
+             SET laser.model = 'two'"
+        ))?;
+        refused(&mut client, "EXECUTE near('a question')")?;
+        client.batch_execute("SECURITY LABEL FOR laser ON COLUMN t.m IS NULL")?;
+        client.batch_execute("EXECUTE near('a question')")?;
+        client.batch_execute("SECURITY LABEL FOR laser ON COLUMN t.m IS 'one'")?;
+        refused(&mut client, "EXECUTE near('a question')")?;
+        client.batch_execute("DEALLOCATE near; RESET laser.model")?;
+    }
+    // A label of another version of the model.
+    client.batch_execute(&format!(
+        "SECURITY LABEL FOR laser ON COLUMN t.m IS 'one {}'",
+        "0".repeat(64)
+    ))?;
+    refused(
+        &mut client,
+        "SELECT id FROM t ORDER BY m <=> laser_embed('a question') LIMIT 3",
+    )?;
+    for wrong in ["", "one two", "one  ", "../one"] {
+        let sql = format!("SECURITY LABEL FOR laser ON COLUMN t.m IS '{wrong}'");
+        let (code, ..) = failure(&mut client, &sql)?;
+        ensure!(code == SqlState::INVALID_PARAMETER_VALUE, "{wrong}");
+    }
+    let (code, ..) = failure(&mut client, "SECURITY LABEL FOR laser ON TABLE t IS 'one'")?;
+    ensure!(code == SqlState::FEATURE_NOT_SUPPORTED);
+    Ok(())
+}
+
+#[test]
+fn labels_follow_their_columns() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    client.batch_execute(
+        "CREATE SCHEMA s; ALTER TABLE t SET SCHEMA s; ALTER TABLE s.t RENAME TO moved;
+         ALTER TABLE s.moved RENAME COLUMN m TO meaning; ALTER TABLE s.moved DROP COLUMN h",
+    )?;
+    let moved = ["column s.moved.meaning one t", "index s.moved.i two t"];
+    ensure!(used(&mut client)? == moved);
+    // Dumps of the database, and of the table alone.
+    for (database, options) in [
+        ("whole", vec!["-Fc"]),
+        ("single", vec!["-Fc", "-t", "s.moved"]),
+    ] {
+        let file = std::env::temp_dir().join(format!("laser-{}-{database}", std::process::id()));
+        let dump = file.display().to_string();
+        cluster.run(
+            "pg_dump",
+            &[&options[..], &["-d", "d", "-f", &dump]].concat(),
+        )?;
+        client.batch_execute(&format!("CREATE DATABASE {database}"))?;
+        let mut restored = cluster.connect(database)?;
+        if database == "single" {
+            restored.batch_execute("CREATE EXTENSION laser; CREATE SCHEMA s")?;
+        }
+        let args = ["--exit-on-error", "-d", database, &dump];
+        let result = cluster.run("pg_restore", &args);
+        std::fs::remove_file(&file)?;
+        result?;
+        ensure!(used(&mut restored)? == moved, "{database}");
+        refused(
+            &mut restored,
+            "SELECT id FROM s.moved ORDER BY meaning <=> laser_embed('x', 'two') LIMIT 1",
+        )?;
+    }
+    client.batch_execute("DROP TABLE s.moved")?;
+    ensure!(used(&mut client)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn embed_table_keeps_to_the_model_of_the_column() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    client.batch_execute("INSERT INTO t VALUES (301, 'a new row'); SET laser.model = 'two'")?;
+    let (code, message, hint) = failure(&mut client, "CALL laser_embed_table('t', 'body', 'm')")?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{message}"
+    );
+    ensure!(hint.contains("SET laser.model = 'one'"), "{hint}");
+    client.batch_execute("RESET laser.model")?;
+    client.batch_execute("CALL laser_embed_table('t', 'body', 'm')")?;
+
+    // Partitions have labels of their own.
+    client.batch_execute(
+        "CREATE TABLE p (id integer, body text, m embedding(32)) PARTITION BY RANGE (id);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100);
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200);
+         INSERT INTO p SELECT i, 'row ' || i FROM generate_series(1, 150) i",
+    )?;
+    client.batch_execute("CALL laser_embed_table('p', 'body', 'm')")?;
+    for table in ["p", "p1", "p2"] {
+        refused(
+            &mut client,
+            &format!("SELECT id FROM {table} ORDER BY m <=> laser_embed('x', 'two') LIMIT 1"),
+        )?;
+    }
+
+    // Who does not own the table may fill it, but not say what it holds; nor is that said of what is
+    // there already.
+    client.batch_execute(
+        "CREATE TABLE shared (id integer, body text, m embedding(32));
+         INSERT INTO shared SELECT i, 'row ' || i FROM generate_series(1, 10) i;
+         CREATE TABLE old AS SELECT * FROM t;
+         UPDATE old SET m = NULL WHERE id > 10;
+         CREATE ROLE writer LOGIN; GRANT SELECT, UPDATE ON shared TO writer",
+    )?;
+    client.batch_execute("SET ROLE writer")?;
+    client.batch_execute("CALL laser_embed_table('shared', 'body', 'm')")?;
+    ensure!(
+        used(&mut client)?
+            .iter()
+            .all(|line| !line.contains("shared"))
+    );
+    client.batch_execute("RESET ROLE")?;
+    client.batch_execute("CALL laser_embed_table('old', 'body', 'm')")?;
+    let used = used(&mut client)?;
+    ensure!(used.iter().all(|line| !line.contains("old")), "{used:?}");
+    let rows: i64 = client
+        .query_one(
+            "SELECT (SELECT count(*) FROM old WHERE m IS NULL)
+                  + (SELECT count(*) FROM shared WHERE m IS NULL)",
+            &[],
+        )?
+        .get(0);
+    ensure!(rows == 0);
+    Ok(())
+}
+
+/// Both calls have looked at the column before either sets its label.
+#[test]
+fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
+         FROM generate_series(1, 5000) i",
+    )?;
+    client.batch_execute("BEGIN; LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")?;
+    let calls: Vec<_> = ["one", "two"]
+        .into_iter()
+        .map(|model| {
+            let mut session = cluster.connect("d")?;
+            session.batch_execute(&format!("SET laser.model = '{model}'"))?;
+            Ok(std::thread::spawn(move || {
+                session.batch_execute("CALL laser_embed_table('t', 'body', 'm', 100)")
+            }))
+        })
+        .collect::<Result<_>>()?;
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass";
+    wait_until("both wait", || {
+        Ok(client.query_one(waiting, &[])?.get::<_, i64>(0) == 2)
+    })?;
+    client.batch_execute("COMMIT")?;
+    let failed: Vec<_> = calls
+        .into_iter()
+        .filter_map(|call| call.join().expect("no panic").err())
+        .collect();
+    ensure!(failed.len() == 1, "{failed:?}");
+    ensure!(failed[0].code() == Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE));
+    let others: i64 = client
+        .query_one(
+            "SELECT count(*) FROM t, laser_models_used
+             WHERE m IS NULL OR m <> laser_embed(body, model)",
+            &[],
+        )?
+        .get(0);
+    ensure!(others == 0, "{others} rows of another model, or none");
+
+    // A label that is changed meanwhile ends the call.
+    client.batch_execute(
+        "UPDATE t SET m = NULL;
+         CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql
+             AS 'BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END';
+         CREATE TRIGGER slow BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION slow()",
+    )?;
+    let used = "SELECT model FROM laser_models_used";
+    let model: String = client.query_one(used, &[])?.get(0);
+    let other = if model == "one" { "two" } else { "one" };
+    let mut session = cluster.connect("d")?;
+    session.batch_execute(&format!("SET laser.model = '{model}'"))?;
+    let call = std::thread::spawn(move || {
+        session.batch_execute("CALL laser_embed_table('t', 'body', 'm', 20)")
+    });
+    wait_until("some are embedded", || {
+        let some = "SELECT count(m) FROM t";
+        Ok(client.query_one(some, &[])?.get::<_, i64>(0) > 0)
+    })?;
+    client.batch_execute(&format!(
+        "SECURITY LABEL FOR laser ON COLUMN t.m IS '{other}'"
+    ))?;
+    let error = call.join().expect("no panic").expect_err("it is told");
+    let message = error.as_db_error().map(|e| e.message().to_owned());
+    ensure!(
+        message
+            .as_deref()
+            .is_some_and(|m| m.contains("was changed to another model")),
+        "{message:?}"
+    );
+    Ok(())
+}
+
+/// What a parent's labels do not say, its children's do.
+#[test]
+fn partitions_of_different_models_are_not_compared_with_one_text() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE p (id integer, body text, m embedding(32)) PARTITION BY LIST (id);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);
+         CREATE TABLE p2 (gone int, m embedding(32), body text, id integer);
+         ALTER TABLE p2 DROP gone; ALTER TABLE p ATTACH PARTITION p2 FOR VALUES IN (2);
+         INSERT INTO p VALUES (1, 'train'), (2, 'train')",
+    )?;
+    client.batch_execute("CALL laser_embed_table('p1', 'body', 'm')")?;
+    let search = |model: &str, from: &str| {
+        format!("SELECT id FROM {from} ORDER BY m <=> laser_embed('train', '{model}') LIMIT 2")
+    };
+    client.batch_execute(&search("one", "p"))?;
+    refused(&mut client, &search("two", "p"))?;
+    client.batch_execute("SET laser.model = 'two'")?;
+    client.batch_execute("CALL laser_embed_table('p2', 'body', 'm')")?;
+    for model in ["one", "two"] {
+        refused(&mut client, &search(model, "p"))?;
+    }
+    client.batch_execute(&search("one", "p1"))?;
+    client.batch_execute(&search("two", "p2"))?;
+    client.batch_execute(&search("one", "ONLY p"))?;
+    Ok(())
+}
+
+/// Who lists the models waits for no lock, and stumbles over no table that goes meanwhile.
+#[test]
+fn the_list_of_models_waits_for_nobody() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    let mut other = cluster.connect("d")?;
+    other.batch_execute("BEGIN; LOCK TABLE t")?;
+    client.batch_execute("SET statement_timeout = '20s'")?;
+    let listed = used(&mut client)?;
+    ensure!(
+        listed == ["column t.h one t", "column t.m one t"],
+        "{listed:?}"
+    );
+    other.batch_execute("COMMIT")?;
+    ensure!(used(&mut client)?.len() == 3);
+    let changing = std::thread::spawn(move || {
+        (0..60).try_for_each(|_| {
+            other.batch_execute(
+                "CREATE TABLE passing (body text); CREATE INDEX ON passing USING laser (body);
+                 DROP TABLE passing",
+            )
+        })
+    });
+    let mut looks = 0;
+    while !changing.is_finished() {
+        used(&mut client)?;
+        looks += 1;
+    }
+    changing.join().expect("no panic")?;
+    ensure!(looks > 3, "{looks}");
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! Indexes on text and `laser.model`: the index and the operator `<=>` of a query mean the same model, or
+//! the index is left alone.
+
+use anyhow::{Result, ensure};
+use laser_tests::model::with_two_models;
+use laser_tests::{Cluster, Notices, failure};
+use postgres::Client;
+use postgres::error::SqlState;
+
+const NEAR: &str =
+    "SELECT id, body <=> 'sentence of words' FROM t ORDER BY body <=> 'sentence of words' LIMIT 20";
+
+/// A table with an index of the default model, `one`, and sessions that prefer indexes.
+fn create(cluster: &Cluster) -> Result<(Client, Notices)> {
+    let mut client = cluster.database("models")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text);
+         INSERT INTO t SELECT i, 'sentence ' || md5(i::text) || repeat(chr(97 + i % 26), i % 9)
+         FROM generate_series(1, 2000) i;
+         CREATE INDEX of_one ON t USING laser (body);
+         ANALYZE t;
+         ALTER DATABASE models SET enable_seqscan = off",
+    )?;
+    drop(client);
+    cluster.connect_with_notices("models")
+}
+
+/// The index that serves a query, if any.
+fn index(client: &mut Client, sql: &str) -> Result<Option<String>> {
+    let rows = client.query(&format!("EXPLAIN {sql}"), &[])?;
+    Ok(rows.iter().find_map(|row| {
+        let line: String = row.get(0);
+        let (_, rest) = line.split_once("Index Scan using ")?;
+        rest.split(' ').next().map(str::to_owned)
+    }))
+}
+
+/// The rows of a query, and whether they are as near as the distances beside them say: in order, and the
+/// nearest of all.
+fn agrees(client: &mut Client, sql: &str) -> Result<bool> {
+    let rows = client.query(sql, &[])?;
+    let given: Vec<f64> = rows.iter().map(|row| row.get(1)).collect();
+    let all = client.query(
+        "SELECT laser_embed(body) <=> laser_embed('sentence of words') AS d FROM t ORDER BY d LIMIT 20",
+        &[],
+    )?;
+    let near = |(row, exact): (&f64, &postgres::Row)| (row - exact.get::<_, f64>(0)).abs() < 1e-2;
+    Ok(given.len() == 20
+        && given.windows(2).all(|pair| pair[0] <= pair[1] + 2e-3)
+        && given.iter().zip(&all).all(near))
+}
+
+#[test]
+fn an_index_of_another_model_is_left_alone() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let (mut client, notices) = create(&cluster)?;
+    for model in ["one", ""] {
+        client.batch_execute(&format!("SET laser.model = '{model}'"))?;
+        ensure!(index(&mut client, NEAR)?.as_deref() == Some("of_one"));
+        ensure!(agrees(&mut client, NEAR)?);
+    }
+    ensure!(notices.take().is_empty());
+
+    client.batch_execute("SET laser.model = 'two'")?;
+    ensure!(index(&mut client, NEAR)?.is_none());
+    notices.take();
+    ensure!(agrees(&mut client, NEAR)?);
+    // Two statements were planned, one of them with the index in sight.
+    let told = notices.take();
+    let expected = "NOTICE: index \"of_one\" is not used: it was built with model \"one\", this session's is \"two\"";
+    ensure!(told == [expected], "{told:?}");
+    client.batch_execute("SET laser.scan_notices = off")?;
+    ensure!(agrees(&mut client, NEAR)? && notices.take().is_empty());
+    client.batch_execute("RESET laser.scan_notices")?;
+
+    // Nor does it serve mining.
+    let mine = "SELECT * FROM laser_mine('SELECT id, body FROM t LIMIT 5', 'SELECT id, body FROM t', method => 'index')";
+    let (code, message, _) = failure(&mut client, mine)?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{message}"
+    );
+
+    // With an index of its own, each model has its own, and there is nothing to say.
+    client.batch_execute("CREATE INDEX of_two ON t USING laser (body) WITH (model = 'two')")?;
+    notices.take();
+    for (model, own) in [("two", "of_two"), ("one", "of_one"), ("", "of_one")] {
+        client.batch_execute(&format!("SET laser.model = '{model}'"))?;
+        ensure!(index(&mut client, NEAR)?.as_deref() == Some(own), "{model}");
+        ensure!(agrees(&mut client, NEAR)?, "{model}");
+    }
+    let told = notices.take();
+    ensure!(told.is_empty(), "{told:?}");
+
+    // Rows go into both, whatever the session's model.
+    client.batch_execute("SET laser.model = 'two'; INSERT INTO t VALUES (0, 'a new row')")?;
+    for model in ["one", "two"] {
+        client.batch_execute(&format!("SET laser.model = '{model}'"))?;
+        let near = "SELECT id, 0::float8 FROM t ORDER BY body <=> 'a new row' LIMIT 1";
+        ensure!(index(&mut client, near)?.is_some());
+        ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 0);
+    }
+    Ok(())
+}
+
+/// Plans that are kept are made anew, and what cannot be made anew is an error.
+#[test]
+fn kept_plans_follow_the_model() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let (mut client, _notices) = create(&cluster)?;
+    client.batch_execute(&format!(
+        "SET plan_cache_mode = force_generic_plan;
+         PREPARE near AS {NEAR};
+         CREATE FUNCTION nearest(query text) RETURNS integer LANGUAGE plpgsql AS $$
+         BEGIN
+             RETURN (SELECT id FROM t ORDER BY body <=> query LIMIT 1);
+         END $$;
+         SELECT nearest('sentence of words')"
+    ))?;
+    for (model, used) in [("one", true), ("two", false), ("", true), ("two", false)] {
+        client.batch_execute(&format!("SET laser.model = '{model}'"))?;
+        let found = index(&mut client, "EXECUTE near")?;
+        ensure!(found.is_some() == used, "{model}: {found:?}");
+        let rows = client.simple_query("EXECUTE near")?;
+        ensure!(rows.len() > 20, "{model}");
+        let row = client.query_one(
+            "SELECT nearest('sentence of words'),
+                    (SELECT id FROM t ORDER BY laser_embed(body) <=> laser_embed('sentence of words') LIMIT 1)",
+            &[],
+        )?;
+        ensure!(row.get::<_, i32>(0) == row.get::<_, i32>(1), "{model}");
+    }
+    // A transaction that ends badly, and a function with a setting of its own.
+    client.batch_execute("SET laser.model = 'one'")?;
+    ensure!(index(&mut client, "EXECUTE near")?.is_some());
+    client.batch_execute("BEGIN; SET LOCAL laser.model = 'two'")?;
+    ensure!(index(&mut client, "EXECUTE near")?.is_none());
+    client.batch_execute("ROLLBACK")?;
+    ensure!(index(&mut client, "EXECUTE near")?.is_some());
+
+    // The plan of an open cursor stays what it is.
+    client.batch_execute(&format!(
+        "BEGIN; DECLARE c CURSOR FOR SELECT * FROM ({NEAR}) x; SET LOCAL laser.model = 'two'"
+    ))?;
+    let (code, message, hint) = failure(&mut client, "FETCH c")?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{message}"
+    );
+    ensure!(
+        message == "index \"of_one\" was built with model \"one\", this session's is \"two\"",
+        "{message}"
+    );
+    ensure!(hint.contains("SET laser.model = 'one'"), "{hint}");
+    client.batch_execute("ROLLBACK")?;
+    ensure!(agrees(&mut client, NEAR)?);
+    Ok(())
+}

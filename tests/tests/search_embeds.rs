@@ -1,0 +1,412 @@
+//! How many texts a search embeds: what it searches for, once, and none of its rows.
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::model::{Architecture, Model};
+use laser_tests::{Cluster, wait_until};
+use postgres::Client;
+
+/// Texts that the encoder process and the sessions have embedded.
+fn embedded(client: &mut Client) -> Result<i64> {
+    let mut count = None;
+    wait_until("the encoder answers", || {
+        let row = client.query_one(
+            "SELECT sentences + coalesce(backend_sentences, 0) FROM laser_encoder_status",
+            &[],
+        )?;
+        count = row.get(0);
+        Ok(count.is_some())
+    })?;
+    count.context("the encoder answers")
+}
+
+/// Texts that something embeds.
+fn cost(watch: &mut Client, act: impl FnOnce() -> Result<()>) -> Result<i64> {
+    let before = embedded(watch)?;
+    act()?;
+    Ok(embedded(watch)? - before)
+}
+
+fn cluster(architecture: Architecture) -> Result<(tempfile::TempDir, Cluster)> {
+    let models = tempfile::tempdir()?;
+    let tiny = Model::tiny("tiny", 32);
+    Model {
+        architecture,
+        ..tiny
+    }
+    .write(models.path())?;
+    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text, name varchar(99), m embedding(32));
+         INSERT INTO t SELECT i, x, x, laser_embed(x)
+         FROM (SELECT i, 'sentence ' || md5(i::text) || repeat(chr(97 + i % 26), i % 9) AS x
+               FROM generate_series(1, 2000) i) r;
+         CREATE INDEX ON t USING laser (body);
+         CREATE INDEX ON t USING laser (name);
+         CREATE INDEX ON t USING laser (upper(body));
+         CREATE INDEX ON t USING laser (m);
+         INSERT INTO t SELECT i, 'late ' || i, 'late ' || i, laser_embed('late ' || i)
+         FROM generate_series(2001, 2010) i;
+         -- Stored out of line, and compressed.
+         CREATE TABLE long (id integer, body text);
+         INSERT INTO long SELECT i, string_agg(md5((i * 1000 + j)::text), ' ')
+         FROM generate_series(1, 400) i, generate_series(1, 100) j GROUP BY i;
+         CREATE INDEX ON long USING laser (body);
+         CREATE TABLE parts (id integer, body text) PARTITION BY LIST ((id % 2));
+         CREATE TABLE odd PARTITION OF parts FOR VALUES IN (1);
+         CREATE TABLE even PARTITION OF parts FOR VALUES IN (0);
+         INSERT INTO parts SELECT id, body FROM t;
+         CREATE INDEX ON parts USING laser (body);
+         CREATE TABLE bare AS SELECT id, body FROM t WHERE id <= 50;
+         CREATE TABLE q (body text);
+         INSERT INTO q VALUES ('one question'), ('another'), ('a third');
+         ANALYZE;
+         CREATE FUNCTION nearest(query text) RETURNS integer LANGUAGE plpgsql AS $$
+         DECLARE
+             row record;
+             sum float8 := 0;
+         BEGIN
+             FOR row IN SELECT id, body <=> query AS d FROM t ORDER BY body <=> query LIMIT 30 LOOP
+                 sum := sum + row.d;
+             END LOOP;
+             RETURN row.id;
+         END $$;
+         ALTER DATABASE d SET enable_seqscan = off;
+         ALTER DATABASE d SET laser.scan_notices = off",
+    )?;
+    Ok((models, cluster))
+}
+
+fn searches(architecture: Architecture) -> Result<()> {
+    let (_models, cluster) = cluster(architecture)?;
+    let mut watch = cluster.connect("d")?;
+    let mut client = cluster.connect("d")?;
+    // Rows, distances in the select list, in a filter, of columns and of expressions.
+    for (embeddings, sql) in [
+        (
+            1,
+            "SELECT id FROM t ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY body <=> 'a question' LIMIT 100",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY 'a question' <=> body LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id, body <=> 'a question' FROM t ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id, 1 - (body <=> 'a question') FROM t ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t WHERE body <=> 'a question' < 3 ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT x.id, x.body <=> 'a question'
+             FROM (SELECT * FROM t ORDER BY body <=> 'a question' LIMIT 10) x",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY name <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY upper(body) <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY body <=> lower('A question') LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY body <=> (SELECT 'a ques' || 'tion') LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM parts ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM t ORDER BY m <=> laser_embed('a question') LIMIT 10",
+        ),
+        (
+            1,
+            "SELECT id FROM long ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (1, "SELECT nearest('a question')"),
+        (
+            3,
+            "SELECT q.body, x.id FROM q, LATERAL (SELECT id FROM t ORDER BY t.body <=> q.body LIMIT 5) x",
+        ),
+        (
+            3,
+            "SELECT q.body, x.id, x.d FROM q, LATERAL (
+                 SELECT id, t.body <=> q.body AS d FROM t ORDER BY t.body <=> q.body LIMIT 5) x",
+        ),
+        (
+            3,
+            "SELECT q.body, x.id FROM q,
+             LATERAL (SELECT id FROM t ORDER BY m <=> laser_embed(q.body) LIMIT 5) x",
+        ),
+        (
+            1,
+            "SELECT i, x.id FROM generate_series(1, 5) i,
+             LATERAL (SELECT id FROM t WHERE id <> i ORDER BY body <=> 'a question' LIMIT 5) x",
+        ),
+        // Two searches for the same at a time.
+        (
+            1,
+            "(SELECT id FROM t ORDER BY body <=> 'a question' LIMIT 5)
+             UNION ALL (SELECT id FROM long ORDER BY body <=> 'a question' LIMIT 5)",
+        ),
+        (
+            1,
+            "SELECT * FROM (SELECT id FROM t ORDER BY body <=> 'a question' LIMIT 5) a,
+             LATERAL (SELECT id FROM long ORDER BY body <=> 'a question' LIMIT 5) b",
+        ),
+        // Without an index each row is embedded, and what is searched for once.
+        (
+            51,
+            "SELECT id FROM bare ORDER BY body <=> 'a question' LIMIT 10",
+        ),
+        (
+            51,
+            "SELECT id FROM bare WHERE laser_embed(body) <=> laser_embed(lower('A question')) < 3",
+        ),
+    ] {
+        let given = cost(&mut watch, || Ok(client.batch_execute(sql)?))?;
+        ensure!(given == embeddings, "{given} texts were embedded: {sql}");
+    }
+    // Prepared statements, with plans of their own and with a common one.
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        client.batch_execute(&format!("SET plan_cache_mode = {mode}"))?;
+        for sql in [
+            "SELECT id FROM t ORDER BY body <=> $1 LIMIT 10",
+            "SELECT id, body <=> $1 FROM t ORDER BY body <=> $1 LIMIT 10",
+            "SELECT id FROM t ORDER BY m <=> laser_embed($1) LIMIT 10",
+            "SELECT id, m <=> laser_embed($1) FROM t ORDER BY m <=> laser_embed($1) LIMIT 10",
+        ] {
+            let statement = client.prepare(sql)?;
+            for i in 0..3 {
+                let given = cost(&mut watch, || {
+                    let rows = client.query(&statement, &[&format!("question {i}")])?;
+                    ensure!(rows.len() == 10);
+                    Ok(())
+                })?;
+                ensure!(given == 1, "{given} texts were embedded: {sql} with {mode}");
+            }
+        }
+    }
+    client.batch_execute("RESET plan_cache_mode")?;
+    // Cursors.
+    let given = cost(&mut watch, || {
+        client.batch_execute(
+            "BEGIN;
+             DECLARE c CURSOR FOR SELECT * FROM (
+                 SELECT id, body <=> 'a question' FROM t ORDER BY body <=> 'a question' LIMIT 40) x",
+        )?;
+        for _ in 0..6 {
+            client.batch_execute("FETCH 5 FROM c")?;
+        }
+        Ok(client.batch_execute("COMMIT")?)
+    })?;
+    ensure!(given == 1, "{given} texts were embedded for a cursor");
+    Ok(())
+}
+
+#[test]
+fn a_search_embeds_its_query_once_in_sessions() -> Result<()> {
+    searches(Architecture::Mean)
+}
+
+#[test]
+fn a_search_embeds_its_query_once_by_the_process() -> Result<()> {
+    searches(Architecture::Transformer)
+}
+
+/// What a scan gives to the operator belongs to the texts beside it, and to no others.
+#[test]
+fn distances_are_those_of_the_texts() -> Result<()> {
+    let (_models, cluster) = cluster(Architecture::Mean)?;
+    let mut client = cluster.connect("d")?;
+    client.batch_execute(
+        "CREATE TABLE pair (id integer PRIMARY KEY, body text, other text);
+         INSERT INTO pair SELECT id, body, reverse(body) FROM t;
+         CREATE INDEX ON pair USING laser (body);
+         CREATE INDEX ON pair USING laser (other);
+         -- Versions of rows that share an entry of the index, and others that do not.
+         ALTER TABLE pair ADD COLUMN n integer DEFAULT 0;
+         UPDATE pair SET n = 1 WHERE id % 3 = 0;
+         UPDATE pair SET body = body || ' again' WHERE id % 7 = 0;
+         ANALYZE pair",
+    )?;
+    let wrong =
+        "count(*) FILTER (WHERE abs(d - (laser_embed(body) <=> laser_embed('a question'))) > 2e-3)";
+    for (rows, sql) in [
+        (50, "SELECT body, body <=> 'a question' AS d FROM pair ORDER BY body <=> 'a question' LIMIT 50"),
+        (50, "SELECT other AS body, other <=> 'a question' AS d FROM pair ORDER BY body <=> 'a question' LIMIT 50"),
+        (50, "SELECT body, body <=> 'a question' AS d FROM pair ORDER BY other <=> 'a question' LIMIT 50"),
+        (50, "SELECT b.body, b.body <=> 'a question' AS d
+              FROM (SELECT id FROM pair ORDER BY body <=> 'a question' LIMIT 50) a JOIN pair b USING (id)"),
+        (50, "SELECT body, 'a question' <=> body AS d
+              FROM (SELECT * FROM pair ORDER BY body <=> 'a question' LIMIT 50) x ORDER BY id"),
+        (36, "SELECT x.b AS body, x.b <=> 'a question' AS d FROM (
+                  SELECT a.body AS a, b.body AS b
+                  FROM (SELECT * FROM pair ORDER BY body <=> 'a question' LIMIT 6) a,
+                  LATERAL (SELECT * FROM pair WHERE id <> a.id ORDER BY body <=> 'a question' LIMIT 6) b) x"),
+        (5, "SELECT body, body <=> 'a question' AS d FROM pair ORDER BY body <=> 'another' LIMIT 5"),
+        (5, "SELECT body, body <=> 'a question' AS d FROM pair ORDER BY body <=> 'a question' LIMIT 5 FOR UPDATE"),
+    ] {
+        let row = client.query_one(&format!("SELECT count(*), {wrong} FROM ({sql}) y"), &[])?;
+        let (given, wrong): (i64, i64) = (row.get(0), row.get(1));
+        ensure!(given == rows && wrong == 0, "{given} rows, {wrong} wrong: {sql}");
+    }
+    // In order, to the last bit: what a query shows is what it is ordered by.
+    let sorted: bool = client
+        .query_one(
+            "SELECT bool_and(d >= before) FROM (
+                 SELECT d, lag(d) OVER (ORDER BY n) AS before FROM (
+                     SELECT row_number() OVER () AS n, d FROM (
+                         SELECT body <=> 'a question' AS d FROM pair
+                         ORDER BY body <=> 'a question' LIMIT 200) x) y) z",
+            &[],
+        )?
+        .get(0);
+    ensure!(sorted);
+    // A row that another session changes between the search and the lock.
+    let mut other = cluster.connect("d")?;
+    other.batch_execute("BEGIN; UPDATE pair SET body = 'changed meanwhile ' || id")?;
+    let (first, second) = std::thread::scope(|scope| {
+        let search = scope.spawn(|| {
+            client.query_one(
+                "SELECT d, laser_embed(body) <=> laser_embed('a question') FROM (
+                     SELECT body, body <=> 'a question' AS d FROM pair
+                     ORDER BY body <=> 'a question' LIMIT 1 FOR UPDATE) x",
+                &[],
+            )
+        });
+        wait_until("the search waits for the lock", || {
+            Ok(other
+                .query_one(
+                    "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)",
+                    &[],
+                )?
+                .get(0))
+        })?;
+        other.batch_execute("COMMIT")?;
+        let row = search.join().expect("it does not panic")?;
+        Ok::<(f64, f64), anyhow::Error>((row.get(0), row.get(1)))
+    })?;
+    ensure!((first - second).abs() < 2e-3, "{first}, {second}");
+    Ok(())
+}
+
+/// What a table is stored by has one value, whether a search runs or not.
+#[test]
+fn what_is_stored_is_no_estimate() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE src (body text);
+         INSERT INTO src SELECT 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 2000) i;
+         CREATE INDEX ON src USING laser (body); ANALYZE src;
+         CREATE TABLE t (body text, d float8 GENERATED ALWAYS AS (body <=> 'train') STORED);
+         CREATE INDEX td ON t ((body <=> 'train'));
+         SET enable_sort = off",
+    )?;
+    let version: i32 = cluster.psql("d", "SHOW server_version_num")?.parse()?;
+    let has_merge = version >= 150_000;
+    let nearest = "SELECT body FROM src ORDER BY body <=> 'train' LIMIT 50";
+    for sql in [
+        format!("INSERT INTO t {nearest}"),
+        format!("WITH new AS (INSERT INTO t {nearest} RETURNING body) SELECT count(*) FROM new"),
+        format!(
+            "MERGE INTO t USING ({nearest}) s ON false WHEN NOT MATCHED THEN INSERT (body) VALUES (s.body)"
+        ),
+        format!("DO $$ BEGIN INSERT INTO t {nearest}; END $$"),
+    ] {
+        if sql.starts_with("MERGE") && !has_merge {
+            continue;
+        }
+        client.batch_execute(&format!("TRUNCATE t; {sql}"))?;
+        let row = client.query_one(
+            "SELECT count(*), count(*) FILTER (WHERE d <> (body || '' <=> 'train')) FROM t",
+            &[],
+        )?;
+        ensure!(
+            row.get::<_, i64>(0) == 50 && row.get::<_, i64>(1) == 0,
+            "{sql}: {row:?}"
+        );
+        client.batch_execute("SET enable_seqscan = off")?;
+        let found: i64 = client
+            .query_one("SELECT count(*) FROM t a WHERE EXISTS (SELECT FROM t WHERE (t.body <=> 'train') = a.d)", &[])?
+            .get(0);
+        ensure!(found == 50, "{sql}: {found} found by the index");
+        client.batch_execute("RESET enable_seqscan")?;
+    }
+    Ok(())
+}
+
+/// Which rows a role sees depends on no plan, also where a policy asks for distances.
+#[test]
+fn policies_see_distances_as_they_are() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (body text, tenant name DEFAULT 'reader');
+         INSERT INTO t SELECT 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 2000) i;
+         CREATE INDEX ON t USING laser (body); ANALYZE t;
+         CREATE ROLE reader LOGIN; GRANT SELECT ON t TO reader;
+         ALTER TABLE t ENABLE ROW LEVEL SECURITY; SET enable_sort = off",
+    )?;
+    let nearest = "SELECT body, body <=> 'train' AS d FROM t ORDER BY body <=> 'train' LIMIT 40";
+    let rows = client.query(nearest, &[])?;
+    // Between the index's idea of a row's distance and the distance.
+    let mut bound = (0.0, 0.0);
+    for row in &rows {
+        let (body, near): (String, f64) = (row.get(0), row.get(1));
+        let exact: f64 = client
+            .query_one("SELECT $1::text <=> 'train'::text", &[&body])?
+            .get(0);
+        if exact - near > bound.0 {
+            bound = (exact - near, (exact + near) / 2.0);
+        }
+    }
+    ensure!(bound.0 > 1e-6, "{bound:?}");
+    client.batch_execute(&format!(
+        "CREATE POLICY p ON t USING (body <=> 'train' < {})",
+        bound.1
+    ))?;
+    let mut reader = cluster.connect("d")?;
+    reader.batch_execute("SET SESSION AUTHORIZATION reader; SET enable_sort = off")?;
+    let mut seen = |sql: &str| -> Result<Vec<String>> {
+        let rows = reader.query(sql, &[])?;
+        let mut bodies: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        bodies.sort();
+        Ok(bodies)
+    };
+    let by_index = seen("SELECT body FROM t ORDER BY body <=> 'train' LIMIT 100")?;
+    let all = seen("SELECT body FROM t")?;
+    ensure!(
+        by_index == all && all.len() > 3,
+        "{} and {}",
+        by_index.len(),
+        all.len()
+    );
+
+    // The usual policies leave a search as cheap as it is.
+    client.batch_execute("DROP POLICY p ON t; CREATE POLICY p ON t USING (tenant = current_user AND body IS NOT NULL)")?;
+    let embedded = cost(&mut client, || {
+        ensure!(seen("SELECT body FROM t ORDER BY body <=> 'another train' LIMIT 10")?.len() == 10);
+        Ok(())
+    })?;
+    ensure!(embedded == 1, "{embedded} texts are embedded");
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! The operator on texts takes distances from the scans of its own query alone: functions of other roles
+//! that run while a cursor is open hear nothing of it, and no code of the cursor's owner runs for them.
+
+use anyhow::{Result, ensure};
+use laser_tests::{Cluster, failure};
+
+/// A table with an index on a function of its owner's, and a cursor over it that has given a row.
+const CURSOR: &str = "
+    CREATE TABLE a (body text);
+    INSERT INTO a SELECT 'the text number ' || i FROM generate_series(1, 500) i;
+    CREATE FUNCTION f(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN t; END';
+    CREATE INDEX ON a USING laser (f(body));
+    CREATE OR REPLACE FUNCTION f(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+    DECLARE r refcursor := 'c'; x record;
+    BEGIN
+        IF current_user <> 'mal' THEN PERFORM rise(); END IF;
+        CASE current_setting('my.act', true)
+        WHEN 'close' THEN
+            PERFORM set_config('my.act', '', false);
+            CLOSE r;
+            PERFORM repeat('x', i * 1000) FROM generate_series(1, 50) i;
+        WHEN 'fetch' THEN
+            PERFORM set_config('my.act', '', false);
+            FETCH r INTO x;
+        WHEN 'fail' THEN
+            RAISE EXCEPTION 'failed as it was told';
+        ELSE NULL;
+        END CASE;
+        RETURN t;
+    END $$;
+    SET enable_seqscan = off;
+    BEGIN;
+    DECLARE c CURSOR FOR SELECT f(body) FROM a ORDER BY f(body) <=> 'train' LIMIT 10;
+    FETCH 1 FROM c";
+
+#[test]
+fn an_open_cursor_runs_nothing_for_others() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    owner.batch_execute(
+        "CREATE ROLE mal LOGIN; GRANT CREATE ON SCHEMA public TO mal;
+         CREATE TABLE secrets (id int, body text);
+         INSERT INTO secrets VALUES (1, 'the launch code is 1234'), (2, 'nothing');
+         CREATE FUNCTION search(q text) RETURNS bigint LANGUAGE sql SECURITY DEFINER
+             SET search_path = pg_catalog, public, pg_temp
+             AS $$ SELECT count(*) FROM secrets WHERE body OPERATOR(public.<=>) q < 2.5 $$",
+    )?;
+    let mut mal = cluster.connect("d")?;
+    mal.batch_execute("SET SESSION AUTHORIZATION mal")?;
+    mal.batch_execute(
+        "CREATE FUNCTION rise() RETURNS void LANGUAGE plpgsql AS 'BEGIN ALTER ROLE mal SUPERUSER; END'",
+    )?;
+    mal.batch_execute(CURSOR)?;
+    ensure!(
+        mal.query_one("SELECT search('train')", &[])?
+            .get::<_, i64>(0)
+            == 2
+    );
+    mal.batch_execute("COMMIT")?;
+    let risen: bool = owner
+        .query_one("SELECT rolsuper FROM pg_roles WHERE rolname = 'mal'", &[])?
+        .get(0);
+    ensure!(!risen, "mal is a superuser");
+    Ok(())
+}
+
+#[test]
+fn a_cursor_that_an_index_expression_meddles_with_ends_nothing() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    client.batch_execute(
+        "CREATE FUNCTION rise() RETURNS void LANGUAGE sql AS ''; CREATE ROLE mal SUPERUSER;
+         SET SESSION AUTHORIZATION mal",
+    )?;
+    client.batch_execute(CURSOR)?;
+    let ask = "SELECT 'the text number 432' <=> 'train'::text";
+    let alone: f64 = client.query_one(ask, &[])?.get(0);
+    for act in ["close", "fetch", "fail"] {
+        client.batch_execute(&format!(
+            "SET my.act = ''; CLOSE ALL;
+             DECLARE c CURSOR FOR SELECT f(body) FROM a ORDER BY f(body) <=> 'train' LIMIT 10;
+             FETCH 1 FROM c; SET my.act = '{act}'"
+        ))?;
+        ensure!(
+            client.query_one(ask, &[])?.get::<_, f64>(0) == alone,
+            "{act}"
+        );
+        // In the cursor's own query the server itself keeps the cursor from being closed or used.
+        client.batch_execute("SAVEPOINT s")?;
+        let (_, message, _) = failure(&mut client, "FETCH ALL FROM c")?;
+        let expected = match act {
+            "fail" => "failed as it was told",
+            _ => "cursor",
+        };
+        ensure!(
+            message.contains(expected) || message.contains("portal"),
+            "{act}: {message}"
+        );
+        client.batch_execute("ROLLBACK TO s")?;
+        ensure!(
+            client.query_one(ask, &[])?.get::<_, f64>(0) == alone,
+            "{act}"
+        );
+    }
+    ensure!(
+        client
+            .query_one("SELECT pg_backend_pid()", &[])?
+            .get::<_, i32>(0)
+            == pid
+    );
+    let log = cluster.log();
+    ensure!(!log.contains("terminated by signal"), "{log}");
+    Ok(())
+}
+
+/// An expression of the server's own functions is evaluated again after an error in it.
+#[test]
+fn an_error_in_an_expression_leaves_nothing_half_done() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE gc (id int, body text);
+         INSERT INTO gc SELECT i, md5(i::text) FROM generate_series(1, 200) i;
+         CREATE INDEX ON gc USING laser (upper(body));
+         SET enable_seqscan = off;
+         DO $$
+         DECLARE c refcursor; r record; first float8; again float8;
+         BEGIN
+             OPEN c FOR SELECT upper(body) AS n, upper(body) <=> 'THE COLD SOUP' AS d FROM gc
+                        ORDER BY upper(body) <=> 'THE COLD SOUP' LIMIT 10;
+             FETCH c INTO r;
+             first := r.n <=> 'THE COLD SOUP';
+             IF abs(first - r.d) > 2e-3 THEN RAISE EXCEPTION '% %', first, r.d; END IF;
+             BEGIN
+                 PERFORM 1 / (SELECT count(*) FROM gc WHERE upper(body) <=> 'THE COLD SOUP' > 5);
+             EXCEPTION WHEN division_by_zero THEN NULL;
+             END;
+             FETCH c INTO r;
+             again := r.n <=> 'THE COLD SOUP';
+             IF abs(again - r.d) > 2e-3 THEN RAISE EXCEPTION '% %', again, r.d; END IF;
+         END $$",
+    )?;
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! ALTER EXTENSION UPDATE: what it leaves is what CREATE EXTENSION makes, and tables and indexes of the
+//! older version work on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use laser_tests::Cluster;
+use postgres::Client;
+
+/// The whole script of a version that upgrades start from; what is installed are the newest one and
+/// the steps to it.
+const OLD: &str = include_str!("../fixtures/laser--0.1.0.sql");
+
+/// What there is of the extension, a line for each thing that a user or a dump could notice. OIDs
+/// and the order of creation are left out.
+const CATALOGUE: &str = r"
+WITH member AS (
+    SELECT classid, objid, pg_describe_object(classid, objid, 0) AS what FROM pg_depend
+    WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
+      AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'laser'))
+SELECT format('%s: comment %s', what, obj_description(objid, classid::regclass::name)) FROM member
+UNION ALL
+SELECT format('%s: initial privileges %s', what, initprivs) FROM member
+JOIN pg_init_privs p ON p.classoid = classid AND p.objoid = objid AND p.objsubid = 0
+UNION ALL
+SELECT format('%s: %s privileges %s support %s', what,
+              CASE WHEN prokind = 'a' THEN proargnames::text ELSE pg_get_functiondef(p.oid) END,
+              proacl, prosupport::regproc)
+FROM member JOIN pg_proc p ON classid = 'pg_proc'::regclass AND objid = p.oid
+UNION ALL
+SELECT format('%s: %s %s', what, pg_get_viewdef(c.oid), relacl)
+FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND objid = c.oid
+UNION ALL
+SELECT format('%s: column %s %s %s not null %s comment %s', what, attname,
+              format_type(atttypid, atttypmod), attnum, attnotnull, col_description(c.oid, attnum))
+FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND objid = c.oid
+JOIN pg_attribute ON attrelid = c.oid AND NOT attisdropped
+UNION ALL
+SELECT format('%s: constraint %s %s', what, conname, pg_get_constraintdef(n.oid))
+FROM member JOIN pg_constraint n ON classid = 'pg_class'::regclass AND conrelid = objid
+UNION ALL
+SELECT format('%s: category %s preferred %s storage %s alignment %s', what, typcategory,
+              typispreferred, typstorage, typalign)
+FROM member JOIN pg_type t ON classid = 'pg_type'::regclass AND objid = t.oid
+UNION ALL
+SELECT format('%s: %s %s %s %s', what, oprcode, oprrest,
+              oprcom::regoperator, oprnegate::regoperator)
+FROM member JOIN pg_operator o ON classid = 'pg_operator'::regclass AND objid = o.oid
+UNION ALL
+SELECT format('%s: %s %s', what, pg_describe_object(d.classid, d.objid, 0), d.deptype)
+FROM member JOIN pg_depend d ON d.refclassid = member.classid AND d.refobjid = member.objid
+WHERE d.classid IN ('pg_amop'::regclass, 'pg_amproc'::regclass, 'pg_cast'::regclass)";
+
+fn catalogue(client: &mut Client) -> Result<BTreeSet<String>> {
+    let rows = client.query(CATALOGUE, &[])?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Puts the old version's script beside the installed ones.
+fn install_old(cluster: &Cluster) -> Result<()> {
+    let share = cluster.psql(
+        "postgres",
+        "SELECT setting FROM pg_config WHERE name = 'SHAREDIR'",
+    )?;
+    let folder = Path::new(&share).join("extension");
+    let file = tempfile::NamedTempFile::new_in(&folder)?;
+    fs::write(file.path(), OLD)?;
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(file.path(), readable)?;
+    file.persist(folder.join("laser--0.1.0.sql"))?;
+    Ok(())
+}
+
+/// A database with the extension in a schema of its own, which the search path begins with.
+fn database(cluster: &Cluster, name: &str, version: &str) -> Result<Client> {
+    cluster.psql("postgres", &format!("CREATE DATABASE {name}"))?;
+    let mut client = cluster.connect(name)?;
+    client.batch_execute(&format!(
+        "CREATE SCHEMA x; CREATE EXTENSION laser SCHEMA x {version}; SET search_path = x, public"
+    ))?;
+    Ok(client)
+}
+
+#[test]
+fn an_updated_database_is_like_a_new_one() -> Result<()> {
+    let cluster = Cluster::new()?;
+    install_old(&cluster)?;
+    let mut new = database(&cluster, "new", "")?;
+    let mut old = database(&cluster, "old", "VERSION '0.1.0'")?;
+    old.batch_execute(
+        "CREATE TABLE public.t (id serial, body text, v embedding(8));
+         INSERT INTO t (body, v)
+         SELECT 'sentence ' || i, (SELECT array_agg(sin(i * n)) FROM generate_series(1, 8) n)::embedding
+         FROM generate_series(1, 2000) i;
+         CREATE INDEX ti ON t USING laser (v);
+         CREATE INDEX tb ON t USING laser (body) WHERE id <= 100;
+         CREATE VIEW public.mine AS SELECT name, error FROM laser_models;
+         CREATE TABLE public.state (LIKE laser_mining_state INCLUDING ALL)",
+    )?;
+    let nearest = "SELECT string_agg(id::text, ' ') FROM
+         (SELECT id FROM t ORDER BY v <=> (SELECT v FROM t WHERE id = 700) LIMIT 10) s";
+    let before: String = old.query_one(nearest, &[])?.get(0);
+
+    // Until then, what the library gives has the place that the old declaration means.
+    let failing =
+        "SELECT laser_embed('x'); SELECT count(*) FROM laser_models WHERE error IS NOT NULL";
+    let messages = old.simple_query(failing)?;
+    let counts: Vec<_> = messages
+        .iter()
+        .filter_map(|message| match message {
+            postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        })
+        .collect();
+    ensure!(counts.last().is_some_and(|n| n == "0"), "{counts:?}");
+    old.batch_execute("ALTER EXTENSION laser UPDATE")?;
+    let version = "SELECT extversion FROM pg_extension WHERE extname = 'laser'";
+    let of_old: String = old.query_one(version, &[])?.get(0);
+    let of_new: String = new.query_one(version, &[])?.get(0);
+    ensure!(of_old == of_new && of_old != "0.1.0", "{of_old}");
+    let (in_old, in_new) = (catalogue(&mut old)?, catalogue(&mut new)?);
+    let missing: Vec<_> = in_new.difference(&in_old).collect();
+    let surplus: Vec<_> = in_old.difference(&in_new).collect();
+    ensure!(in_new.len() > 300, "{}", in_new.len());
+    ensure!(
+        missing.is_empty() && surplus.is_empty(),
+        "missing after the update: {missing:#?}\nonly after the update: {surplus:#?}"
+    );
+
+    old.batch_execute("SELECT FROM mine")?;
+    let after: String = old.query_one(nearest, &[])?.get(0);
+    ensure!(after == before, "{after} instead of {before}");
+    let found = old.query("SELECT laser_index_check('ti')", &[])?;
+    ensure!(found.is_empty(), "{:?}", found[0].get::<_, String>(0));
+    // The procedure is the new one: it labels the column.
+    old.batch_execute("ALTER TABLE t ADD e embedding")?;
+    old.batch_execute("CALL laser_embed_table('t', 'body', 'e')")?;
+    let models = "SELECT count(*) FROM laser_models_used WHERE relation = 't'::regclass";
+    ensure!(old.query_one(models, &[])?.get::<_, i64>(0) == 2);
+    Ok(())
+}
+
+/// Every version that there was leads to the newest one.
+#[test]
+fn there_is_a_way_from_every_version() -> Result<()> {
+    let cluster = Cluster::new()?;
+    install_old(&cluster)?;
+    let paths = "SELECT count(*) FROM pg_extension_update_paths('laser')
+         WHERE target = (SELECT default_version FROM pg_available_extensions WHERE name = 'laser')
+           AND source <> target AND path IS NULL";
+    ensure!(cluster.psql("postgres", paths)? == "0");
+    ensure!(cluster.psql("postgres", &paths.replace("IS NULL", "IS NOT NULL"))? != "0");
+    Ok(())
+}
