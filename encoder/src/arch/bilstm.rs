@@ -15,6 +15,7 @@ use crate::EncoderError;
 use crate::config::{BilstmConfig, BilstmPooling};
 use crate::encoder::Precision;
 use crate::folder::{Matrix, Weights};
+use crate::kernels::arena::Arena;
 use crate::kernels::clock::thread_seconds;
 use crate::kernels::gemm::Start;
 use crate::kernels::lstm::{interleaved, padded};
@@ -120,8 +121,9 @@ impl Bilstm {
                 parts.push((layer, suffix));
             }
         }
+        let arena = Arena::default();
         let load = |(layer, suffix): &(usize, &str)| {
-            Direction::load(isa, config, weights, *layer, suffix, precision)
+            Direction::load(&arena, isa, config, weights, *layer, suffix, precision)
         };
         let directions: Vec<Direction> = if parallel {
             parts.par_iter().map(load).collect::<Result<_, _>>()?
@@ -180,6 +182,7 @@ impl Bilstm {
 
 impl Direction {
     fn load(
+        arena: &Arena,
         isa: Isa,
         config: &BilstmConfig,
         weights: &Weights,
@@ -201,18 +204,25 @@ impl Direction {
         let mut input = Vec::new();
         let mut column = 0;
         for &depth in &inputs {
-            input.push(Product::new(isa, columns, depth, precision, |j, row| {
-                let Some(source) = interleaved(j, hidden) else {
-                    return false;
-                };
-                matrix.row_into(source, &mut full);
-                row.copy_from_slice(&full[column..column + depth]);
-                true
-            }));
+            input.push(Product::new(
+                arena,
+                isa,
+                columns,
+                depth,
+                precision,
+                |j, row| {
+                    let Some(source) = interleaved(j, hidden) else {
+                        return false;
+                    };
+                    matrix.row_into(source, &mut full);
+                    row.copy_from_slice(&full[column..column + depth]);
+                    true
+                },
+            ));
             column += depth;
         }
         let matrix = weights.matrix(&name("weight_hh"), 4 * hidden, hidden)?;
-        let recurrent = Product::new(isa, columns, hidden, precision, |j, row| {
+        let recurrent = Product::new(arena, isa, columns, hidden, precision, |j, row| {
             let Some(source) = interleaved(j, hidden) else {
                 return false;
             };
@@ -334,7 +344,16 @@ pub(crate) fn faster_than_f32(
     let packing = Packing::new(&[&sequence[..]; PROBE.0]);
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
     super::faster_than_f32(|precision| {
-        let direction = Direction::load(isa, config, weights, config.layers - 1, "", precision)?;
+        let arena = Arena::default();
+        let direction = Direction::load(
+            &arena,
+            isa,
+            config,
+            weights,
+            config.layers - 1,
+            "",
+            precision,
+        )?;
         let tokens = packing.tokens();
         let inputs: Vec<Operand> = direction
             .input

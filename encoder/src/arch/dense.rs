@@ -3,6 +3,7 @@
 use crate::EncoderError;
 use crate::config::{Activation, Dense};
 use crate::folder::Weights;
+use crate::kernels::arena::Arena;
 use crate::kernels::gemm::{Packed, Start, Storage, matmul};
 use crate::kernels::{Isa, math};
 
@@ -25,6 +26,7 @@ pub(crate) struct Head {
 
 impl Head {
     pub fn load(dense: &[Dense], weights: &Weights) -> Result<Self, EncoderError> {
+        let arena = Arena::default();
         let mut layers = Vec::new();
         for (i, d) in dense.iter().enumerate() {
             let matrix = weights.matrix(&format!("dense.{i}.weight"), d.output, d.input)?;
@@ -37,7 +39,7 @@ impl Head {
                 None
             };
             layers.push(Layer {
-                weight: Packed::new(d.output, d.input, Storage::F32, |j, row| {
+                weight: Packed::new(&arena, d.output, d.input, Storage::F32, |j, row| {
                     matrix.row_into(j, row);
                     true
                 }),

@@ -9,6 +9,7 @@ use crate::batch::Budget;
 use crate::config::{NormPosition, TransformerConfig, TransformerPooling};
 use crate::encoder::Precision;
 use crate::folder::{Matrix, Weights};
+use crate::kernels::arena::Arena;
 use crate::kernels::attention::{self, attend};
 use crate::kernels::clock::thread_seconds;
 use crate::kernels::gemm::Start;
@@ -35,6 +36,7 @@ struct Linear {
 impl Linear {
     /// The rows of several matrices below each other, each multiplied by its factor.
     fn load(
+        arena: &Arena,
         isa: Isa,
         precision: Precision,
         weights: &Weights,
@@ -50,7 +52,7 @@ impl Linear {
             bias.extend(part.iter().map(|x| x * factor));
         }
         let n = rows * parts.len();
-        let weight = Product::new(isa, n, columns, precision, |j, row| {
+        let weight = Product::new(arena, isa, n, columns, precision, |j, row| {
             matrices[j / rows].row_into(j % rows, row);
             let factor = parts[j / rows].1;
             row.iter_mut().for_each(|x| *x *= factor);
@@ -81,6 +83,7 @@ struct Layer {
 
 impl Layer {
     fn load(
+        arena: &Arena,
         isa: Isa,
         config: &TransformerConfig,
         weights: &Weights,
@@ -91,7 +94,7 @@ impl Layer {
         let name = |what: &str| format!("layers.{layer}.{what}");
         let linear = |what: &str, rows, columns, precision| {
             let parts = [(name(what), 1.0)];
-            Linear::load(isa, precision, weights, &parts, rows, columns)
+            Linear::load(arena, isa, precision, weights, &parts, rows, columns)
         };
         let scale = 1.0 / ((d / config.heads) as f32).sqrt();
         let parts = [("query", scale), ("key", 1.0), ("value", 1.0)]
@@ -100,11 +103,11 @@ impl Layer {
         let (parts, value) = if finer == precision {
             (&parts[..], None)
         } else {
-            let value = Linear::load(isa, finer, weights, &parts[2..], d, d)?;
+            let value = Linear::load(arena, isa, finer, weights, &parts[2..], d, d)?;
             (&parts[..2], Some(value))
         };
         Ok(Self {
-            input: Linear::load(isa, precision, weights, parts, d, d)?,
+            input: Linear::load(arena, isa, precision, weights, parts, d, d)?,
             value,
             output: linear("attention.output", d, d, precision)?,
             attention_norm: load_norm(weights, &name("attention_norm"), config)?,
@@ -178,7 +181,8 @@ impl Transformer {
             let types = weights.matrix("embed_types.weight", config.type_vocab_size, d)?;
             types.row_into(0, &mut token_type);
         }
-        let load = |l| Layer::load(isa, config, weights, l, precision);
+        let arena = Arena::default();
+        let load = |l| Layer::load(&arena, isa, config, weights, l, precision);
         let layers = if parallel {
             let layers = (0..config.layers).into_par_iter().map(load);
             layers.collect::<Result<_, _>>()?
@@ -378,7 +382,7 @@ pub(crate) fn faster_than_f32(
 ) -> Result<Vec<Precision>, EncoderError> {
     let (isa, tokens) = (Isa::detect(), PROBE.0 * PROBE.1);
     super::faster_than_f32(|precision| {
-        let layer = Layer::load(isa, config, weights, 0, precision)?;
+        let layer = Layer::load(&Arena::default(), isa, config, weights, 0, precision)?;
         let mut scratch = Scratch::new(config, &layer, tokens);
         let mut run = || {
             for (i, x) in scratch.states.iter_mut().enumerate() {

@@ -9,6 +9,7 @@
 use half::bf16;
 
 use super::Isa;
+use super::arena::{Arena, Block};
 
 /// Output columns of a panel.
 pub const PANEL: usize = 16;
@@ -24,7 +25,7 @@ const M_BLOCK: usize = 120;
 struct Line32([f32; 16]);
 
 #[repr(C, align(32))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Zeroable)]
 struct Line16([bf16; 16]);
 
 /// Element type of packed weights.
@@ -37,8 +38,10 @@ pub enum Storage {
 }
 
 enum Data {
-    F32(Vec<Line32>),
-    Bf16(Vec<Line16>),
+    F32(Block<Line32>),
+    Bf16(Block<Line16>),
+    /// f32 that change from call to call ([`Packed::fill`]).
+    Scratch(Vec<Line32>),
 }
 
 /// A matrix W of `columns()` x `depth()` (row-major [n, k] as in PyTorch) in panels.
@@ -52,6 +55,7 @@ impl Packed {
     /// Packs `n` rows of length `k`. `row(j, buffer)` fills `buffer` with row j and returns true,
     /// or returns false for a row of zeros.
     pub fn new(
+        arena: &Arena,
         n: usize,
         k: usize,
         storage: Storage,
@@ -59,8 +63,8 @@ impl Packed {
     ) -> Self {
         let panels = n.div_ceil(PANEL);
         let mut data = match storage {
-            Storage::F32 => Data::F32(Vec::with_capacity(panels * k)),
-            Storage::Bf16 => Data::Bf16(Vec::with_capacity(panels * k)),
+            Storage::F32 => Data::F32(arena.zeroed(panels * k)),
+            Storage::Bf16 => Data::Bf16(arena.zeroed(panels * k)),
         };
         // The rows of one panel; then its lines, in order.
         let mut rows = vec![0f32; PANEL * k];
@@ -72,11 +76,17 @@ impl Packed {
                 }
             }
             let line = |p: usize| std::array::from_fn(|lane| rows[lane * k + p]);
+            let at = panel * k..(panel + 1) * k;
             match &mut data {
-                Data::F32(lines) => lines.extend((0..k).map(|p| Line32(line(p)))),
-                Data::Bf16(lines) => {
-                    lines.extend((0..k).map(|p| Line16(line(p).map(bf16::from_f32))));
+                Data::F32(lines) => {
+                    let lines = lines[at].iter_mut().zip(0..);
+                    lines.for_each(|(to, p)| *to = Line32(line(p)));
                 }
+                Data::Bf16(lines) => {
+                    let lines = lines[at].iter_mut().zip(0..);
+                    lines.for_each(|(to, p)| *to = Line16(line(p).map(bf16::from_f32)));
+                }
+                Data::Scratch(_) => unreachable!("made above"),
             }
         }
         Self { n, k, data }
@@ -87,7 +97,7 @@ impl Packed {
         Self {
             n: 0,
             k: 0,
-            data: Data::F32(Vec::new()),
+            data: Data::Scratch(Vec::new()),
         }
     }
 
@@ -95,15 +105,15 @@ impl Packed {
     /// panel i: line p holds element p of 16 rows. Lines have any contents before.
     ///
     /// # Panics
-    /// If it is stored as bf16.
+    /// Unless it was made [empty](Self::empty).
     pub(super) fn fill(
         &mut self,
         n: usize,
         k: usize,
         mut panel: impl FnMut(usize, &mut [[f32; PANEL]]),
     ) {
-        let Data::F32(lines) = &mut self.data else {
-            panic!("a matrix of f32");
+        let Data::Scratch(lines) = &mut self.data else {
+            panic!("a matrix that was made empty");
         };
         lines.resize(n.div_ceil(PANEL) * k, Line32([0.0; PANEL]));
         for (i, lines) in lines.chunks_exact_mut(k.max(1)).enumerate() {
@@ -113,9 +123,10 @@ impl Packed {
     }
 
     /// Packs a row-major matrix [n, k].
-    pub fn from_rows(n: usize, k: usize, storage: Storage, data: &[f32]) -> Self {
+    #[cfg(test)]
+    fn from_rows(n: usize, k: usize, storage: Storage, data: &[f32]) -> Self {
         assert_eq!(data.len(), n * k, "matrix [n, k]");
-        Self::new(n, k, storage, |j, buffer| {
+        Self::new(&Arena::default(), n, k, storage, |j, buffer| {
             buffer.copy_from_slice(&data[j * k..(j + 1) * k]);
             true
         })
@@ -135,6 +146,7 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         match &self.data {
             Data::F32(lines) => std::mem::size_of_val(&lines[..]),
+            Data::Scratch(lines) => std::mem::size_of_val(&lines[..]),
             Data::Bf16(lines) => std::mem::size_of_val(&lines[..]),
         }
     }
@@ -144,6 +156,7 @@ impl Packed {
         debug_assert!(panel < self.n.div_ceil(PANEL));
         match &self.data {
             Data::F32(lines) => PanelPtr::F32(lines[panel * self.k..].as_ptr().cast()),
+            Data::Scratch(lines) => PanelPtr::F32(lines[panel * self.k..].as_ptr().cast()),
             Data::Bf16(lines) => PanelPtr::Bf16(lines[panel * self.k..].as_ptr().cast()),
         }
     }

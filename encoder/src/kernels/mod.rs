@@ -4,6 +4,7 @@
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
 //! chooses once per process.
 
+pub(crate) mod arena;
 pub mod attention;
 pub(crate) mod clock;
 pub mod dots;

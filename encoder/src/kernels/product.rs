@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Isa;
+use super::arena::Arena;
 use super::dots::{self, Dots, Unit};
 use super::gemm::{self, Packed, Start, Storage, check_rows};
 use super::lstm::{self, Complete, Floats, Step, padded};
@@ -74,6 +75,7 @@ fn mismatch() -> ! {
 impl Weights {
     /// Packs `n` rows of length `k`, as [`Packed::new`], for what `isa` has.
     pub fn new(
+        arena: &Arena,
         isa: Isa,
         n: usize,
         k: usize,
@@ -82,15 +84,15 @@ impl Weights {
     ) -> Self {
         let exact = matches!(precision, Precision::F32 | Precision::Auto);
         if exact {
-            return Self::Float(Packed::new(n, k, Storage::F32, row));
+            return Self::Float(Packed::new(arena, n, k, Storage::F32, row));
         }
         if let Some(unit) = Unit::of(isa, precision) {
-            return Self::Dots(Dots::new(n, k, unit, row));
+            return Self::Dots(Dots::new(arena, n, k, unit, row));
         }
         if precision == Precision::Bf16 && !quantized::has_bf16_unit() {
-            return Self::Float(Packed::new(n, k, Storage::Bf16, row));
+            return Self::Float(Packed::new(arena, n, k, Storage::Bf16, row));
         }
-        Self::Quantized(Quantized::new(n, k, precision, row))
+        Self::Quantized(Quantized::new(arena, n, k, precision, row))
     }
 
     /// Output columns.

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use numkong::{Dots, bf16, cap};
 
+use super::arena::{Arena, Block};
 use super::gemm::{Start, check_output, check_rows};
 use super::int8;
 use crate::encoder::Precision;
@@ -35,14 +36,14 @@ pub fn has_bf16_unit() -> bool {
 
 /// One cache line, for alignment.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Zeroable)]
 struct Line([u8; 64]);
 
 /// A matrix W of n x k, packed by NumKong.
 pub struct Quantized {
     n: usize,
     k: usize,
-    packed: Vec<Line>,
+    packed: Block<Line>,
     /// int8: the factor of each of the n rows. Empty for bf16.
     scale: Vec<f32>,
 }
@@ -98,6 +99,7 @@ impl Quantized {
     /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`]; `precision` must be
     /// [`Precision::Bf16`] or [`Precision::I8`].
     pub fn new(
+        arena: &Arena,
         n: usize,
         k: usize,
         precision: Precision,
@@ -110,7 +112,7 @@ impl Quantized {
         } else {
             bf16::dots_packed_size(n, k)
         };
-        let mut packed = vec![Line([0; 64]); size.div_ceil(64)];
+        let mut packed = arena.zeroed::<Line>(size.div_ceil(64));
         let mut scale = Vec::new();
         if is_i8 {
             let mut bytes = vec![0i8; n * k];
@@ -263,7 +265,7 @@ mod tests {
             let w: Vec<f32> = (0..n * k).map(|i| value(i + 17)).collect();
             let bias: Vec<f32> = (0..n).map(value).collect();
             for (precision, tolerance) in [(Precision::Bf16, 0.01), (Precision::I8, 0.02)] {
-                let packed = Quantized::new(n, k, precision, |j, row| {
+                let packed = Quantized::new(&Arena::default(), n, k, precision, |j, row| {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
                 });

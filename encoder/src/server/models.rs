@@ -402,6 +402,7 @@ impl Models {
         if self.memory_limit == 0 {
             return;
         }
+        let mut dropped = false;
         loop {
             let mut others = 0;
             let mut oldest = None;
@@ -413,14 +414,18 @@ impl Models {
                     oldest = oldest.max(Some((std::cmp::Reverse(model.used), other.clone())));
                 }
             }
-            let Some((_, other)) = oldest else { return };
-            if others + bytes <= self.memory_limit {
-                return;
-            }
+            let Some((_, other)) = oldest.filter(|_| others + bytes > self.memory_limit) else {
+                break;
+            };
             log(&format!(
                 "model \"{other}\" dropped to keep to the memory limit"
             ));
             self.entries.remove(&other);
+            dropped = true;
+        }
+        // What is free counts for the system until it is given back.
+        if dropped {
+            laser_encoder::heap::trim();
         }
     }
 

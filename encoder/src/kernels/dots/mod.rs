@@ -21,6 +21,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::arena::{Arena, Block};
 use super::gemm::{PANEL, Start, check_output, check_rows};
 use super::lstm::{Recurrent, UNITS};
 use super::{Isa, int8, quantized};
@@ -147,7 +148,7 @@ pub struct Dots {
     k: usize,
     /// Groups of inner indices, the last one padded with zeros.
     groups: usize,
-    lines: Vec<Line>,
+    lines: Block<Line>,
     scales: Scales,
 }
 
@@ -202,6 +203,7 @@ impl Dots {
     /// # Panics
     /// If this processor lacks the unit.
     pub fn new(
+        arena: &Arena,
         n: usize,
         k: usize,
         unit: Unit,
@@ -211,7 +213,7 @@ impl Dots {
         let (per_group, panels, width) = (unit.per_group(), unit.panels(), unit.width());
         let groups = unit.groups(k);
         let columns = n.next_multiple_of(width);
-        let mut lines = vec![Line([0; 64]); columns / PANEL * groups];
+        let mut lines = arena.zeroed::<Line>(columns / PANEL * groups);
         let mut scales = Scales {
             factor: vec![0.0; columns],
             sum: vec![0.0; columns],
@@ -554,7 +556,7 @@ mod tests {
                     continue;
                 }
                 let tolerance = if matches!(unit, Unit::Bf16 | Unit::AmxBf16) { 0.01 } else { 0.02 };
-                let packed = Dots::new(n, k, unit, |j, row| {
+                let packed = Dots::new(&Arena::default(), n, k, unit, |j, row| {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
                 });
