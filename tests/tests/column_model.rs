@@ -356,3 +356,56 @@ fn the_list_of_models_waits_for_nobody() -> Result<()> {
     ensure!(looks > 3, "{looks}");
     Ok(())
 }
+
+/// Mining compares what its two queries return, which it knows as little as the planner unless labels say.
+#[test]
+fn mining_does_not_compare_two_models() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    client.batch_execute(
+        "CREATE TABLE other AS SELECT id, body, laser_embed(body, 'two') AS m FROM t;
+         ALTER TABLE other ALTER m TYPE embedding(32);
+         SECURITY LABEL FOR laser ON COLUMN other.m IS 'two';
+         CREATE TABLE unknown AS SELECT id, m FROM other;
+         CREATE VIEW v AS SELECT id, m AS renamed FROM other;
+         CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL);
+         CREATE INDEX ON t USING laser (m); CREATE INDEX ON other USING laser (m)",
+    )?;
+    let one = "SELECT id, m FROM t";
+    let calls = [
+        "laser_mine('$1', '$2')",
+        "laser_mine('$1', '$2', k => 2, method => 'index')",
+        "laser_knn_join('$1', '$2')",
+        "laser_margin_scores('SELECT 1, 1', '$1', '$2')",
+        "laser_mine_update('state', '$1', '$2')",
+    ];
+    let call = |call: &str, source: &str, target: &str| {
+        format!(
+            "SELECT * FROM {}",
+            call.replace("$1", source).replace("$2", target)
+        )
+    };
+    for other in [
+        "SELECT id, m FROM other",
+        "SELECT * FROM v",
+        "SELECT o.id, m FROM other o JOIN unknown u USING (id, m)",
+        "WITH w AS MATERIALIZED (SELECT * FROM v) SELECT id, renamed FROM w",
+        "SELECT id, laser_embed(body, ''two'') FROM t",
+    ] {
+        for function in calls {
+            refused(&mut client, &call(function, one, other))?;
+            refused(&mut client, &call(function, other, one))?;
+        }
+    }
+    for function in calls {
+        if !function.contains("index") {
+            client.batch_execute(&call(function, one, one))?;
+            client.batch_execute(&call(function, one, "SELECT id, m FROM unknown"))?;
+            // Texts are embedded by the session's model.
+            let texts = "SELECT id, body FROM t";
+            client.batch_execute(&call(function, one, texts))?;
+            refused(&mut client, &call(function, texts, "SELECT * FROM v"))?;
+        }
+    }
+    Ok(())
+}

@@ -3,6 +3,7 @@
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
 //! [`embed_once`] and [`embed_pair`] those that a statement may ask for again,
+//! [`Origins`] and [`refuse_two_models`] tell of which model embeddings are,
 //! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
 //! one that is used where none is named, [`search`] lets the encoder
 //! process search for neighbours.
@@ -16,6 +17,7 @@ mod guc;
 mod installation;
 mod labels;
 mod mixing;
+mod origins;
 mod pulse;
 mod recent;
 mod resident;
@@ -24,9 +26,10 @@ mod status;
 mod transaction;
 mod worker;
 
-pub use embed::model_name;
 pub use embed::{describe_model, embed_texts};
 pub use labels::hex;
+pub use mixing::refuse_two_models;
+pub use origins::{Origin, Origins, members, node};
 pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
 pub use resident::session_model;
 pub use search::{Files, Searched, search};

@@ -14,7 +14,7 @@ use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
 use super::call::{Call, Room};
-use super::load::{self, Loaded, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
+use super::load::{self, Loaded, Rows, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
 use super::{errors, lists};
@@ -23,13 +23,12 @@ use crate::types::{raise, raise_hint};
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
 pub fn neighbours(
-    [source, target]: [&[u8]; 2],
+    queries: [&[u8]; 2],
     k: usize,
     unify: bool,
     call: &mut Call,
 ) -> (Neighbourhoods, Loaded, Loaded) {
-    let parse = |name, sql| Query::parse(&call.spi, name, sql, &SIDE_COLUMNS, call.namespace);
-    let (source_query, target_query) = (parse("source", source), parse("target", target));
+    let (source_query, target_query) = load::parse(queries, &call.spi, call.namespace);
     if source_query.type_of(1) != target_query.type_of(1) {
         raise_hint(
             PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,

@@ -8,14 +8,15 @@ use std::path::PathBuf;
 
 use laser_mining::{RowStore, Side, temporary_file};
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
 
 use super::call::{Call, Room};
 use super::errors;
 use super::guc;
 use super::progress::Progress;
-use super::query::{Batch, Kind, Query, Snapshot, Wanted};
+use super::query::{Batch, Kind, Query, Snapshot, Spi, Wanted};
 use super::row::Value;
-use crate::encode::embed_texts;
+use crate::encode::{embed_texts, refuse_two_models};
 use crate::memory::{insert, or_raise, push};
 use crate::types::{raise, raise_hint};
 
@@ -292,18 +293,31 @@ pub fn reading(side: Side) -> &'static str {
     }
 }
 
+/// Parses the queries of both sides; raises a SQL error if they are known to give embeddings of two
+/// models.
+pub fn parse<'a>(
+    [source, target]: [&'a [u8]; 2],
+    spi: &Spi,
+    namespace: Oid,
+) -> (Query<'a>, Query<'a>) {
+    let parse = |name, sql| Query::parse(spi, name, sql, &SIDE_COLUMNS, namespace);
+    let queries = (parse("source", source), parse("target", target));
+    refuse_two_models(queries.0.origins(), queries.1.origins());
+    queries
+}
+
 /// Runs the queries of both sides. `unify`: of equal texts only the one with the lowest id is kept.
-pub fn load([source, target]: [&[u8]; 2], unify: bool, call: &mut Call) -> (Loaded, Loaded) {
+pub fn load(queries: [&[u8]; 2], unify: bool, call: &mut Call) -> (Loaded, Loaded) {
+    let (source, target) = parse(queries, &call.spi, call.namespace);
     (
-        load_side(Side::Source, source, unify, call),
-        load_side(Side::Target, target, unify, call),
+        load_side(Side::Source, &source, unify, call),
+        load_side(Side::Target, &target, unify, call),
     )
 }
 
-fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
+fn load_side(side: Side, query: &Query<'_>, unify: bool, call: &mut Call) -> Loaded {
     call.progress.phase(reading(side));
     let name = side.to_string();
-    let query = Query::parse(&call.spi, &name, sql, &SIDE_COLUMNS, call.namespace);
     let kind = query.kind(1);
     let limit = memory_of_side();
     let mut loaded = Loaded {
@@ -313,7 +327,7 @@ fn load_side(side: Side, sql: &[u8], unify: bool, call: &mut Call) -> Loaded {
     };
     let mut seen = HashSet::new();
     let room = &call.room;
-    each_row(&query, side, &mut call.progress, |batch, rows| {
+    each_row(query, side, &mut call.progress, |batch, rows| {
         let mut chosen = rows.to_vec();
         if unify && kind == Kind::Text {
             chosen.retain(|&(_, row)| {

@@ -8,6 +8,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, PgSqlErrorCode, PgTryBuilder, check_for_interrupts};
 
+use crate::encode::{Origin, Origins};
 use crate::encoding;
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint, raise_like};
 
@@ -152,6 +153,8 @@ pub struct Query<'a> {
     sql: &'a [u8],
     /// Kind and type of each column.
     columns: Vec<(Kind, Oid)>,
+    /// Of which model the embeddings are in the last column, as far as that is known.
+    origins: Vec<Origin>,
 }
 
 impl<'a> Query<'a> {
@@ -171,7 +174,7 @@ impl<'a> Query<'a> {
         let plan = about(name, || prepare(sql));
         // SAFETY: a valid plan has a list of plan sources, each with a list of queries after
         // parse analysis; both live as long as the plan.
-        let (columns, extent) = unsafe {
+        let (columns, origins, extent) = unsafe {
             let sources = pg_sys::SPI_plan_get_plan_sources(plan);
             if sources.is_null() || (*sources).length != 1 {
                 not_a_select(name);
@@ -196,11 +199,23 @@ impl<'a> Query<'a> {
                 .map(|at| pg_sys::SPI_gettypeid(descriptor, at))
                 .collect();
             let columns = check_columns(name, &types, wanted, namespace);
+            let embedded = (wanted.last()).is_some_and(|w| w.kinds.contains(&Kind::Embedding));
+            let origins = match columns.last().filter(|_| embedded) {
+                Some((Kind::Embedding | Kind::HalfEmbedding, _)) => {
+                    Origins::in_schema(namespace).of_output(query, columns.len() as i16)
+                }
+                Some((Kind::Text, _)) => {
+                    let what = format!("the texts of the {name} query");
+                    Origin::of_session(what).into_iter().collect()
+                }
+                _ => Vec::new(),
+            };
             // Where a semicolon ended the statement; no length means the end of the text.
             let from = (*query).stmt_location.max(0) as usize;
             let length = (*query).stmt_len.max(0) as usize;
             (
                 columns,
+                origins,
                 from..if length > 0 { from + length } else { sql.len() },
             )
         };
@@ -210,7 +225,13 @@ impl<'a> Query<'a> {
             name,
             sql: sql.get(extent).unwrap_or(sql),
             columns,
+            origins,
         }
+    }
+
+    /// Of which model the embeddings are that the last column has, or that are made of its texts.
+    pub fn origins(&self) -> &[Origin] {
+        &self.origins
     }
 
     /// The kind of a column, counted from 0.

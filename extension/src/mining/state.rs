@@ -17,7 +17,7 @@ use pgrx::prelude::*;
 use super::call::{Call, Room, watch};
 use super::functions::k_of;
 use super::lists::{self, Lists};
-use super::load::{self, Rows, SIDE_COLUMNS, content_hash, each_row, push_batch};
+use super::load::{self, Rows, content_hash, each_row, push_batch};
 use super::pairs::{Choice, MinedRows};
 use super::progress::Progress;
 use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
@@ -193,7 +193,7 @@ impl Part {
     fn read(
         table: &Table<'_>,
         side: Side,
-        sql: &[u8],
+        query: &Query<'_>,
         unify: bool,
         progress: &mut Progress,
         room: &Room,
@@ -209,7 +209,6 @@ impl Part {
         });
 
         let name = side.to_string();
-        let query = Query::parse(table.spi, &name, sql, &SIDE_COLUMNS, table.namespace);
         let kind = query.kind(1);
         // Another model makes other embeddings of the same text, which are new content.
         let seed = match kind {
@@ -220,7 +219,7 @@ impl Part {
         let (mut added, mut added_rows) = (Vec::new(), Rows::default());
         let mut seen = HashSet::new();
         let limit = load::memory_of_side() / 2;
-        each_row(&query, side, progress, |batch, rows| {
+        each_row(query, side, progress, |batch, rows| {
             let mut chosen = Vec::new();
             for &(id, row) in rows {
                 let hash = match kind {
@@ -489,9 +488,10 @@ fn laser_mine_update(
     let lock = format!("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE", table.name);
     Statement::prepare(&call.spi, &lock, &[]).run(Vec::new);
 
+    let (source, target) = load::parse([source, target], &call.spi, call.namespace);
     let progress = &mut call.progress;
-    let source = Part::read(&table, Side::Source, source, unify, progress, &call.room);
-    let target = Part::read(&table, Side::Target, target, unify, progress, &call.room);
+    let source = Part::read(&table, Side::Source, &source, unify, progress, &call.room);
+    let target = Part::read(&table, Side::Target, &target, unify, progress, &call.room);
     let dimensions = load::common_dimensions(source.dimensions(&table), target.dimensions(&table));
     load::check_lists(source.ids.len(), target.ids.len(), k);
     let known = Neighbourhoods {
