@@ -143,3 +143,79 @@ fn an_error_in_an_expression_leaves_nothing_half_done() -> Result<()> {
     )?;
     Ok(())
 }
+
+/// Policies and security-barrier views decide by distances of their own, whatever index somebody searches beside
+/// them: one that has another value for the same text, or one that rounds.
+#[test]
+fn what_decides_who_sees_a_row_hears_no_index() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    owner.batch_execute(
+        "CREATE ROLE mallory LOGIN; CREATE SCHEMA atk AUTHORIZATION mallory;
+         CREATE TABLE secret (id int, body text);
+         INSERT INTO secret VALUES (1, 'the merger with Acme is planned for spring'), (2, 'lunch menu of today');
+         CREATE VIEW barrier WITH (security_barrier) AS
+             SELECT * FROM secret WHERE body <=> 'company merger' > 0.7;
+         CREATE TABLE parts (id int, body text) PARTITION BY LIST (id);
+         CREATE TABLE part PARTITION OF parts FOR VALUES IN (1);
+         INSERT INTO parts SELECT 1, body FROM secret;
+         INSERT INTO parts SELECT 1, 'filler text number ' || i FROM generate_series(1, 200) i;
+         CREATE INDEX ON parts USING laser (body) WITH (quantization = b1);
+         ALTER TABLE secret ENABLE ROW LEVEL SECURITY; ALTER TABLE parts ENABLE ROW LEVEL SECURITY;
+         GRANT SELECT ON secret, barrier, parts TO mallory",
+    )?;
+    let mut mallory = cluster.connect("d")?;
+    mallory.batch_execute(
+        "SET SESSION AUTHORIZATION mallory; SET enable_seqscan = off; SET enable_sort = off;
+         CREATE TABLE atk.a (body text);
+         INSERT INTO atk.a VALUES ('the merger with Acme is planned for spring');
+         CREATE TEXT SEARCH CONFIGURATION atk.c (PARSER = default);
+         ALTER TEXT SEARCH CONFIGURATION atk.c ADD MAPPING FOR asciiword WITH simple;
+         CREATE INDEX ON atk.a USING laser (ts_headline('atk.c'::regconfig, body, 'merger'::tsquery,
+             'HighlightAll=true, StartSel=\"how to bake bread with olives \", StopSel=\"\"'));
+         ALTER TEXT SEARCH CONFIGURATION atk.c DROP MAPPING FOR asciiword;
+         CREATE TABLE atk.b AS SELECT * FROM atk.a;
+         INSERT INTO atk.b SELECT 'filler text number ' || i FROM generate_series(1, 200) i;
+         CREATE INDEX ON atk.b USING laser (body) WITH (quantization = b1)",
+    )?;
+    let distance = "body <=> 'company merger'";
+    let exact: f64 = owner
+        .query_one(&format!("SELECT {distance} FROM secret WHERE id = 1"), &[])?
+        .get(0);
+    let expression = "ts_headline('atk.c'::regconfig, body, 'merger'::tsquery,
+        'HighlightAll=true, StartSel=\"how to bake bread with olives \", StopSel=\"\"') <=> 'company merger'";
+    let mine = [
+        format!("SELECT body FROM atk.a ORDER BY {expression} LIMIT 50"),
+        format!("SELECT body FROM atk.b ORDER BY {distance} LIMIT 50"),
+    ];
+    // Each policy hides the row by its distance, by much and by little.
+    for policy in [
+        format!("{distance} > 0.7"),
+        format!("{distance} < {}", exact - 1e-5),
+        format!("{distance} > {}", exact + 1e-5),
+    ] {
+        owner.batch_execute(&format!(
+            "DROP POLICY IF EXISTS p ON secret; CREATE POLICY p ON secret USING ({policy});
+             DROP POLICY IF EXISTS p ON parts; CREATE POLICY p ON parts USING ({policy})"
+        ))?;
+        for mine in &mine {
+            for theirs in ["secret", "barrier"] {
+                let sql = format!(
+                    "SELECT s.id FROM ({mine}) a
+                     CROSS JOIN LATERAL (SELECT * FROM {theirs} s WHERE s.body = a.body OFFSET 0) s"
+                );
+                let seen = mallory.query(&sql, &[])?.len();
+                ensure!(seen == 0, "{policy}: {seen} rows by {sql}");
+            }
+        }
+        let seen = mallory.query(
+            &format!("SELECT body FROM parts ORDER BY {distance} LIMIT 300"),
+            &[],
+        )?;
+        let seen = seen
+            .iter()
+            .any(|row| row.get::<_, String>(0).starts_with("the merger"));
+        ensure!(!seen, "{policy}");
+    }
+    Ok(())
+}

@@ -18,8 +18,8 @@
 //!  validate   operator classes
 //!  kinds      their support functions
 //!  text       the distance of two texts
-//!  given      what scans have just given, for that distance
-//!  writing    queries to which that is not told
+//!  rewrite    plans in which a scan has computed that distance already
+//!  given      the distances of scans for such plans
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!
@@ -42,6 +42,7 @@ mod notice;
 pub mod options;
 mod pages;
 mod recall;
+mod rewrite;
 mod rights;
 mod sample;
 mod scan;
@@ -50,11 +51,11 @@ mod text;
 mod undecided;
 mod vacuum;
 mod validate;
-mod writing;
 
 /// Registers settings and storage parameters.
 pub fn init() {
     options::init();
     cache::init();
-    writing::init();
+    given::init();
+    rewrite::init();
 }

@@ -14,23 +14,35 @@ use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
-use super::given::{Asked, Given};
+use super::given::Place;
 use super::pages::RelationStore;
 use super::{cache, notice, options};
-use crate::encode;
+use crate::encode::Known;
 use crate::encoding;
 use crate::types::raise;
+
+/// How far a text's cosine distance may be from that of its embedding when the row was stored: the same
+/// model may have run on another processor or GPU since, in less precise arithmetic. Where it is farther, the
+/// server reports that the index returned rows in wrong order.
+const MODEL_SLACK: f64 = 5e-3;
+
+/// What a scan is looking for.
+struct Asked {
+    /// The text, in the encoding of the database.
+    text: Vec<u8>,
+    /// Its embedding.
+    known: Rc<Known>,
+}
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
 #[derive(Default)]
 struct State {
     scan: Option<Scan>,
     /// The last text asked for and its embedding: a nested loop may ask for it again.
-    text: Option<Rc<Asked>>,
-    /// What the operator may know of the row that was given last.
-    given: Given,
-    /// Whether the table has the vectors themselves. Those of texts are in the index alone: what
-    /// the model says of a text now may differ from them by its rounding.
+    text: Option<Asked>,
+    /// Where the distance of the row that was given last is told: for texts, where the plan reads it.
+    place: Option<Place>,
+    /// Whether the executor computes distances of rows and sorts by them. It does not where it is told them.
     recheck: bool,
     /// Whether the index may lack rows, see [`Meta::complete`].
     incomplete: bool,
@@ -62,7 +74,6 @@ pub unsafe extern "C-unwind" fn begin(
         let scan = pg_sys::RelationGetIndexScan(index, keys, orderbys);
         let state =
             PgMemoryContexts::CurrentMemoryContext.leak_and_drop_on_delete(State::default());
-        (*state).given = Given::new(index, pg_sys::CurrentMemoryContext);
         (*scan).opaque = state.cast();
         // One ordering operator, whose distance of the row is compared with what is left here.
         (*scan).xs_orderbyvals =
@@ -86,7 +97,6 @@ pub unsafe extern "C-unwind" fn rescan(
     unsafe {
         let state = &mut *(*scan).opaque.cast::<State>();
         state.scan = None;
-        state.given.nothing();
         if !orderbys.is_null() && norderbys > 0 {
             std::ptr::copy(orderbys, (*scan).orderByData, norderbys as usize);
         }
@@ -116,10 +126,10 @@ pub unsafe extern "C-unwind" fn next(
         }
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
-            let (search, recheck, complete) = start(scan, &mut state.text);
+            state.place = Place::of(scan);
+            let (search, recheck, complete) = start(scan, state.place, &mut state.text);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
         }
-        state.given.nothing();
         let search = state.scan.as_mut().expect("started above");
         let Some((distance, tid)) = search.next(&pause) else {
             let most = options::max_scan_tuples();
@@ -161,16 +171,22 @@ pub unsafe extern "C-unwind" fn next(
         let (value, recheck) = match distance {
             // The executor computes the distance itself, and sorts by it: what is given here is
             // never above it.
-            Distance::Known(known) if state.recheck => (Some(known.lower), true),
-            Distance::Known(known) => {
-                if let Some(asked) = &state.text {
-                    state.given.row(asked, tid, known.estimate);
-                }
-                (Some(known.estimate), false)
+            Distance::Known(known) if state.recheck => {
+                let slack = if state.text.is_some() {
+                    MODEL_SLACK
+                } else {
+                    0.0
+                };
+                (Some(known.lower - slack), true)
             }
+            Distance::Known(known) => (Some(known.estimate), false),
             Distance::Undirected => (Some(f64::NAN), false),
             Distance::Null => (None, false),
         };
+        if let Some(place) = state.place {
+            let known = matches!(distance, Distance::Known(_)).then_some(value);
+            place.set(known.flatten());
+        }
         (*scan).xs_recheckorderby = recheck;
         *(*scan).xs_orderbynulls = value.is_none();
         *(*scan).xs_orderbyvals = pg_sys::Datum::from(value.unwrap_or(0.0).to_bits());
@@ -183,7 +199,11 @@ pub unsafe extern "C-unwind" fn next(
 ///
 /// # Safety
 /// `scan` is a scan of `begin` with its keys.
-unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<Rc<Asked>>) -> (Scan, bool, bool) {
+unsafe fn start(
+    scan: pg_sys::IndexScanDesc,
+    place: Option<Place>,
+    text: &mut Option<Asked>,
+) -> (Scan, bool, bool) {
     // SAFETY: by contract.
     unsafe {
         if (*scan).numberOfOrderBys < 1 {
@@ -219,7 +239,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, text: &mut Option<Rc<Asked>>) -> (S
                 ef: options::ef_search(),
                 iterate: options::iterate(),
                 max_tuples: options::max_scan_tuples(),
-                recheck: element::of(&parameters) != Element::Text,
+                recheck: place.is_none(),
             };
             match open(index, &store, &parameters, &query, settings) {
                 Ok(scan) => return (scan, settings.recheck, complete),
@@ -266,7 +286,7 @@ unsafe fn query(
     index: pg_sys::Relation,
     parameters: &Parameters,
     datum: Option<pg_sys::Datum>,
-    text: &mut Option<Rc<Asked>>,
+    text: &mut Option<Asked>,
 ) -> Query {
     let query = |x: &[f32]| Query::new(parameters.metric, parameters.dims, x);
     let Some(datum) = datum.filter(|_| !parameters.is_undecided()) else {
@@ -283,12 +303,7 @@ unsafe fn query(
                     _ => {
                         let name = encoding::name_of(index);
                         let known = element::embed_query(parameters, &name, &asked);
-                        let model = encode::model_name(None);
-                        text.insert(Rc::new(Asked {
-                            model,
-                            text: asked,
-                            known,
-                        }))
+                        text.insert(Asked { text: asked, known })
                     }
                 };
                 query(&text.known.data).or_report()

@@ -3,7 +3,7 @@
 
 use pgrx::pg_sys::{self, Datum};
 
-use super::{element, given};
+use super::element;
 use crate::encode;
 
 #[unsafe(no_mangle)]
@@ -17,15 +17,10 @@ pub extern "C" fn pg_finfo_laser_text_cosine_distance() -> &'static pg_sys::Pg_f
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn laser_text_cosine_distance(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
-    // SAFETY: a strict function, declared with two texts; who calls it has looked it up, or passes null.
+    // SAFETY: a strict function, declared with two texts.
     let (a, b) = unsafe {
         let args = (*fcinfo).args.as_slice(2);
         let (a, b) = (args[0].value, args[1].value);
-        if let Some(function) = (*fcinfo).flinfo.as_ref()
-            && let Some(distance) = given::distance(function.fn_mcxt, a, b)
-        {
-            return Datum::from(distance.to_bits());
-        }
         (element::text(a), element::text(b))
     };
     let (a, b) = encode::embed_pair(&a, &b);
