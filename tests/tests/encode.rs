@@ -1312,6 +1312,44 @@ fn a_text_that_ends_the_encoder_fails_alone() -> Result<()> {
 }
 
 /// Texts that grow when they are normalised take long to tokenize; others do not wait for that.
+/// A batch takes more time to tokenize than it may: what is left of it is encoded next.
+#[test]
+fn texts_that_a_batch_leaves_are_answered() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("laser.encode_in_backend", "off")
+        .setting("statement_timeout", "60s")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    std::thread::scope(|scope| {
+        let sessions: Vec<_> = (0..20)
+            .map(|session| {
+                let config = cluster.config("d");
+                scope.spawn(move || -> Result<()> {
+                    let mut client = config.connect(NoTls)?;
+                    for round in 0..15 {
+                        // 18 letters for each once it is normalised, and so few that it is tokenized where
+                        // batches are made.
+                        let sql = format!(
+                            "SELECT laser_embed('{session} {round}' || repeat(U&'\\FDFA', 325))"
+                        );
+                        client.batch_execute(&sql)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        sessions
+            .into_iter()
+            .try_for_each(|session| session.join().expect("no panic"))
+    })?;
+    // Many short ones at once.
+    client.batch_execute(
+        "SELECT laser_embed(array_agg(chr(97 + g % 26) || g % 100)) FROM generate_series(1, 60000) g",
+    )?;
+    Ok(())
+}
+
 #[test]
 fn expensive_texts_do_not_hold_up_others() -> Result<()> {
     let cluster = Cluster::builder()

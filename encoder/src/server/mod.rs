@@ -645,7 +645,12 @@ impl Server {
                 // It was dropped, or its files are being replaced.
                 Lookup::Loading => {}
                 Lookup::Failed(failure) => {
-                    self.left.clear();
+                    // These are in no line any more.
+                    for (id, _) in std::mem::take(&mut self.left) {
+                        if let Some(job) = self.queue.remove(id) {
+                            self.fail_job(&job, failure.clone());
+                        }
+                    }
                     for job in self.queue.remove_model(&self.left_model) {
                         self.fail_job(&job, failure.clone());
                     }
@@ -731,6 +736,8 @@ impl Server {
         self.record.begin(0, hashes.iter().copied());
         let start = Instant::now();
         let tokenized = self.tokenize_items(encoder, &items);
+        self.left.extend(&items[tokenized..]);
+        self.left_model.clone_from(&batch.model);
         let items = items[..tokenized].to_vec();
         let (result, cost) = self.encode_items(encoder, &items);
         let seconds = start.elapsed().as_secs_f64();
@@ -799,7 +806,6 @@ impl Server {
                 }
             }
         }
-        self.left = items[at..].to_vec();
         at
     }
 
