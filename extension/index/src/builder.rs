@@ -678,7 +678,7 @@ fn assemble(
         out.copy_from_slice(&tid.to_le_bytes());
     }
     if nodes > 0 {
-        header.ef = width::measure(&codec, header.graph.of(&bytes), pause)? as u32;
+        header.ef = width::measure(&codec, &encoding.space, header.graph.of(&bytes), pause)? as u32;
     }
     header.seal(&mut bytes);
     pause();

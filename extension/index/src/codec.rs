@@ -396,6 +396,20 @@ impl Codec {
         probe.apart((length + square - 2.0 * dot).max(0.0), slack, error)
     }
 
+    /// The place as the graph part alone has it; `None` where that is one bit for each component.
+    pub(crate) fn coarse(&self, graph: &[u8]) -> Option<Vec<f32>> {
+        let mut place = Vec::new();
+        match self.quantization {
+            Quantization::I8 => {
+                let (codes, scale, _) = scalar_parts(graph);
+                place.extend(codes.iter().map(|&c| scale * f32::from(c)));
+            }
+            Quantization::B1 => return None,
+            _ => self.components(graph, &mut place),
+        }
+        Some(place)
+    }
+
     /// The stored place, as floats, finite ones.
     pub fn decode(&self, graph: &[u8], fine: &[u8]) -> Vec<f32> {
         let mut place = self.decode_any(graph, fine);

@@ -30,6 +30,11 @@ const LONGEST: usize = 16;
 const NEAREST: usize = 10;
 /// Candidates of the walks: as few as anybody asks for, so that differences show.
 const EF: usize = 40;
+/// By how much the longest of a hundred vectors may be longer than the middle one for a graph of inner products.
+/// Vectors that are much longer than the others are the nearest of all queries, and there all edges lead to
+/// them: what lies behind is found by nobody, however many candidates are kept. Among a sample that does
+/// not show, for it has few of them.
+const TAIL: f64 = 2.5;
 /// Neighbours of a node, and candidates while one is added: the defaults.
 const GRAPH: (usize, usize) = (16, 64);
 /// By how much the graph of inner products must be better: where it is as good among few vectors, it
@@ -57,6 +62,9 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     let mut lengths: Vec<f64> = rows.iter().map(|x| norm(x)).collect();
     lengths.sort_by(|a, b| b.total_cmp(a));
     let long = lengths[LONGEST.min(lengths.len() - 1)];
+    if lengths[lengths.len() / 200] > TAIL * lengths[lengths.len() / 2] {
+        return Some(Format::Second);
+    }
     let step = rows.len().div_ceil(ROWS);
     let mut at = 0..;
     rows.retain(|x| at.next().is_some_and(|at: usize| at.is_multiple_of(step)) || norm(x) > long);
@@ -183,6 +191,15 @@ mod tests {
             Some(Format::SecondInner)
         );
         assert_eq!(best(3, &sample(3, false)[..100], &|| ()), None);
+        // A few rows that are much longer than the others, and hide them.
+        for ratio in [3.0, 10.0] {
+            let mut hidden: Vec<Vec<f32>> = sample(32, true);
+            for (i, row) in hidden.iter_mut().enumerate() {
+                let length = norm(row) as f32 * if i % 100 == 1 { 1.0 / ratio } else { 1.0 };
+                row.iter_mut().for_each(|x| *x /= length);
+            }
+            assert_eq!(best(32, &hidden, &|| ()), Some(Format::Second), "{ratio}");
+        }
         // Rows in two places, and queries that point away from the farther one.
         let mut places: Vec<Vec<f32>> = sample(8, false);
         let far = places.iter_mut().skip(1).step_by(2).flatten();

@@ -6,11 +6,12 @@
 
 use std::collections::HashSet;
 
-use crate::codec::{Codec, Metric};
+use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
-use crate::query::Probe;
+use crate::query::{Probe, Query};
+use crate::space::Space;
 use crate::walk::Walk;
 
 /// Nodes that are searched for.
@@ -25,14 +26,27 @@ const WIDTHS: [usize; 15] = [
     64, 100, 150, 200, 300, 400, 600, 800, 1200, 1800, 2700, 4000, 6000, 9000, 13_500,
 ];
 
+/// Where nodes cannot be brought back from the space of inner products.
 const LEAST_FOR_PRODUCTS: usize = 200;
+
+/// What is searched for like a node. Queries for inner products are no nodes, for these have one more
+/// coordinate: where a node's vector is known, it is a query.
+fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
+    match codec.coarse(node) {
+        Some(place) if codec.metric == Metric::InnerProduct && codec.format == Format::Second => {
+            let query = Query::new(codec.metric, codec.dims, &space.leave(&place))?;
+            Ok(Probe::new(*codec, space, &query))
+        }
+        _ => Ok(Probe::at(codec, node)),
+    }
+}
 
 /// The least width of [`WIDTHS`] that is enough, or the largest. `pause` is called now and then, and
 /// may unwind.
 ///
 /// # Errors
 /// Damage.
-pub fn measure(codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
+pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
     let walk = Walk::new(&Layout::parse(codec, graph)?)?;
     let nodes = walk.nodes;
     if nodes <= WIDTHS[0] {
@@ -43,7 +57,7 @@ pub fn measure(codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
     let mut queries = Vec::new();
     for node in (0..nodes).step_by(step).take(QUERIES) {
         let node = node as u32;
-        let probe = Probe::at(codec, walk.vector(graph, node));
+        let probe = probe(codec, space, walk.vector(graph, node))?;
         let mut all: Vec<(f32, u32)> = Vec::new();
         for other in (0..nodes as u32).filter(|other| *other != node) {
             if other % 4096 == 0 {
@@ -63,9 +77,8 @@ pub fn measure(codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
         all.truncate(NEAREST);
         queries.push((node, probe, all));
     }
-    // Queries for inner products are no nodes: they lie outside, where nodes say little of them.
-    let least = match codec.metric {
-        Metric::InnerProduct => LEAST_FOR_PRODUCTS,
+    let least = match (codec.metric, codec.quantization) {
+        (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS,
         _ => 0,
     };
     let wanted: usize = queries.iter().map(|(.., nearest)| nearest.len()).sum();
