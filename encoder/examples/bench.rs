@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example bench -- [--model FOLDER] [--threads N] [--seconds S] [--shape]
-//!     [--transformer] [--most GFLOP] [--multilingual] [--texts FILE]
+//!     [--transformer] [--gpu] [--most GFLOP] [--multilingual] [--texts FILE]
 //! ```
 //!
 //! Measures the 5-layer LASER shape with random weights, the shipped model, transformers and text of
@@ -15,8 +15,8 @@
 //! floating point operations (800: PyTorch's f32 takes ten seconds and more for that).
 //!
 //! Built with the feature `cuda`, on a machine with a GPU, the shape is measured there as well, in
-//! f32 and bf16 at batch 128, 512 and 2048, beside PyTorch's `nn.LSTM` on cuDNN. Both take token
-//! ids in host memory and leave their result there.
+//! f32 and bf16 at batch 128, 512 and 2048, beside PyTorch's `nn.LSTM` on cuDNN, and transformers beside
+//! PyTorch's (`--gpu`: these alone). Both take token ids in host memory and leave their result there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -256,14 +256,16 @@ for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
     }
 }
 
-/// The LASER shape on a GPU, if this build and this machine have one.
-fn gpu(folder: &Path, threads: usize, seconds: f64) -> Result<(), laser_encoder::EncoderError> {
-    let device = DeviceChoice::Cuda(0);
+/// The LASER shape and transformers on a GPU, if this build and this machine have one.
+fn gpu(most: usize, threads: usize, seconds: f64) -> Result<(), Box<dyn std::error::Error>> {
+    let dir = tempfile::TempDir::new()?;
+    shape::write(dir.path())?;
+    let (device, folder) = (DeviceChoice::Cuda(0), dir.path());
     if let Err(e) = load_on(device, folder, Precision::F32, threads) {
         println!("no GPU was measured: {e}");
         return Ok(());
     }
-    println!("\nThe same on a GPU");
+    println!("\nLASER shape on a GPU");
     header();
     let ids = sentences(GPU_BATCHES[2]);
     products(device, folder, &ids, GPU_BATCHES, threads, seconds)?;
@@ -271,7 +273,7 @@ fn gpu(folder: &Path, threads: usize, seconds: f64) -> Result<(), laser_encoder:
         Ok(python) => pytorch("cuda", GPU_BATCHES, &python, threads, seconds),
         Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
     }
-    Ok(())
+    transformer::run_on_gpu(most, threads, seconds)
 }
 
 /// Token ids of sentences for the LASER shape.
@@ -384,6 +386,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut folders: Vec<PathBuf> = Vec::new();
     let (mut threads, mut seconds, mut shape) = (1usize, 2.0f64, false);
     let (mut transformers, mut languages, mut file) = (false, false, None);
+    let mut on_gpu = false;
     let mut most = 800usize;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -398,14 +401,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--seconds" => seconds = value()?.parse()?,
             "--shape" => shape = true,
             "--transformer" => transformers = true,
+            "--gpu" => on_gpu = true,
             "--most" => most = value()?.parse()?,
             "--multilingual" => languages = true,
             "--texts" => file = Some(PathBuf::from(value()?)),
             _ => return Err(format!("unknown argument \"{argument}\"").into()),
         }
     }
-    if !shape && !transformers && !languages && folders.is_empty() {
-        (shape, transformers, languages) = (true, true, true);
+    if !shape && !transformers && !languages && !on_gpu && folders.is_empty() {
+        (shape, transformers, languages, on_gpu) = (true, true, true, true);
         folders.push(SHIPPED.into());
     }
     if shape {
@@ -430,12 +434,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok(python) => pytorch("cpu", BATCHES, &python, threads, seconds),
             Err(_) => println!("PyTorch was not measured: LASER_BENCH_PYTHON is not set"),
         }
-        gpu(dir.path(), threads, seconds)?;
         share_of_laser2(threads, seconds)?;
     }
-    let texts = multilingual::texts(file.as_deref())?;
+    let (texts, most) = (multilingual::texts(file.as_deref())?, most * 1_000_000_000);
     if transformers {
-        transformer::run(&texts, most * 1_000_000_000, threads, seconds)?;
+        transformer::run(&texts, most, threads, seconds)?;
+    }
+    if on_gpu {
+        gpu(most, threads, seconds)?;
     }
     if languages {
         multilingual::run(Path::new(SHIPPED), &texts, seconds)?;

@@ -163,9 +163,9 @@ impl Encoder {
         let precision = match (&config.encoder, options.precision) {
             (Architecture::Mean(_), _) | (_, Precision::Auto) => Precision::F32,
             (_, wanted) if device.is_cpu() => wanted,
-            // There are no int8 products on a GPU, and of transformers none but f32.
-            (Architecture::Bilstm(_), Precision::I8 | Precision::Bf16) => Precision::Bf16,
-            _ => Precision::F32,
+            // There are no int8 products on a GPU.
+            (_, Precision::I8) => Precision::Bf16,
+            (_, wanted) => wanted,
         };
         let pool = if threads > 1 {
             let pool = rayon::ThreadPoolBuilder::new()
@@ -206,9 +206,8 @@ impl Encoder {
         if options.precision == Precision::Auto {
             let faster = match &encoder.config.encoder {
                 Architecture::Mean(_) => vec![],
-                Architecture::Bilstm(_) if !device.is_cpu() => vec![Precision::Bf16],
+                _ if !device.is_cpu() => vec![Precision::Bf16],
                 Architecture::Bilstm(config) => bilstm::faster_than_f32(config, &weights)?,
-                Architecture::Transformer(_) if !device.is_cpu() => vec![],
                 Architecture::Transformer(config) => {
                     transformer::faster_than_f32(config, &weights)?
                 }
@@ -440,23 +439,24 @@ fn load_model(
     parallel: bool,
 ) -> Result<Box<dyn Model>, EncoderError> {
     let isa = Isa::detect();
+    // On other devices than the processor.
+    let dtype = match precision {
+        Precision::Bf16 => DType::BF16,
+        _ => DType::F32,
+    };
     Ok(match &config.encoder {
         Architecture::Mean(c) if device.is_cpu() => Box::new(Mean::load(c, weights)?),
         Architecture::Mean(c) => Box::new(MeanCandle::load(c, weights, device, DType::F32)?),
         Architecture::Bilstm(c) if device.is_cpu() => {
             Box::new(Bilstm::load(isa, c, weights, precision, parallel)?)
         }
-        Architecture::Bilstm(c) => {
-            let dtype = match precision {
-                Precision::Bf16 => DType::BF16,
-                _ => DType::F32,
-            };
-            Box::new(BilstmCandle::load(c, weights, device, dtype)?)
-        }
+        Architecture::Bilstm(c) => Box::new(BilstmCandle::load(c, weights, device, dtype)?),
         Architecture::Transformer(c) if device.is_cpu() => {
             Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
         }
-        Architecture::Transformer(c) => Box::new(TransformerCandle::load(c, weights, device)?),
+        Architecture::Transformer(c) => {
+            Box::new(TransformerCandle::load(c, weights, device, dtype)?)
+        }
     })
 }
 

@@ -9,10 +9,10 @@ use laser_encoder::config::{
     TransformerPooling,
 };
 use laser_encoder::folder::{self, Tensor, Tensors};
-use laser_encoder::{Embeddings, EncoderError, Precision, import};
+use laser_encoder::{DeviceChoice, Embeddings, EncoderError, Precision, import};
 
 use crate::shape::Random;
-use crate::{Rate, load, measure};
+use crate::{Rate, load, load_on, measure};
 
 /// Rows of the random embedding tables.
 const VOCABULARY: usize = 8000;
@@ -148,8 +148,10 @@ struct Found {
     rate: f64,
 }
 
-/// Runs the peers; with `reference`, PyTorch's embeddings of these sequences come back as well.
+/// Runs the peers on "cpu" or "cuda", where they are measured by wall time; with `reference`, PyTorch's
+/// embeddings of these sequences come back as well.
 fn peers(
+    device: &str,
     python: &str,
     shape: &Shape,
     checkpoint: Option<&Path>,
@@ -161,7 +163,7 @@ fn peers(
     let (task, out) = (dir.path().join("task.json"), dir.path().join("reference"));
     let ids: Vec<&Vec<Vec<u32>>> = cases.iter().map(|c| &c.ids).collect();
     let json = serde_json::json!({
-        "threads": threads, "seconds": seconds, "vocabulary": VOCABULARY,
+        "device": device, "threads": threads, "seconds": seconds, "vocabulary": VOCABULARY,
         "checkpoint": checkpoint, "cases": ids,
         "reference": reference.map(|ids| serde_json::json!({"ids": ids, "out": out})),
         "shape": {
@@ -180,15 +182,17 @@ fn peers(
     said.for_each(|line| eprintln!("{line}"));
     let mut found = Vec::new();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let [peer, precision, case, _, cpu, calls] = line.split(' ').collect::<Vec<_>>()[..] else {
+        let [peer, precision, case, wall, cpu, calls] = line.split(' ').collect::<Vec<_>>()[..]
+        else {
             continue;
         };
         let case: usize = case.parse()?;
         let calls: f64 = calls.parse()?;
+        let spent = if device == "cpu" { cpu } else { wall };
         found.push(Found {
             who: format!("{peer} {precision}"),
             case,
-            rate: calls * cases[case].ids.len() as f64 / cpu.parse::<f64>()?,
+            rate: calls * cases[case].ids.len() as f64 / spent.parse::<f64>()?,
         });
     }
     let rows = if reference.is_some() && out.exists() {
@@ -265,6 +269,7 @@ pub fn run(
                 let reference = checkpoint.is_some().then_some(&reference[..]);
                 let options = (threads, seconds);
                 peers(
+                    "cpu",
                     python,
                     shape,
                     checkpoint.as_deref(),
@@ -306,6 +311,48 @@ pub fn run(
             "auto chooses {}",
             load(&model, Precision::Auto, threads)?.precision().name()
         );
+        table(&cases, &found);
+    }
+    Ok(())
+}
+
+/// Measures the shapes on a GPU, by wall time, beside PyTorch there.
+///
+/// # Errors
+/// When a model cannot be written or loaded.
+pub fn run_on_gpu(
+    most: usize,
+    threads: usize,
+    seconds: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    for shape in &SHAPES {
+        let dir = tempfile::TempDir::new()?;
+        write(dir.path(), shape)?;
+        let encoder = load_on(DeviceChoice::Cuda(0), dir.path(), Precision::Auto, threads)?;
+        println!(
+            "\n{} on {} in {}: sentences per second",
+            shape.name,
+            encoder.device_name(),
+            encoder.precision().name()
+        );
+        let cases = cases(shape, most);
+        let mut found = match std::env::var("LASER_BENCH_PYTHON") {
+            Ok(python) => {
+                let options = (threads, seconds);
+                peers("cuda", &python, shape, None, &cases, None, options)?.0
+            }
+            Err(_) => vec![],
+        };
+        for (case, Case { ids, .. }) in cases.iter().enumerate() {
+            let rate: Rate = measure(seconds, || {
+                std::hint::black_box(encoder.encode_ids(ids).expect("ids of the vocabulary"));
+            });
+            found.push(Found {
+                who: format!("laser {}", encoder.precision().name()),
+                case,
+                rate: (rate.calls * ids.len()) as f64 / rate.wall,
+            });
+        }
         table(&cases, &found);
     }
     Ok(())

@@ -215,8 +215,12 @@ mod tests {
             ] {
                 let dir = tempfile::TempDir::new().unwrap();
                 let (config, weights) = transformer(dir.path(), name, |c| c.pooling = pooling);
-                let candle =
-                    transformer_candle::TransformerCandle::load(&config, &weights, &Device::Cpu);
+                let candle = transformer_candle::TransformerCandle::load(
+                    &config,
+                    &weights,
+                    &Device::Cpu,
+                    DType::F32,
+                );
                 let exact = states(&candle.unwrap());
                 let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
                 for &isa in Isa::all() {

@@ -1,14 +1,17 @@
 //! Transformer encoder with learned positions, in candle: for GPUs, and what the kernels are tested
 //! against.
+//!
+//! Token ids go to the device and one row for each text comes back. Products and attention are of a type of
+//! their own, f32 or bf16; sums of layers and layer normalisation are f32.
 
 use candle_core::{DType, Device, IndexOp, Tensor};
 
 use super::Model;
 use super::transformer::flops_per_token;
 use crate::EncoderError;
+use crate::batch::Budget;
 use crate::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
-use crate::folder::{Matrix, Weights};
-use crate::kernels::{Isa, gather};
+use crate::folder::Weights;
 
 struct Norm {
     weight: Tensor,
@@ -53,19 +56,20 @@ impl Linear {
         name: &str,
         rows: usize,
         columns: usize,
-        device: &Device,
+        (device, dtype): (&Device, DType),
     ) -> Result<Self, EncoderError> {
         let matrix = weights.matrix(&format!("{name}.weight"), rows, columns)?;
         let bias = weights.vector(&format!("{name}.bias"), rows)?;
         Ok(Self {
             weight: Tensor::from_vec(matrix.to_f32(), (rows, columns), device)?
+                .to_dtype(dtype)?
                 .t()?
                 .contiguous()?,
-            bias: Tensor::from_vec(bias, rows, device)?,
+            bias: Tensor::from_vec(bias, rows, device)?.to_dtype(dtype)?,
         })
     }
 
-    /// `x` is [rows, in].
+    /// `x` is [rows, in], of the type of products.
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         x.matmul(&self.weight)?.broadcast_add(&self.bias)
     }
@@ -85,10 +89,12 @@ struct Layer {
 pub(crate) struct TransformerCandle {
     config: TransformerConfig,
     device: Device,
-    table: Matrix,
-    positions: Matrix,
-    /// Row 0 of the type table.
-    token_type: Vec<f32>,
+    /// Of products.
+    dtype: DType,
+    /// [tokens, hidden], of the type of products.
+    table: Tensor,
+    /// [positions, hidden], with row 0 of the type table added.
+    positions: Tensor,
     embed_norm: Option<Norm>,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
@@ -99,15 +105,20 @@ impl TransformerCandle {
         config: &TransformerConfig,
         weights: &Weights,
         device: &Device,
+        dtype: DType,
     ) -> Result<Self, EncoderError> {
         let (d, f) = (config.hidden_size, config.intermediate_size);
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, d)?;
+        let table = Tensor::from_vec(table.to_f32(), (rows, d), device)?.to_dtype(dtype)?;
         let positions = weights.matrix("embed_positions.weight", config.max_positions, d)?;
-        let mut token_type = vec![0f32; d];
+        let positions = positions.to_f32();
+        let mut positions = Tensor::from_vec(positions, (config.max_positions, d), device)?;
         if config.type_vocab_size > 0 {
             let types = weights.matrix("embed_types.weight", config.type_vocab_size, d)?;
-            types.row_into(0, &mut token_type);
+            let mut row = vec![0f32; d];
+            types.row_into(0, &mut row);
+            positions = positions.broadcast_add(&Tensor::from_vec(row, d, device)?)?;
         }
         let norm = |name: &str| Norm::load(weights, name, config, device);
         let mut layers = Vec::new();
@@ -118,7 +129,7 @@ impl TransformerCandle {
                     &format!("layers.{l}.{name}"),
                     rows,
                     columns,
-                    device,
+                    (device, dtype),
                 )
             };
             layers.push(Layer {
@@ -142,9 +153,9 @@ impl TransformerCandle {
         Ok(Self {
             config: config.clone(),
             device: device.clone(),
+            dtype,
             table,
             positions,
-            token_type,
             embed_norm,
             layers,
             final_norm,
@@ -161,6 +172,7 @@ impl TransformerCandle {
     ) -> candle_core::Result<Tensor> {
         let heads = self.config.heads;
         let size = self.config.hidden_size / heads;
+        let x = &x.to_dtype(self.dtype)?;
         let split = |x: Tensor| {
             x.reshape((batch, steps, heads, size))?
                 .transpose(1, 2)?
@@ -177,11 +189,12 @@ impl TransformerCandle {
         let mixed = scores.matmul(&value)?.transpose(1, 2)?.contiguous()?;
         layer
             .output
-            .forward(&mixed.reshape((batch * steps, heads * size))?)
+            .forward(&mixed.reshape((batch * steps, heads * size))?)?
+            .to_dtype(DType::F32)
     }
 
     fn feed_forward(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
-        let x = layer.up.forward(x)?;
+        let x = layer.up.forward(&x.to_dtype(self.dtype)?)?;
         let x = match self.config.activation {
             Activation::None => x,
             Activation::Tanh => x.tanh()?,
@@ -189,44 +202,51 @@ impl TransformerCandle {
             Activation::GeluTanh => x.gelu()?,
             Activation::Relu => x.relu()?,
         };
-        layer.down.forward(&x)
+        layer.down.forward(&x)?.to_dtype(DType::F32)
     }
 
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let (batch, steps) = (sequences.len(), sequences[0].len());
         let d = self.config.hidden_size;
-        let scale = if self.config.scale_embedding {
-            (d as f32).sqrt()
-        } else {
-            1.0
-        };
-        let isa = Isa::detect();
-        let mut embedded = vec![0f32; batch * steps * d];
-        for (ids, rows) in sequences.iter().zip(embedded.chunks_exact_mut(steps * d)) {
-            for (t, (&id, x)) in ids.iter().zip(rows.chunks_exact_mut(d)).enumerate() {
-                x.copy_from_slice(&self.token_type);
-                gather::add_row(isa, &self.table, id as usize, scale, x);
-                gather::add_row(
-                    isa,
-                    &self.positions,
-                    t + self.config.position_offset,
-                    1.0,
-                    x,
-                );
-            }
+        // Padding is token 0, which nobody looks at.
+        let mut ids = vec![0u32; batch * steps];
+        for (own, row) in sequences.iter().zip(ids.chunks_exact_mut(steps)) {
+            row[..own.len()].copy_from_slice(own);
         }
-        let ragged = sequences[batch - 1].len() < steps;
-        // Added to the scores of keys, [batch, 1, 1, steps].
-        let mask = if ragged {
-            let mut mask = vec![0f32; batch * steps];
-            for (ids, row) in sequences.iter().zip(mask.chunks_exact_mut(steps)) {
-                row[ids.len()..].fill(f32::NEG_INFINITY);
+        let ids = Tensor::from_vec(ids, batch * steps, &self.device)?;
+        let mut x = self.table.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        if self.config.scale_embedding {
+            x = (x * (d as f64).sqrt())?;
+        }
+        let positions = self
+            .positions
+            .narrow(0, self.config.position_offset, steps)?;
+        let mut x = x
+            .reshape((batch, steps, d))?
+            .broadcast_add(&positions)?
+            .reshape((batch * steps, d))?;
+        // `inside` for a sentence's own tokens and `outside` for padding, [batch, steps].
+        let by_token = |inside: &dyn Fn(usize) -> f32, outside: f32| {
+            let mut values = vec![outside; batch * steps];
+            for (ids, row) in sequences.iter().zip(values.chunks_exact_mut(steps)) {
+                row[..ids.len()].fill(inside(ids.len()));
             }
-            Some(Tensor::from_vec(mask, (batch, 1, 1, steps), &self.device)?)
+            Tensor::from_vec(values, (batch, steps), &self.device)
+        };
+        let padding = if sequences[batch - 1].len() < steps {
+            Some(by_token(&|_| 0.0, f32::NEG_INFINITY)?)
         } else {
             None
         };
-        let mut x = Tensor::from_vec(embedded, (batch * steps, d), &self.device)?;
+        // Added to the scores of keys.
+        let mask = match &padding {
+            Some(padding) => Some(
+                padding
+                    .reshape((batch, 1, 1, steps))?
+                    .to_dtype(self.dtype)?,
+            ),
+            None => None,
+        };
         if let Some(norm) = &self.embed_norm {
             x = norm.forward(&x)?;
         }
@@ -253,33 +273,24 @@ impl TransformerCandle {
         if self.config.pooling == TransformerPooling::Cls {
             return x.i((.., 0, ..))?.contiguous()?.flatten_all()?.to_vec1();
         }
-        // Pooling over each sentence's own tokens, on the host: padding takes no part.
-        let states = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        let mut pooled = vec![0f32; batch * d];
-        for ((ids, states), out) in sequences
-            .iter()
-            .zip(states.chunks_exact(steps * d))
-            .zip(pooled.chunks_exact_mut(d))
-        {
-            let max = self.config.pooling == TransformerPooling::Max;
-            out.fill(if max { f32::NEG_INFINITY } else { 0.0 });
-            for state in states.chunks_exact(d).take(ids.len()) {
-                for (y, x) in out.iter_mut().zip(state) {
-                    *y = if max { y.max(*x) } else { *y + *x };
-                }
-            }
-            if !max {
-                let scale = 1.0 / ids.len() as f32;
-                out.iter_mut().for_each(|y| *y *= scale);
-            }
-        }
-        Ok(pooled)
+        // Pooling over each sentence's own tokens: padding takes no part.
+        let pooled = if self.config.pooling == TransformerPooling::Max {
+            let x = match &padding {
+                Some(padding) => x.broadcast_add(&padding.unsqueeze(2)?)?,
+                None => x,
+            };
+            x.max(1)?
+        } else {
+            let shares = by_token(&|length| 1.0 / length as f32, 0.0)?;
+            x.broadcast_mul(&shares.unsqueeze(2)?)?.sum(1)?
+        };
+        pooled.flatten_all()?.to_vec1()
     }
 }
 
 impl Model for TransformerCandle {
     fn vocabulary(&self) -> usize {
-        self.table.rows()
+        self.table.dims()[0]
     }
 
     fn width(&self) -> usize {
@@ -308,8 +319,21 @@ impl Model for TransformerCandle {
         flops_per_token(&self.config)
     }
 
+    fn lanes(&self, _threads: usize) -> usize {
+        // The device takes one batch after the other.
+        1
+    }
+
     fn padded(&self) -> bool {
         true
+    }
+
+    fn budget(&self) -> Budget {
+        if self.device.is_cpu() {
+            Budget::PROCESSOR
+        } else {
+            Budget::GPU
+        }
     }
 
     fn bytes(&self) -> usize {
