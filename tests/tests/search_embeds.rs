@@ -501,10 +501,12 @@ fn what_is_computed_is_in_order() -> Result<()> {
     // What a table keeps is computed of the texts.
     client.batch_execute(
         "CREATE TABLE kept AS SELECT body, body <=> 'a cheap car' AS d FROM s ORDER BY body <=> 'a cheap car' LIMIT 20;
+         PREPARE near AS SELECT body, body <=> 'a cheap car' AS d FROM s ORDER BY body <=> 'a cheap car' LIMIT 20;
+         CREATE TABLE prepared AS EXECUTE near;
          CREATE MATERIALIZED VIEW view AS
              SELECT body, body <=> 'a cheap car' AS d FROM s ORDER BY body <=> 'a cheap car' LIMIT 20",
     )?;
-    for kept in ["kept", "view"] {
+    for kept in ["kept", "prepared", "view"] {
         let other = format!("SELECT count(*) FROM {kept} WHERE d <> body <=> 'a cheap car'");
         let other = count(&mut client, &other)?;
         ensure!(other == 0, "{other} in {kept}");

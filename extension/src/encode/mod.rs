@@ -31,7 +31,7 @@ pub use labels::hex;
 pub use mixing::refuse_two_models;
 pub use origins::{Origin, Origins, members, node};
 pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
-pub use resident::session_model;
+pub use resident::{is_resident, session_model};
 pub use search::{Files, Searched, search};
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the

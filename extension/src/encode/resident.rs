@@ -100,6 +100,11 @@ pub fn session_model() -> Option<String> {
     catalog::default_name(&guc::configured_model(), &installation::model_folders())
 }
 
+/// Whether the session's model is one that sessions run themselves.
+pub fn is_resident() -> bool {
+    serving(&guc::model()).is_some()
+}
+
 /// Whether `laser.device` leaves cheap models on the CPU.
 fn on_cpu() -> bool {
     matches!(&*guc::device(), "auto" | "cpu")

@@ -11,8 +11,8 @@
 //! - A place is read by expressions of its scan's node alone, which the executor evaluates between one row
 //!   of the scan and the next.
 //! - It is NULL unless the scan knows the distance of its current row; the expression then computes it.
-//! - Where nothing is written down, as for rows that CREATE TABLE AS keeps, places stay NULL, and the scan
-//!   gives rows in the order of what is computed.
+//! - Rows that are kept, as by CREATE TABLE AS, have what is computed: places stay NULL, and the scan gives
+//!   rows in the order of that.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -31,6 +31,7 @@ struct Scan {
     run: pg_sys::MemoryContext,
     node: *const pg_sys::IndexScanState,
     place: NonNull<ParamExecData>,
+    query: *const pg_sys::QueryDesc,
 }
 
 thread_local! {
@@ -55,11 +56,14 @@ impl Place {
     /// That of a scan, which begins to give rows, if its plan has one for it.
     pub fn of(scan: pg_sys::IndexScanDesc) -> Option<Self> {
         SCANS.with_borrow(|scans| {
-            let own = |entry: &&Scan| {
-                // SAFETY: a node lives as long as its run, and with that what is written down of it.
-                unsafe { std::ptr::eq((*entry.node).iss_ScanDesc, scan) }
-            };
-            scans.iter().rev().find(own).map(|own| Self(own.place))
+            // SAFETY: nodes and the query live as long as the run, and with that what is written down of them.
+            // Where its rows go is known once it runs.
+            unsafe {
+                let own = |entry: &&Scan| std::ptr::eq((*entry.node).iss_ScanDesc, scan);
+                let own = scans.iter().rev().find(own);
+                let own = own.filter(|own| !is_kept((*own.query).dest));
+                own.map(|own| Self(own.place))
+            }
         })
     }
 
@@ -107,9 +111,6 @@ unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
         for parameter in first..types.len() {
             (*places.add(parameter)).isnull = true;
         }
-        if is_kept((*query).dest) {
-            return;
-        }
         let mut collected = Collected {
             first,
             found: Vec::new(),
@@ -120,7 +121,12 @@ unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
         SCANS.with_borrow_mut(|scans| {
             for (node, parameter) in collected.found {
                 let place = NonNull::new_unchecked(places.add(parameter));
-                scans.push(Scan { run, node, place });
+                scans.push(Scan {
+                    run,
+                    node,
+                    place,
+                    query,
+                });
             }
         });
     }
