@@ -11,6 +11,8 @@ use crate::arch::bilstm_candle::BilstmCandle;
 use crate::arch::dense::Head;
 use crate::arch::mean::Mean;
 use crate::arch::mean_candle::MeanCandle;
+use crate::arch::residual_bilstm::ResidualBilstm;
+use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
 use crate::config::Architecture;
@@ -164,7 +166,10 @@ impl Encoder {
             (Architecture::Mean(_), _) | (_, Precision::Auto) => Precision::F32,
             (_, wanted) if device.is_cpu() => wanted,
             // There are no int8 products on a GPU, and of transformers none but f32.
-            (Architecture::Bilstm(_), Precision::I8 | Precision::Bf16) => Precision::Bf16,
+            (
+                Architecture::Bilstm(_) | Architecture::ResidualBilstm(_),
+                Precision::I8 | Precision::Bf16,
+            ) => Precision::Bf16,
             _ => Precision::F32,
         };
         let pool = if threads > 1 {
@@ -206,8 +211,13 @@ impl Encoder {
         if options.precision == Precision::Auto {
             let faster = match &encoder.config.encoder {
                 Architecture::Mean(_) => vec![],
-                Architecture::Bilstm(_) if !device.is_cpu() => vec![Precision::Bf16],
+                Architecture::Bilstm(_) | Architecture::ResidualBilstm(_) if !device.is_cpu() => {
+                    vec![Precision::Bf16]
+                }
                 Architecture::Bilstm(config) => bilstm::faster_than_f32(config, &weights)?,
+                Architecture::ResidualBilstm(config) => {
+                    bilstm::faster_than_f32(&config.bilstm(), &weights)?
+                }
                 Architecture::Transformer(_) if !device.is_cpu() => vec![],
                 Architecture::Transformer(config) => {
                     transformer::faster_than_f32(config, &weights)?
@@ -447,17 +457,29 @@ fn load_model(
             Box::new(Bilstm::load(isa, c, weights, precision, parallel)?)
         }
         Architecture::Bilstm(c) => {
-            let dtype = match precision {
-                Precision::Bf16 => DType::BF16,
-                _ => DType::F32,
-            };
+            let dtype = gpu_type(precision);
             Box::new(BilstmCandle::load(c, weights, device, dtype)?)
+        }
+        Architecture::ResidualBilstm(c) if device.is_cpu() => {
+            Box::new(ResidualBilstm::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::ResidualBilstm(c) => {
+            let dtype = gpu_type(precision);
+            Box::new(ResidualBilstmCandle::load(c, weights, device, dtype)?)
         }
         Architecture::Transformer(c) if device.is_cpu() => {
             Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
         }
         Architecture::Transformer(c) => Box::new(TransformerCandle::load(c, weights, device)?),
     })
+}
+
+/// The type of the elements of a BiLSTM on a GPU.
+fn gpu_type(precision: Precision) -> DType {
+    match precision {
+        Precision::Bf16 => DType::BF16,
+        _ => DType::F32,
+    }
 }
 
 /// Smallest cosine between rows of two equally large matrices.

@@ -81,6 +81,7 @@ pub fn write_models(path: &Path) -> Result<()> {
     for (name, architecture) in [
         ("tiny", Architecture::Mean),
         ("tiny-lstm", Architecture::BiLstm),
+        ("tiny-residual", Architecture::ResidualBilstm),
         ("tiny-transformer", Architecture::Transformer),
     ] {
         Model {

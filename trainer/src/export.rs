@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use laser_encoder::config::Config;
+use laser_encoder::config::{Architecture, Config};
 use laser_encoder::folder::{self, Tensor, Tensors, Weights};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -140,6 +140,12 @@ impl Model {
             return Err(ExportError::Tokenizer(format!(
                 "token {id} has no embedding"
             )));
+        }
+        if let Architecture::ResidualBilstm(c) = &mut self.config.encoder
+            && let Some(first) = c.ngrams_from
+        {
+            let before = order.iter().filter(|id| **id < first as usize).count();
+            c.ngrams_from = Some(before as u32);
         }
         for name in PER_TOKEN {
             if let Some((shape, values)) = self.tensors.get_mut(name) {
