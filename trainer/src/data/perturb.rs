@@ -498,8 +498,9 @@ mod tests {
             let other = of(Kind::Number, text).unwrap();
             assert_eq!(other.len(), text.len(), "{other}");
             assert_ne!(other, text);
-            let differ = other.bytes().zip(text.bytes()).filter(|(a, b)| a != b);
-            assert!(differ.clone().count() == 1 && differ.last().unwrap().0.is_ascii_digit());
+            let pairs = other.bytes().zip(text.bytes());
+            let differ: Vec<_> = pairs.filter(|(a, b)| a != b).collect();
+            assert!(differ.len() == 1 && differ[0].0.is_ascii_digit(), "{other}");
         }
         let other = of(Kind::Number, "Three men came.").unwrap();
         let numeral = other.split(' ').next().unwrap().to_lowercase();

@@ -237,6 +237,23 @@ fn perturbed_sentences_teach_order_beside_a_frozen_mean() {
             .to_f32()
     };
     assert_eq!(table(&mean.output), table(&config.output));
+    // Less of the BiLSTM, which decides about order alone; none of it; a mean has no gate.
+    let scaled = |folder: &Path, factor: f32| {
+        let mut model = export::read(&folder.join("last")).unwrap();
+        model.scale_gate(factor)?;
+        let to = world.path("scaled");
+        let options = ExportOptions {
+            name: None,
+            table: Format::F32,
+            matrices: Format::F32,
+            checks: Vec::new(),
+        };
+        model.write(&to, &options)?;
+        Ok::<_, export::ExportError>(order(&to))
+    };
+    assert!(scaled(&config.output, 0.5).unwrap() > 0.85);
+    assert!(scaled(&config.output, 0.0).unwrap() < 0.01);
+    assert!(scaled(&mean.output, 0.5).is_err());
     // Without them in the corpus it is an error.
     let error = {
         let fingerprint = crate::tokenizer::load(&config.tokenizer).unwrap();
