@@ -137,6 +137,8 @@ pub enum Architecture {
     Mean(MeanConfig),
     /// Stacked bidirectional LSTM (LASER; Artetxe & Schwenk, TACL 2019, section 3.1).
     Bilstm(BilstmConfig),
+    /// Mean of token embeddings with a gated BiLSTM residual, which knows their order.
+    ResidualBilstm(ResidualBilstmConfig),
     /// Transformer encoder with learned positions (BERT, LaBSE).
     Transformer(TransformerConfig),
 }
@@ -191,6 +193,59 @@ pub enum BilstmPooling {
     Last,
     /// Mean over time.
     Mean,
+}
+
+/// Mean of token embeddings plus a BiLSTM over the same embeddings, behind a gate that training
+/// begins at zero (ReZero; Bachlechner et al., UAI 2021): `m + g (P r + b)`, where `m` is what
+/// [`MeanConfig`] gives and `r` the pooled states of the BiLSTM. Tensors: those of [`MeanConfig`]
+/// and, but for the table, of [`BilstmConfig`]; `gate` [1], `projection.weight` [E, 2H],
+/// `projection.bias` [E].
+///
+/// An input of the BiLSTM is the mean of a token's embedding and of those of the n-grams behind it
+/// (`ngrams_from`), weighted as in `m`: a step a token of the text, not one a spelling of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidualBilstmConfig {
+    /// Width E of the embedding table and of the output.
+    pub embedding_size: usize,
+    /// How token embeddings are combined, in `m` and in an input of the BiLSTM.
+    pub pooling: MeanPooling,
+    /// Width H of one direction.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Pooling of the states over time.
+    pub state_pooling: BilstmPooling,
+    /// Ids from here on are no steps of their own but belong to that of the token before; every
+    /// token is a step if there is no such id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ngrams_from: Option<u32>,
+}
+
+impl ResidualBilstmConfig {
+    /// The mean alone.
+    pub fn mean(&self) -> MeanConfig {
+        MeanConfig {
+            embedding_size: self.embedding_size,
+            pooling: self.pooling,
+        }
+    }
+
+    /// The BiLSTM alone.
+    pub fn bilstm(&self) -> BilstmConfig {
+        BilstmConfig {
+            embedding_size: self.embedding_size,
+            hidden_size: self.hidden_size,
+            layers: self.layers,
+            pooling: self.state_pooling,
+            append_eos: false,
+        }
+    }
+
+    /// Whether the token at `position` of a sequence begins a step.
+    pub fn begins_step(&self, position: usize, id: u32) -> bool {
+        position == 0 || self.ngrams_from.is_none_or(|first| id < first)
+    }
 }
 
 /// BERT-style transformer. Tensors: `embed_tokens.weight` [V, D], `embed_positions.weight`
@@ -308,6 +363,7 @@ impl Architecture {
         match self {
             Self::Mean(c) => c.embedding_size,
             Self::Bilstm(c) => 2 * c.hidden_size,
+            Self::ResidualBilstm(c) => c.embedding_size,
             Self::Transformer(c) => c.hidden_size,
         }
     }
@@ -317,6 +373,7 @@ impl Architecture {
         match self {
             Self::Mean(c) => c.embedding_size,
             Self::Bilstm(c) => c.embedding_size,
+            Self::ResidualBilstm(c) => c.embedding_size,
             Self::Transformer(c) => c.hidden_size,
         }
     }
@@ -326,6 +383,7 @@ impl Architecture {
         match self {
             Self::Mean(_) => "mean",
             Self::Bilstm(_) => "bilstm",
+            Self::ResidualBilstm(_) => "residual_bilstm",
             Self::Transformer(_) => "transformer",
         }
     }
@@ -376,6 +434,11 @@ impl Config {
         match &self.encoder {
             Architecture::Mean(c) => range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?,
             Architecture::Bilstm(c) => {
+                range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?;
+                range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
+                range("layers", c.layers, 1, 64)?;
+            }
+            Architecture::ResidualBilstm(c) => {
                 range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?;
                 range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
                 range("layers", c.layers, 1, 64)?;

@@ -11,6 +11,8 @@ use crate::arch::bilstm_candle::BilstmCandle;
 use crate::arch::dense::Head;
 use crate::arch::mean::Mean;
 use crate::arch::mean_candle::MeanCandle;
+use crate::arch::residual_bilstm::ResidualBilstm;
+use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
 use crate::config::Architecture;
@@ -208,6 +210,9 @@ impl Encoder {
                 Architecture::Mean(_) => vec![],
                 _ if !device.is_cpu() => vec![Precision::Bf16],
                 Architecture::Bilstm(config) => bilstm::faster_than_f32(config, &weights)?,
+                Architecture::ResidualBilstm(config) => {
+                    bilstm::faster_than_f32(&config.bilstm(), &weights)?
+                }
                 Architecture::Transformer(config) => {
                     transformer::faster_than_f32(config, &weights)?
                 }
@@ -451,6 +456,12 @@ fn load_model(
             Box::new(Bilstm::load(isa, c, weights, precision, parallel)?)
         }
         Architecture::Bilstm(c) => Box::new(BilstmCandle::load(c, weights, device, dtype)?),
+        Architecture::ResidualBilstm(c) if device.is_cpu() => {
+            Box::new(ResidualBilstm::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::ResidualBilstm(c) => {
+            Box::new(ResidualBilstmCandle::load(c, weights, device, dtype)?)
+        }
         Architecture::Transformer(c) if device.is_cpu() => {
             Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
         }

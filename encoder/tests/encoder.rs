@@ -117,29 +117,160 @@ fn bilstm(
     (config(2 * hidden_size, encoder), tensors)
 }
 
+/// The mean with a gated BiLSTM over the same table.
+fn residual_bilstm(
+    layers: usize,
+    size: usize,
+    hidden: usize,
+    pooling: BilstmPooling,
+) -> (Config, Tensors) {
+    let (_, mut tensors) = bilstm(layers, size, hidden, pooling);
+    let mut random = Random(17 + size as u64);
+    tensors.insert("token_weight".into(), random.tensor(&[VOCABULARY], 3.0));
+    tensors.insert("gate".into(), Tensor::f32(&[1], vec![0.7]));
+    tensors.insert(
+        "projection.weight".into(),
+        random.tensor(&[size, 2 * hidden], 0.4),
+    );
+    tensors.insert("projection.bias".into(), random.tensor(&[size], 0.4));
+    let encoder = Architecture::ResidualBilstm(ResidualBilstmConfig {
+        embedding_size: size,
+        pooling: MeanPooling::Weighted,
+        hidden_size: hidden,
+        layers,
+        state_pooling: pooling,
+        ngrams_from: Some(25),
+    });
+    (config(size, encoder), tensors)
+}
+
+/// Sum of weighted rows of the table, and of the weights, by the definition.
+fn naive_mean(tensors: &Tensors, size: usize, ids: &[u32]) -> Vec<f64> {
+    let (table, weights) = (
+        tensors["embed_tokens.weight"].to_vec(),
+        tensors["token_weight"].to_vec(),
+    );
+    let (mut sum, mut total) = (vec![0f64; size], 0f64);
+    for &id in ids {
+        let w = f64::from(weights[id as usize]).exp();
+        total += w;
+        for (j, sum) in sum.iter_mut().enumerate() {
+            *sum += w * f64::from(table[id as usize * size + j]);
+        }
+    }
+    sum.iter().map(|x| x / total).collect()
+}
+
+#[test]
+fn residual_bilstm_equals_formula() {
+    for (layers, size, hidden) in [(1, 8, 16), (1, 5, 3), (2, 20, 32)] {
+        for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
+            let (config, tensors) = residual_bilstm(layers, size, hidden, pooling);
+            let dir = TempDir::new().unwrap();
+            folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+            let Architecture::ResidualBilstm(c) = &config.encoder else {
+                unreachable!()
+            };
+            // Ids from 25 on belong to the step before; one in front is a step all the same. The
+            // sequence with most ids has not most steps.
+            let ids: Vec<Vec<u32>> = vec![
+                vec![4],
+                vec![30],
+                vec![30, 31, 5],
+                vec![4, 30, 31, 26, 25, 39, 26],
+                vec![6, 7, 8, 24, 9],
+                vec![9, 24, 8, 7, 6],
+            ];
+            let get = |name: &str| tensors[name].to_vec();
+            let (matrix, bias) = (get("projection.weight"), get("projection.bias"));
+            for threads in [1, 3] {
+                let encoder = load(dir.path(), Precision::F32, threads);
+                let embeddings = encoder.encode_ids(&ids).unwrap();
+                for (ids, row) in ids.iter().zip(embeddings.rows()) {
+                    let mut steps: Vec<Vec<u32>> = Vec::new();
+                    for &id in ids {
+                        match steps.last_mut() {
+                            Some(step) if id >= 25 => step.push(id),
+                            _ => steps.push(vec![id]),
+                        }
+                    }
+                    let inputs = steps.iter().map(|s| naive_mean(&tensors, size, s));
+                    let states = naive_lstm(&c.bilstm(), &tensors, inputs.collect());
+                    let expected: Vec<f32> = naive_mean(&tensors, size, ids)
+                        .iter()
+                        .enumerate()
+                        .map(|(j, mean)| {
+                            let row = &matrix[j * 2 * hidden..(j + 1) * 2 * hidden];
+                            let product: f64 = row
+                                .iter()
+                                .zip(&states)
+                                .map(|(w, s)| f64::from(*w) * f64::from(*s))
+                                .sum();
+                            (mean + f64::from(0.7f32) * (product + f64::from(bias[j]))) as f32
+                        })
+                        .collect();
+                    let what = format!("{layers} {hidden} {pooling:?} {ids:?}");
+                    assert_close(row, &expected, 4e-6, &what);
+                }
+                // The same words in another order.
+                let (a, b) = (embeddings.row(4), embeddings.row(5));
+                assert!(a.iter().zip(b).any(|(a, b)| (a - b).abs() > 0.01));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shut_gate_leaves_the_mean() {
+    let (config, mut tensors) = residual_bilstm(1, 8, 16, BilstmPooling::Max);
+    tensors.insert("gate".into(), Tensor::f32(&[1], vec![0.0]));
+    let dir = TempDir::new().unwrap();
+    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    let ids = vec![vec![4, 30, 5], vec![9]];
+    let found = load(dir.path(), Precision::Auto, 1).encode_ids(&ids);
+    for (ids, row) in ids.iter().zip(found.unwrap().rows()) {
+        let mean = naive_mean(&tensors, 8, ids);
+        let mean: Vec<f32> = mean.iter().map(|x| *x as f32).collect();
+        assert_close(row, &mean, 1e-6, "mean");
+    }
+    // Sessions do not run it themselves.
+    assert!(LocalEncoder::load(dir.path()).unwrap().is_none());
+    for broken in [f32::NAN, f32::INFINITY] {
+        tensors.insert("gate".into(), Tensor::f32(&[1], vec![broken]));
+        let error = folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
+        assert!(error.to_string().contains("gate"), "{error}");
+    }
+    tensors.insert("gate".into(), Tensor::f32(&[2], vec![0.0; 2]));
+    let error = folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
+    assert!(error.to_string().contains("gate"), "{error}");
+}
+
 /// torch.nn.LSTM by its formulas, one sentence, in f64.
 fn naive_bilstm(c: &BilstmConfig, tensors: &Tensors, ids: &[u32]) -> Vec<f32> {
+    let table = tensors["embed_tokens.weight"].to_vec();
+    let row = |id: &u32| {
+        let at = *id as usize * c.embedding_size;
+        let row = &table[at..at + c.embedding_size];
+        row.iter().map(|x| f64::from(*x)).collect()
+    };
+    naive_lstm(c, tensors, ids.iter().map(row).collect())
+}
+
+/// The same from its inputs.
+fn naive_lstm(c: &BilstmConfig, tensors: &Tensors, mut x: Vec<Vec<f64>>) -> Vec<f32> {
     let get =
         |name: &str| -> Vec<f64> { tensors[name].to_vec().into_iter().map(f64::from).collect() };
-    let table = get("embed_tokens.weight");
-    let mut x: Vec<Vec<f64>> = ids
-        .iter()
-        .map(|&id| {
-            let at = id as usize * c.embedding_size;
-            table[at..at + c.embedding_size].to_vec()
-        })
-        .collect();
-    let h = c.hidden_size;
+    let (steps, h) = (x.len(), c.hidden_size);
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     for l in 0..c.layers {
-        let mut y = vec![vec![0f64; 2 * h]; ids.len()];
+        let mut y = vec![vec![0f64; 2 * h]; steps];
         for (d, suffix) in ["", "_reverse"].into_iter().enumerate() {
             let part = |what: &str| get(&format!("lstm.{what}_l{l}{suffix}"));
             let (ih, hh) = (part("weight_ih"), part("weight_hh"));
             let (bi, bh) = (part("bias_ih"), part("bias_hh"));
             let (mut state, mut cell) = (vec![0f64; h], vec![0f64; h]);
-            for step in 0..ids.len() {
-                let t = if d == 0 { step } else { ids.len() - 1 - step };
+            for step in 0..steps {
+                let t = if d == 0 { step } else { steps - 1 - step };
                 let input = x[t].len();
                 let gates: Vec<f64> = (0..4 * h)
                     .map(|j| {
@@ -163,8 +294,8 @@ fn naive_bilstm(c: &BilstmConfig, tensors: &Tensors, ids: &[u32]) -> Vec<f32> {
             let column = x.iter().map(|row| row[j]);
             let value = match c.pooling {
                 BilstmPooling::Max => column.fold(f64::NEG_INFINITY, f64::max),
-                BilstmPooling::Mean => column.sum::<f64>() / ids.len() as f64,
-                BilstmPooling::Last => x[if j < h { ids.len() - 1 } else { 0 }][j],
+                BilstmPooling::Mean => column.sum::<f64>() / steps as f64,
+                BilstmPooling::Last => x[if j < h { steps - 1 } else { 0 }][j],
             };
             value as f32
         })
@@ -449,6 +580,10 @@ fn folders() -> &'static [(TempDir, &'static str)] {
             ("bilstm last", bilstm(2, 12, 20, BilstmPooling::Last)),
             ("bilstm mean", bilstm(2, 12, 20, BilstmPooling::Mean)),
             (
+                "residual bilstm",
+                residual_bilstm(1, 12, 20, BilstmPooling::Max),
+            ),
+            (
                 "cls",
                 transformer(NormPosition::Post, TransformerPooling::Cls),
             ),
@@ -698,8 +833,13 @@ proptest! {
     #[test]
     fn flipped_bytes_never_panic(
         file in 0usize..3, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        residual: bool,
     ) {
-        let (config, tensors) = bilstm(1, 3, 2, BilstmPooling::Max);
+        let (config, tensors) = if residual {
+            residual_bilstm(1, 3, 2, BilstmPooling::Max)
+        } else {
+            bilstm(1, 3, 2, BilstmPooling::Max)
+        };
         let dir = TempDir::new().unwrap();
         folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
         let path = dir.path().join(["config.json", "tokenizer.json", "model.safetensors"][file]);

@@ -23,6 +23,8 @@ pub enum Architecture {
     Mean,
     /// Bidirectional LSTM layers, max-pooled: sees the order.
     BiLstm,
+    /// The mean of token vectors plus a gated bidirectional LSTM layer.
+    ResidualBilstm,
     /// One transformer layer with mean pooling.
     Transformer,
 }
@@ -93,6 +95,11 @@ impl Model {
                 d / 2,
                 self.layers
             ),
+            Architecture::ResidualBilstm => format!(
+                r#""architecture": "residual_bilstm", "embedding_size": {d}, "pooling": "mean",
+      "hidden_size": {d}, "layers": {}, "state_pooling": "max""#,
+                self.layers
+            ),
             Architecture::Transformer => format!(
                 r#""architecture": "transformer", "hidden_size": {d}, "layers": 1, "heads": 2,
       "intermediate_size": {}, "max_positions": {}, "type_vocab_size": 1,
@@ -128,19 +135,26 @@ impl Model {
         let d = self.dimensions;
         match self.architecture {
             Architecture::Mean => add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0),
-            Architecture::BiLstm => {
-                let h = d / 2;
+            Architecture::BiLstm | Architecture::ResidualBilstm => {
+                let residual = self.architecture == Architecture::ResidualBilstm;
+                let h = if residual { d } else { d / 2 };
                 add("embed_tokens.weight", &[VOCABULARY, d], 0.0, 1.0);
-                for suffix in
-                    (0..self.layers).flat_map(|l| [format!("l{l}"), format!("l{l}_reverse")])
-                {
-                    let mut add = |part: &str, shape: &[usize]| {
-                        add(&format!("lstm.{part}_{suffix}"), shape, 0.0, 0.5);
-                    };
-                    add("weight_ih", &[4 * h, d]);
-                    add("weight_hh", &[4 * h, h]);
-                    add("bias_ih", &[4 * h]);
-                    add("bias_hh", &[4 * h]);
+                for layer in 0..self.layers {
+                    let input = if layer == 0 { d } else { 2 * h };
+                    for suffix in ["", "_reverse"] {
+                        let mut add = |part: &str, shape: &[usize]| {
+                            add(&format!("lstm.{part}_l{layer}{suffix}"), shape, 0.0, 0.5);
+                        };
+                        add("weight_ih", &[4 * h, input]);
+                        add("weight_hh", &[4 * h, h]);
+                        add("bias_ih", &[4 * h]);
+                        add("bias_hh", &[4 * h]);
+                    }
+                }
+                if residual {
+                    add("gate", &[1], 1.0, 0.1);
+                    add("projection.weight", &[d, 2 * h], 0.0, 0.3);
+                    add("projection.bias", &[d], 0.0, 0.1);
                 }
             }
             Architecture::Transformer => {

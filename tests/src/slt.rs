@@ -12,8 +12,8 @@
 //! # requires: vector                  skipped with a message unless this extension is available
 //! ```
 //!
-//! Models named `tiny` (32 dimensions, the default model), `tiny-lstm` and `tiny-transformer` (32),
-//! with random weights, are there for every file. Results are compared value by value; NULL reads
+//! Models named `tiny` (32 dimensions, the default model), `tiny-lstm`, `tiny-residual` and
+//! `tiny-transformer` (32), with random weights, are there for every file. Results are compared value by value; NULL reads
 //! `NULL`, an empty text `(empty)`, and white space within a value counts as one blank.
 
 use std::fmt;
@@ -81,6 +81,7 @@ pub fn write_models(path: &Path) -> Result<()> {
     for (name, architecture) in [
         ("tiny", Architecture::Mean),
         ("tiny-lstm", Architecture::BiLstm),
+        ("tiny-residual", Architecture::ResidualBilstm),
         ("tiny-transformer", Architecture::Transformer),
     ] {
         Model {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use laser_encoder::config::Config;
+use laser_encoder::config::{Architecture, Config};
 use laser_encoder::folder::{self, Tensor, Tensors, Weights};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -39,6 +39,9 @@ pub enum ExportError {
     /// The tokenizer cannot be pruned.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// A gate was to be changed where there is none.
+    #[error("the architecture \"{0}\" has no gate")]
+    NoGate(&'static str),
 }
 
 /// How a model is exported.
@@ -141,6 +144,12 @@ impl Model {
                 "token {id} has no embedding"
             )));
         }
+        if let Architecture::ResidualBilstm(c) = &mut self.config.encoder
+            && let Some(first) = c.ngrams_from
+        {
+            let before = order.iter().filter(|id| **id < first as usize).count();
+            c.ngrams_from = Some(before as u32);
+        }
         for name in PER_TOKEN {
             if let Some((shape, values)) = self.tensors.get_mut(name) {
                 let width: usize = shape[1..].iter().product();
@@ -152,6 +161,19 @@ impl Model {
             }
         }
         Ok(order.len())
+    }
+
+    /// Multiplies the gate of a residual: 0 leaves the mean, 1 changes nothing.
+    ///
+    /// # Errors
+    /// [`ExportError::NoGate`] for another architecture.
+    pub fn scale_gate(&mut self, factor: f32) -> Result<(), ExportError> {
+        let residual = matches!(self.config.encoder, Architecture::ResidualBilstm(_));
+        match self.tensors.get_mut("gate").filter(|_| residual) {
+            Some((_, values)) => values.iter_mut().for_each(|g| *g *= factor),
+            None => return Err(ExportError::NoGate(self.config.encoder.name())),
+        }
+        Ok(())
     }
 
     /// Writes a model folder.
@@ -435,5 +457,46 @@ mod tests {
             let text = pruned.decode(encoding.get_ids(), false).expect("decode");
             assert_eq!(text, "newest слово x", "{kind:?}");
         }
+    }
+
+    #[test]
+    fn the_first_ngram_moves_when_pieces_are_pruned() {
+        let texts = vec!["lower newest widest".to_owned(); 50];
+        let options = TokenizerOptions {
+            vocab_size: 290,
+            coverage: 1.0,
+            ..Default::default()
+        };
+        let tokenizer = train(&texts, &options).expect("trained");
+        let size = tokenizer.get_vocab_size(true);
+        let encoder = format!(
+            r#"{{"architecture":"residual_bilstm","embedding_size":1,"pooling":"mean","hidden_size":1,
+               "layers":1,"state_pooling":"max","ngrams_from":{size}}}"#
+        );
+        let config = format!(
+            r#"{{"format":1,"name":"t","dimensions":1,"max_tokens":9,"normalize":true,"encoder":{encoder}}}"#
+        );
+        let ids = (0..size + 2).map(|id| id as f32).collect();
+        let mut model = Model {
+            config: Config::from_json(&config).expect("valid"),
+            tokenizer: serde_json::json!({
+                "ngrams": {"lengths": [3], "vocabulary": ["low", "new"]},
+                "tokenizer": tokenizer,
+            }),
+            tensors: BTreeMap::from([(TABLE.to_owned(), (vec![size + 2, 1], ids))]),
+            dictionary: None,
+        };
+        // The last piece, which nothing is merged from, and the first n-gram go.
+        let mut keep = vec![true; size + 2];
+        keep[size - 1] = false;
+        keep[size] = false;
+        model.prune(&keep).expect("pruned");
+        let Architecture::ResidualBilstm(c) = &model.config.encoder else {
+            panic!("{:?}", model.config.encoder)
+        };
+        let first = c.ngrams_from.expect("it has n-grams") as usize;
+        assert!(first < size);
+        let values = &model.tensors[TABLE].1;
+        assert_eq!(values[first..], [(size + 1) as f32]);
     }
 }

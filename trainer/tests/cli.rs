@@ -243,6 +243,20 @@ fn from_text_to_a_measured_model() {
     );
     assert_eq!(harder.lines().count(), 3, "{harder}");
 
+    let order = w.ok("eval order dev/made.tsv -m run/best --beside run/last");
+    assert!(
+        order.lines().count() >= 2 && order.contains("retrieval"),
+        "{order}"
+    );
+    assert!(
+        w.fails("eval order dev/made.tsv -m run/best --pivot ka")
+            .contains("\"en\"")
+    );
+    assert!(
+        w.fails("export run --output gated --gate 0.5")
+            .contains("no gate")
+    );
+
     w.ok("export run --output small --prune-below 1 --count corpus.pack --table i8");
     let exported = w.accuracy("small");
     assert!(

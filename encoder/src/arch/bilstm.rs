@@ -43,6 +43,12 @@ const CHUNK: usize = 128;
 pub(crate) struct Bilstm {
     isa: Isa,
     table: Matrix,
+    layers: Layers,
+}
+
+/// The layers above the token embeddings.
+pub(super) struct Layers {
+    isa: Isa,
     layers: Vec<[Direction; 2]>,
     hidden: usize,
     pooling: BilstmPooling,
@@ -114,7 +120,23 @@ impl Bilstm {
         parallel: bool,
     ) -> Result<Self, EncoderError> {
         let rows = weights.rows("embed_tokens.weight")?;
-        let table = weights.matrix("embed_tokens.weight", rows, config.embedding_size)?;
+        Ok(Self {
+            isa,
+            table: weights.matrix("embed_tokens.weight", rows, config.embedding_size)?,
+            layers: Layers::load(isa, config, weights, precision, parallel)?,
+        })
+    }
+}
+
+impl Layers {
+    /// Packs the weights, on all threads of the pool it runs in if `parallel`.
+    pub fn load(
+        isa: Isa,
+        config: &BilstmConfig,
+        weights: &Weights,
+        precision: Precision,
+        parallel: bool,
+    ) -> Result<Self, EncoderError> {
         let mut parts = Vec::new();
         for layer in 0..config.layers {
             for suffix in ["", REVERSE] {
@@ -137,7 +159,6 @@ impl Bilstm {
         }
         Ok(Self {
             isa,
-            table,
             layers,
             hidden: config.hidden_size,
             pooling: config.pooling,
@@ -379,37 +400,32 @@ pub(crate) fn faster_than_f32(
     })
 }
 
-impl Model for Bilstm {
-    fn vocabulary(&self) -> usize {
-        self.table.rows()
-    }
-
-    fn width(&self) -> usize {
-        2 * self.hidden
-    }
-
-    fn encode(
+impl Layers {
+    /// Pools the states of each sequence into its row of `out` [sequences, 2H], as [`Model::encode`];
+    /// `embed` writes the input that an element of a sequence stands for.
+    pub fn encode(
         &self,
         sequences: &[&[u32]],
+        embed: impl Fn(u32, &mut [f32]),
         out: &mut [f32],
         parallel: bool,
-    ) -> Result<(), EncoderError> {
+    ) {
         let (hidden, width) = (self.hidden, padded(self.hidden));
         let present = sequences.partition_point(|s| !s.is_empty());
         let (out, rest) = out.split_at_mut(present * 2 * hidden);
         rest.fill(0.0);
         let sequences = &sequences[..present];
         if sequences.is_empty() {
-            return Ok(());
+            return;
         }
         let packing = Packing::new(sequences);
         let tokens = packing.tokens();
-        let mut row = vec![0f32; self.table.columns()];
+        let mut row = vec![0f32; self.layers[0][0].input[0].depth()];
         let mut embedded = self.layers[0][0].input[0].operand(tokens);
         for t in 0..packing.steps() {
             for (sentence, ids) in sequences[..packing.active[t]].iter().enumerate() {
                 let at = packing.offset[t] + sentence;
-                gather::copy_row(self.isa, &self.table, ids[t] as usize, &mut row);
+                embed(ids[t], &mut row);
                 embedded.set(at..at + 1, &row, row.len());
             }
         }
@@ -466,10 +482,10 @@ impl Model for Bilstm {
                 self.pool(kept, reverse, sequences, &packing, column, out);
             }
         }
-        Ok(())
     }
 
-    fn flops_per_token(&self) -> usize {
+    /// Floating point operations for each step.
+    pub fn flops_per_token(&self) -> usize {
         self.layers
             .iter()
             .flatten()
@@ -480,12 +496,8 @@ impl Model for Bilstm {
             .sum()
     }
 
-    fn lanes(&self, threads: usize) -> usize {
-        // The two directions of a batch run side by side.
-        threads.div_ceil(2)
-    }
-
-    fn bytes(&self) -> usize {
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
         self.layers
             .iter()
             .flatten()
@@ -496,4 +508,44 @@ impl Model for Bilstm {
             })
             .sum()
     }
+}
+
+impl Model for Bilstm {
+    fn vocabulary(&self) -> usize {
+        self.table.rows()
+    }
+
+    fn width(&self) -> usize {
+        2 * self.layers.hidden
+    }
+
+    fn encode(
+        &self,
+        sequences: &[&[u32]],
+        out: &mut [f32],
+        parallel: bool,
+    ) -> Result<(), EncoderError> {
+        let embed = |id: u32, row: &mut [f32]| {
+            gather::copy_row(self.isa, &self.table, id as usize, row);
+        };
+        self.layers.encode(sequences, embed, out, parallel);
+        Ok(())
+    }
+
+    fn flops_per_token(&self) -> usize {
+        self.layers.flops_per_token()
+    }
+
+    fn lanes(&self, threads: usize) -> usize {
+        lanes(threads)
+    }
+
+    fn bytes(&self) -> usize {
+        self.layers.bytes()
+    }
+}
+
+/// Batches at the same time: the two directions of a batch run side by side.
+pub(super) fn lanes(threads: usize) -> usize {
+    threads.div_ceil(2)
 }

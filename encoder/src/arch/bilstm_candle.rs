@@ -26,9 +26,14 @@ struct Layer {
 }
 
 pub(crate) struct BilstmCandle {
+    table: Tensor,
+    pub(super) layers: LayersCandle,
+}
+
+/// The layers above the token embeddings.
+pub(super) struct LayersCandle {
     device: Device,
     dtype: DType,
-    table: Tensor,
     layers: Vec<Layer>,
     hidden: usize,
     pooling: BilstmPooling,
@@ -45,6 +50,23 @@ impl BilstmCandle {
         dtype: DType,
     ) -> std::result::Result<Self, EncoderError> {
         let rows = weights.rows("embed_tokens.weight")?;
+        let size = config.embedding_size;
+        let table = weights.matrix("embed_tokens.weight", rows, size)?.to_f32();
+        Ok(Self {
+            table: Tensor::from_vec(table, (rows, size), device)?.to_dtype(dtype)?,
+            layers: LayersCandle::load(config, weights, device, dtype)?,
+        })
+    }
+}
+
+impl LayersCandle {
+    /// Copies the weights to `device` as `dtype`.
+    pub fn load(
+        config: &BilstmConfig,
+        weights: &Weights,
+        device: &Device,
+        dtype: DType,
+    ) -> std::result::Result<Self, EncoderError> {
         let hidden = config.hidden_size;
         let matrix = |name: &str, rows: usize, columns: usize| {
             let values = weights.matrix(name, rows, columns)?.to_f32();
@@ -82,7 +104,6 @@ impl BilstmCandle {
         Ok(Self {
             device: device.clone(),
             dtype,
-            table: matrix("embed_tokens.weight", rows, config.embedding_size)?,
             layers: (0..config.layers)
                 .map(layer)
                 .collect::<std::result::Result<_, _>>()?,
@@ -92,24 +113,30 @@ impl BilstmCandle {
         })
     }
 
-    /// The embeddings of all tokens, [tokens, E].
-    fn embed(&self, sequences: &[&[u32]], packing: &Packing) -> Result<Tensor> {
+    /// The rows of `table` of all tokens, [tokens, E].
+    fn embed(&self, table: &Tensor, sequences: &[&[u32]], packing: &Packing) -> Result<Tensor> {
         let mut ids = Vec::with_capacity(packing.tokens());
         for t in 0..packing.steps() {
             ids.extend(sequences[..packing.active[t]].iter().map(|s| s[t]));
         }
         let ids = Tensor::from_vec(ids, packing.tokens(), &self.device)?;
-        self.table.index_select(&ids, 0)
+        table.index_select(&ids, 0)?.to_dtype(self.dtype)
     }
 
     /// Pools with one kernel a layer.
-    fn pooled(&self, sequences: &[&[u32]], packing: &Packing, out: &mut [f32]) -> Result<()> {
+    fn pooled(
+        &self,
+        table: &Tensor,
+        sequences: &[&[u32]],
+        packing: &Packing,
+        out: &mut [f32],
+    ) -> Result<()> {
         let Some((last, below)) = self.layers.split_last() else {
             candle_core::bail!("a BiLSTM has layers")
         };
         let lengths: Vec<usize> = sequences.iter().map(|s| s.len()).collect();
         let steps = Steps::new(&lengths, &self.device)?;
-        let mut x = self.embed(sequences, packing)?;
+        let mut x = self.embed(table, sequences, packing)?;
         for layer in below {
             let products = x.matmul(&layer.input.t()?)?;
             x = lstm::forward(&steps, &products, &layer.weights, None, false)?.states;
@@ -183,8 +210,8 @@ impl BilstmCandle {
     }
 
     /// States of the last layer, [tokens, 2H], on the host, step by step.
-    fn states(&self, sequences: &[&[u32]], packing: &Packing) -> Result<Vec<f32>> {
-        let mut x = self.embed(sequences, packing)?;
+    fn states(&self, table: &Tensor, sequences: &[&[u32]], packing: &Packing) -> Result<Vec<f32>> {
+        let mut x = self.embed(table, sequences, packing)?;
         for layer in &self.layers {
             let products = x.matmul(&layer.input.t()?)?.chunk(2, D::Minus1)?;
             let forward = self.run(layer, 0, &products[0], packing)?;
@@ -215,24 +242,11 @@ impl BilstmCandle {
             }
         }
     }
-}
 
-impl Model for BilstmCandle {
-    fn vocabulary(&self) -> usize {
-        self.table.dims()[0]
-    }
-
-    fn width(&self) -> usize {
-        2 * self.hidden
-    }
-
-    fn encode(
-        &self,
-        sequences: &[&[u32]],
-        out: &mut [f32],
-        _parallel: bool,
-    ) -> std::result::Result<(), EncoderError> {
-        let width = self.width();
+    /// Pools the states of each sequence, whose ids are rows of `table`, into its row of `out`
+    /// [sequences, 2H], as [`Model::encode`].
+    pub fn encode(&self, table: &Tensor, sequences: &[&[u32]], out: &mut [f32]) -> Result<()> {
+        let width = 2 * self.hidden;
         let present = sequences.partition_point(|s| !s.is_empty());
         let (out, rest) = out.split_at_mut(present * width);
         rest.fill(0.0);
@@ -242,9 +256,9 @@ impl Model for BilstmCandle {
         }
         let packing = Packing::new(sequences);
         if self.fused {
-            return Ok(self.pooled(sequences, &packing, out)?);
+            return self.pooled(table, sequences, &packing, out);
         }
-        let states = self.states(sequences, &packing)?;
+        let states = self.states(table, sequences, &packing)?;
         for (row, (ids, out)) in sequences
             .iter()
             .zip(out.chunks_exact_mut(width))
@@ -256,9 +270,51 @@ impl Model for BilstmCandle {
         Ok(())
     }
 
-    fn flops_per_token(&self) -> usize {
+    /// Floating point operations for each step.
+    pub fn flops_per_token(&self) -> usize {
         let weights = |l: &Layer| l.input.elem_count() + l.weights.recurrent.elem_count();
         self.layers.iter().map(|l| 2 * weights(l)).sum()
+    }
+
+    /// What a batch may have at most.
+    pub fn budget(&self) -> Budget {
+        if self.device.is_cpu() {
+            Budget::PROCESSOR
+        } else {
+            Budget::GPU
+        }
+    }
+
+    /// Bytes of the weights in host memory.
+    pub fn bytes(&self) -> usize {
+        if self.device.is_cpu() {
+            self.flops_per_token() / 2 * self.dtype.size_in_bytes()
+        } else {
+            0
+        }
+    }
+}
+
+impl Model for BilstmCandle {
+    fn vocabulary(&self) -> usize {
+        self.table.dims()[0]
+    }
+
+    fn width(&self) -> usize {
+        2 * self.layers.hidden
+    }
+
+    fn encode(
+        &self,
+        sequences: &[&[u32]],
+        out: &mut [f32],
+        _parallel: bool,
+    ) -> std::result::Result<(), EncoderError> {
+        Ok(self.layers.encode(&self.table, sequences, out)?)
+    }
+
+    fn flops_per_token(&self) -> usize {
+        self.layers.flops_per_token()
     }
 
     fn lanes(&self, _threads: usize) -> usize {
@@ -267,18 +323,10 @@ impl Model for BilstmCandle {
     }
 
     fn budget(&self) -> Budget {
-        if self.device.is_cpu() {
-            Budget::PROCESSOR
-        } else {
-            Budget::GPU
-        }
+        self.layers.budget()
     }
 
     fn bytes(&self) -> usize {
-        if self.device.is_cpu() {
-            self.flops_per_token() / 2 * self.dtype.size_in_bytes()
-        } else {
-            0
-        }
+        self.layers.bytes()
     }
 }

@@ -5,6 +5,8 @@ pub(crate) mod bilstm_candle;
 pub(crate) mod dense;
 pub(crate) mod mean;
 pub(crate) mod mean_candle;
+pub(crate) mod residual_bilstm;
+pub(crate) mod residual_bilstm_candle;
 pub(crate) mod transformer;
 pub(crate) mod transformer_candle;
 
@@ -94,8 +96,11 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::config::{Architecture, BilstmConfig, BilstmPooling, TransformerPooling};
-    use crate::folder::{self, Weights};
+    use crate::config::{
+        Architecture, BilstmConfig, BilstmPooling, MeanPooling, ResidualBilstmConfig,
+        TransformerPooling,
+    };
+    use crate::folder::{self, Tensor, Weights};
     use crate::import;
     use crate::kernels::Isa;
 
@@ -165,7 +170,7 @@ mod tests {
                 let mut model =
                     bilstm_candle::BilstmCandle::load(&config, &weights, &device, dtype).unwrap();
                 for fused in [true, false] {
-                    model.fused = fused;
+                    model.layers.fused = fused;
                     assert_close(&exact, &states(&model), tolerance);
                 }
             }
@@ -183,6 +188,84 @@ mod tests {
         let candle =
             mean_candle::MeanCandle::load(&config, &weights, &Device::Cpu, DType::F32).unwrap();
         assert_close(&states(&kernels), &states(&candle), 1e-5);
+    }
+
+    /// A mean with a BiLSTM whose gate is open.
+    fn residual(folder: &Path, state_pooling: BilstmPooling) -> (ResidualBilstmConfig, Weights) {
+        let config = ResidualBilstmConfig {
+            embedding_size: 20,
+            pooling: MeanPooling::Weighted,
+            hidden_size: 24,
+            layers: 2,
+            state_pooling,
+            ngrams_from: Some(30),
+        };
+        let mut tensors = std::collections::BTreeMap::new();
+        let mut seed = 1u32;
+        let mut add = |name: &str, shape: &[usize]| {
+            let mut next = || {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+            };
+            let values = (0..shape.iter().product()).map(|_| next()).collect();
+            tensors.insert(name.to_owned(), Tensor::f32(shape, values));
+        };
+        add("embed_tokens.weight", &[40, 20]);
+        add("token_weight", &[40]);
+        for layer in 0..2 {
+            for suffix in ["", "_reverse"] {
+                let input = if layer == 0 { 20 } else { 48 };
+                for (kind, shape) in [
+                    ("weight_ih", &[96, input][..]),
+                    ("weight_hh", &[96, 24]),
+                    ("bias_ih", &[96]),
+                    ("bias_hh", &[96]),
+                ] {
+                    add(&format!("lstm.{kind}_l{layer}{suffix}"), shape);
+                }
+            }
+        }
+        add("gate", &[1]);
+        add("projection.weight", &[20, 48]);
+        add("projection.bias", &[20]);
+        let path = folder.join(folder::WEIGHTS);
+        safetensors::serialize_to_file(&tensors, None, &path).unwrap();
+        (config, Weights::open(&path).unwrap())
+    }
+
+    #[test]
+    fn residual_bilstm_is_the_same_with_all_instructions_precisions_and_in_candle() {
+        for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
+            let dir = tempfile::TempDir::new().unwrap();
+            let (config, weights) = residual(dir.path(), pooling);
+            let load = |isa, precision| {
+                let parallel = false;
+                residual_bilstm::ResidualBilstm::load(isa, &config, &weights, precision, parallel)
+            };
+            let exact = states(&load(Isa::Portable, Precision::F32).unwrap());
+            for &isa in Isa::all() {
+                for (precision, tolerance) in [
+                    (Precision::F32, 2e-6),
+                    (Precision::Bf16, 0.1),
+                    (Precision::I8, 0.1),
+                ] {
+                    assert_close(&exact, &states(&load(isa, precision).unwrap()), tolerance);
+                }
+            }
+            for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 0.15)] {
+                let mut model = residual_bilstm_candle::ResidualBilstmCandle::load(
+                    &config,
+                    &weights,
+                    &Device::Cpu,
+                    dtype,
+                )
+                .unwrap();
+                for fused in [true, false] {
+                    model.layers.fused = fused;
+                    assert_close(&exact, &states(&model), tolerance);
+                }
+            }
+        }
     }
 
     /// A small model of the kind of BERT, with its norms before or behind the sub-layers.

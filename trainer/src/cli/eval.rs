@@ -1,6 +1,6 @@
 //! `laser eval`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -8,7 +8,7 @@ use laser_encoder::{Encoder, LoadOptions};
 use laser_mining::{Margin, Retrieval};
 
 use super::args::{TextArgs, spinner};
-use super::meaning::{MixedArgs, StsArgs};
+use super::meaning::{MixedArgs, OrderArgs, StsArgs};
 use crate::data::config::{DataConfig, keyed_files};
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::eval::bucc::{self, BuccOptions, Side};
@@ -24,6 +24,9 @@ pub enum EvalCommand {
     Similarity(SimilarityArgs),
     /// Retrieval among the sentences of all other languages at once: accuracy per language.
     Mixed(MixedArgs),
+    /// Sentences that differ in word order, names, a number or a negation alone: accuracy of telling
+    /// the translation from them.
+    Order(OrderArgs),
     /// Similarity of meaning: correlation of cosines with scores.
     Sts(StsArgs),
     /// Bitext mining: precision, recall and F1 at the best or a given threshold.
@@ -50,12 +53,20 @@ impl ModelArgs {
     /// # Errors
     /// If the folder is not a model or an argument is unknown.
     pub fn load(&self, threads: Option<usize>) -> Result<Encoder> {
+        self.load_other(&self.model, threads)
+    }
+
+    /// Loads the model of another folder in the same way.
+    ///
+    /// # Errors
+    /// As of [`ModelArgs::load`].
+    pub fn load_other(&self, folder: &Path, threads: Option<usize>) -> Result<Encoder> {
         let options = LoadOptions {
             device: self.device.parse()?,
             precision: self.precision.parse()?,
             threads: threads.unwrap_or(0),
         };
-        Ok(load(&self.model, &options)?)
+        Ok(load(folder, &options)?)
     }
 }
 

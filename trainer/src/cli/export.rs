@@ -30,6 +30,9 @@ pub struct ExportArgs {
     /// Format of the other matrices.
     #[arg(long, value_enum, default_value_t = Format::Bf16)]
     matrices: Format,
+    /// Multiply the gate of a `residual_bilstm` by this: less of the BiLSTM, more of the mean.
+    #[arg(long, value_name = "FACTOR")]
+    gate: Option<f32>,
     /// Remove the tokens that occur less often than this in the corpus of --count.
     #[arg(long, value_name = "N", requires = "count")]
     prune_below: Option<u64>,
@@ -101,6 +104,12 @@ pub fn run(args: &ExportArgs) -> Result<()> {
         };
         let keep: Vec<bool> = counts.iter().map(|c| *c >= least).collect();
         model.prune(&keep)?;
+    }
+    if let Some(factor) = args.gate {
+        if !factor.is_finite() {
+            bail!("--gate needs a finite number");
+        }
+        model.scale_gate(factor)?;
     }
     let checks = match &args.checks {
         Some(path) => std::fs::read_to_string(path)

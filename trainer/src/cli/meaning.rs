@@ -1,14 +1,16 @@
-//! `laser eval mixed` and `laser eval sts`.
+//! `laser eval mixed`, `laser eval order` and `laser eval sts`.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::args::spinner;
 use super::eval::{ModelArgs, SetArgs, write_out};
+use crate::data::perturb::{Kind, LANGUAGE};
 use crate::eval::embed::embed_all;
 use crate::eval::mixed::mixed;
+use crate::eval::order::{Counts, Perturbed, Share, order};
 use crate::eval::sts::{Scored, pearson, spearman};
 use crate::report::table::{Align, Table};
 
@@ -60,6 +62,86 @@ pub fn run_mixed(args: &MixedArgs, threads: Option<usize>) -> Result<()> {
             queries.to_string(),
             percent(correct as f64 / queries as f64),
         ]);
+    }
+    write_out(None, &table.text())
+}
+
+/// Arguments of `laser eval order`.
+#[derive(Debug, Args)]
+pub struct OrderArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Folder of another model, whose figures are shown as well; may be repeated.
+    #[arg(long, value_name = "FOLDER")]
+    beside: Vec<PathBuf>,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// Show the figures of every language, not only their means.
+    #[arg(long)]
+    detail: bool,
+}
+
+/// The figures of a row: accuracies by kind, against a sentence's own, and of retrieval.
+fn figures(counts: &Counts) -> Vec<Option<f64>> {
+    let kind = |k: &Kind| counts.kinds.get(k).copied().unwrap_or_default();
+    let kinds = Kind::ALL.iter().map(kind);
+    kinds
+        .chain([counts.own, counts.retrieval])
+        .map(Share::value)
+        .collect()
+}
+
+/// Runs `laser eval order`.
+pub fn run_order(args: &OrderArgs, threads: Option<usize>) -> Result<()> {
+    let pivot = &args.sets.pivot;
+    if pivot != LANGUAGE {
+        bail!("the rules that change sentences are for \"{LANGUAGE}\", not for \"{pivot}\"");
+    }
+    let mut table = Table::new();
+    for name in ["set", "model", "language"] {
+        table.column(name, Align::Left);
+    }
+    table.column("queries", Align::Right);
+    for kind in Kind::ALL {
+        table.column(kind.name(), Align::Right);
+    }
+    table.column("own", Align::Right);
+    table.column("retrieval", Align::Right);
+    let show = |value: &Option<f64>| value.map_or_else(|| "-".into(), percent);
+    let sets = args.sets.read()?;
+    let mut encoders = vec![args.model.load(threads)?];
+    for folder in &args.beside {
+        encoders.push(args.model.load_other(folder, threads)?);
+    }
+    for set in &sets {
+        let others = Perturbed::new(set, pivot);
+        for encoder in &encoders {
+            let bar = spinner("sentences embedded");
+            let x = embed_all(encoder, set.texts(), &mut |n| bar.set_position(n))?;
+            let y = embed_all(encoder, &others.texts, &mut |n| bar.set_position(n))?;
+            bar.finish_and_clear();
+            let counts = order(set, &others, pivot, encoder.dimensions(), (&x, &y))?;
+            let rows: Vec<_> = counts.values().map(figures).collect();
+            let mut add = |language: &str, queries: usize, figures: &[Option<f64>]| {
+                let name = encoder.config().name.clone();
+                let mut cells = vec![set.name().to_owned(), name, language.to_owned()];
+                cells.push(queries.to_string());
+                cells.extend(figures.iter().map(show));
+                table.row(cells);
+            };
+            if args.detail {
+                for ((language, counts), row) in counts.iter().zip(&rows) {
+                    add(language, counts.own.of, row);
+                }
+            }
+            let mean = |column: usize| {
+                let values: Vec<f64> = rows.iter().filter_map(|r| r[column]).collect();
+                (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+            };
+            let means: Vec<_> = (0..Kind::ALL.len() + 2).map(mean).collect();
+            let queries = counts.values().map(|c| c.own.of).sum();
+            add("mean", queries, &means);
+        }
     }
     write_out(None, &table.text())
 }

@@ -74,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Eval(eval::EvalCommand::Similarity(args)) => eval::similarity(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Bucc(args)) => eval::bucc(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Mixed(args)) => meaning::run_mixed(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Order(args)) => meaning::run_order(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Sts(args)) => meaning::run_sts(&args, cli.threads),
         Command::Export(args) => export::run(&args),
         Command::Import(args) => import::run(&args),

@@ -34,6 +34,10 @@ pub struct PackArgs {
     /// Compress the file at this Zstandard level; it is then read into memory when used.
     #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "12")]
     compress: Option<i32>,
+    /// Add English sentences that differ in word order, a name, a number or a negation alone, for
+    /// `objective.dual.perturbed`.
+    #[arg(long)]
+    perturb: bool,
     /// Where to write what was kept and dropped, per source, as TSV.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -61,7 +65,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
         tokenizer.vocab_size,
         args.max_tokens,
     )?;
-    let report = pack(&pipeline, &tokenizer, &mut writer, &mut |n| {
+    let report = pack(&pipeline, &tokenizer, &mut writer, args.perturb, &mut |n| {
         bar.set_position(n)
     })?;
     bar.set_message("writing");
@@ -73,6 +77,9 @@ pub fn run(args: &PackArgs) -> Result<()> {
     }
     print!("{}", report.text());
     let bytes = std::fs::metadata(&args.output)?.len();
+    if header.perturbed > 0 {
+        println!("{} perturbed sentences", header.perturbed);
+    }
     println!(
         "{} tokens ({:.1} a sentence), {:.1} MB in {}",
         header.tokens,

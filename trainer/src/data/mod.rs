@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod pack;
 pub mod packed;
 pub mod permutation;
+pub mod perturb;
 pub mod pipeline;
 pub mod readers;
 pub mod report;

@@ -5,10 +5,12 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
+
 use super::packed::{Header, MAGIC};
 use super::pipeline::Pipeline;
 use super::report::Report;
-use super::{DataError, Group, Result, hash64, text_hash};
+use super::{DataError, Group, Result, hash64, perturb, text_hash};
 use crate::tokenizer::Loaded;
 
 /// A section that grows in a temporary file beside the corpus.
@@ -58,6 +60,9 @@ pub struct PackedSentence<'a> {
     pub text: &'a str,
     /// Token ids, not yet cut.
     pub ids: &'a [u32],
+    /// Sentences that differ from it in one thing, with their token ids. Those that differ behind
+    /// the cut alone are left out.
+    pub perturbed: &'a [(String, Vec<u32>)],
 }
 
 /// Writes a packed corpus group by group; needs memory only for the names.
@@ -81,6 +86,12 @@ pub struct PackWriter {
     sentence_language: Section,
     sentence_hash: Section,
     token_ids: Section,
+    perturbed: u64,
+    perturbed_count: u64,
+    perturbed_of: Section,
+    perturbed_start: Section,
+    perturbed_hash: Section,
+    perturbed_ids: Section,
 }
 
 impl PackWriter {
@@ -119,9 +130,17 @@ impl PackWriter {
             sentence_language: section()?,
             sentence_hash: section()?,
             token_ids: section()?,
+            perturbed: 0,
+            perturbed_count: 0,
+            perturbed_of: section()?,
+            perturbed_start: section()?,
+            perturbed_hash: section()?,
+            perturbed_ids: section()?,
         };
         writer.wrap(|w| w.group_start.push(&0u32.to_le_bytes()))?;
         writer.wrap(|w| w.sentence_start.push(&0u64.to_le_bytes()))?;
+        writer.wrap(|w| w.perturbed_of.push(&0u32.to_le_bytes()))?;
+        writer.wrap(|w| w.perturbed_start.push(&0u64.to_le_bytes()))?;
         Ok(writer)
     }
 
@@ -145,21 +164,26 @@ impl PackWriter {
         if source_id > usize::from(u16::MAX) {
             return Err(DataError::Config("more than 65536 sources".into()));
         }
-        let mut ids = Vec::new();
         for sentence in group {
             let language = self.language(sentence.language)?;
-            let kept = &sentence.ids[..sentence.ids.len().min(self.max_tokens as usize)];
-            if let Some(id) = kept.iter().find(|id| **id >= self.vocab_size) {
-                return Err(DataError::Config(format!(
-                    "token id {id} is outside the vocabulary of {}",
-                    self.vocab_size
-                )));
+            let kept = self.cut(sentence.ids);
+            let ids = self.bytes(kept)?;
+            for (text, other) in sentence.perturbed {
+                let other = self.cut(other);
+                if other == kept {
+                    continue;
+                }
+                let ids = self.bytes(other)?;
+                self.perturbed_count += other.len() as u64;
+                self.perturbed += 1;
+                let (hash, end) = (text_hash(text) as u32, self.perturbed_count);
+                self.wrap(|w| {
+                    w.perturbed_ids.push(&ids)?;
+                    w.perturbed_start.push(&end.to_le_bytes())?;
+                    w.perturbed_hash.push(&hash.to_le_bytes())
+                })?;
             }
-            ids.clear();
-            for id in kept {
-                let bytes = id.to_le_bytes();
-                ids.extend_from_slice(&bytes[..usize::from(self.width)]);
-            }
+            let perturbed = self.perturbed as u32;
             self.sentences += 1;
             self.tokens += kept.len() as u64;
             // The low half: two texts are compared within a batch only.
@@ -168,13 +192,15 @@ impl PackWriter {
             self.wrap(|w| {
                 w.token_ids.push(&ids)?;
                 w.sentence_start.push(&end.to_le_bytes())?;
+                w.perturbed_of.push(&perturbed.to_le_bytes())?;
                 w.sentence_language.push(&language.to_le_bytes())?;
                 w.sentence_hash.push(&hash.to_le_bytes())
             })?;
         }
-        let end = u32::try_from(self.sentences)
+        let end = u32::try_from(self.sentences + self.perturbed)
             .ok()
             .filter(|n| *n < u32::MAX)
+            .map(|_| self.sentences as u32)
             .ok_or_else(|| DataError::Config("more than 2^32 sentences in one corpus".into()))?;
         self.groups += 1;
         let key = hash64(key.as_bytes());
@@ -183,6 +209,23 @@ impl PackWriter {
             w.group_source.push(&(source_id as u16).to_le_bytes())?;
             w.group_key.push(&key.to_le_bytes())
         })
+    }
+
+    fn cut<'s>(&self, ids: &'s [u32]) -> &'s [u32] {
+        &ids[..ids.len().min(self.max_tokens as usize)]
+    }
+
+    /// Ids as they are written.
+    fn bytes(&self, ids: &[u32]) -> Result<Vec<u8>> {
+        if let Some(id) = ids.iter().find(|id| **id >= self.vocab_size) {
+            return Err(DataError::Config(format!(
+                "token id {id} is outside the vocabulary of {}",
+                self.vocab_size
+            )));
+        }
+        let width = usize::from(self.width);
+        let bytes = |id: &u32| id.to_le_bytes().into_iter().take(width);
+        Ok(ids.iter().flat_map(bytes).collect())
     }
 
     fn language(&mut self, code: &str) -> Result<u16> {
@@ -207,7 +250,7 @@ impl PackWriter {
     }
 
     fn join(self, compress: Option<i32>) -> std::io::Result<Header> {
-        let sections = [
+        let mut sections = vec![
             ("group_start", self.group_start),
             ("group_source", self.group_source),
             ("group_key", self.group_key),
@@ -216,6 +259,14 @@ impl PackWriter {
             ("sentence_hash", self.sentence_hash),
             ("tokens", self.token_ids),
         ];
+        if self.perturbed > 0 {
+            sections.extend([
+                ("perturbed_of", self.perturbed_of),
+                ("perturbed_start", self.perturbed_start),
+                ("perturbed_hash", self.perturbed_hash),
+                ("perturbed_tokens", self.perturbed_ids),
+            ]);
+        }
         let mut places = BTreeMap::new();
         let mut at = 0u64;
         for (name, section) in &sections {
@@ -232,6 +283,8 @@ impl PackWriter {
             groups: self.groups,
             sentences: self.sentences,
             tokens: self.tokens,
+            perturbed: self.perturbed,
+            perturbed_tokens: self.perturbed_count,
             sections: places,
         };
         let partial = self.path.with_extension("partial");
@@ -258,7 +311,7 @@ impl PackWriter {
 fn write_file(
     out: &mut dyn Write,
     header: &Header,
-    sections: [(&str, Section); 7],
+    sections: Vec<(&str, Section)>,
 ) -> std::io::Result<()> {
     let json = serde_json::to_vec(header)?;
     out.write_all(MAGIC)?;
@@ -286,8 +339,8 @@ fn pad(out: &mut dyn Write, written: u64) -> std::io::Result<()> {
 /// Groups that are tokenised together.
 const BATCH_ROWS: usize = 16_384;
 
-/// Reads a corpus, tokenises it and writes it packed. Repeats are removed if `pipeline` has found
-/// them. `progress` is told the number of sentences so far.
+/// Reads a corpus, tokenises it and writes it packed, with perturbed sentences of the English ones
+/// if `perturbed`. Repeats are removed if `pipeline` has found them. `progress` is told the number of sentences so far.
 ///
 /// # Errors
 /// Of the readers, the tokenizer and the writer.
@@ -295,6 +348,7 @@ pub fn pack(
     pipeline: &Pipeline,
     tokenizer: &Loaded,
     writer: &mut PackWriter,
+    perturbed: bool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report> {
     let mut waiting: Vec<(String, Group)> = Vec::new();
@@ -306,16 +360,38 @@ pub fn pack(
             .flat_map(|(_, g)| g.rows.iter().map(|r| r.text.as_str()))
             .collect();
         let mut ids = tokenizer.encode(&texts)?.into_iter();
+        let others: Vec<Vec<String>> = waiting
+            .par_iter()
+            .flat_map_iter(|(_, g)| &g.rows)
+            .map(|row| {
+                if perturbed && row.language == perturb::LANGUAGE {
+                    perturb::perturb(&row.text, 0)
+                        .into_iter()
+                        .map(|p| p.1)
+                        .collect()
+                } else {
+                    Vec::new()
+                }
+            })
+            .collect();
+        let texts: Vec<&str> = others.iter().flatten().map(String::as_str).collect();
+        let mut other_ids = tokenizer.encode(&texts)?.into_iter();
+        let mut others = others.into_iter().map(|texts| {
+            let with_ids = |text| (text, other_ids.next().unwrap_or_default());
+            texts.into_iter().map(with_ids).collect::<Vec<_>>()
+        });
         for (source, group) in waiting.iter() {
             let ids: Vec<Vec<u32>> = ids.by_ref().take(group.rows.len()).collect();
+            let others: Vec<_> = others.by_ref().take(group.rows.len()).collect();
             let sentences: Vec<PackedSentence<'_>> = group
                 .rows
                 .iter()
-                .zip(&ids)
-                .map(|(r, ids)| PackedSentence {
+                .zip(ids.iter().zip(&others))
+                .map(|(r, (ids, perturbed))| PackedSentence {
                     language: &r.language,
                     text: &r.text,
                     ids,
+                    perturbed,
                 })
                 .collect();
             writer.push(source, &group.key, &sentences)?;
@@ -357,6 +433,7 @@ mod tests {
                     language,
                     text: language,
                     ids,
+                    perturbed: &[],
                 })
                 .collect();
             let source = if i % 2 == 0 { "even" } else { "odd" };
@@ -432,10 +509,54 @@ mod tests {
             language: "a",
             text: "x",
             ids: &[5],
+            perturbed: &[],
         };
         assert!(writer.push("s", "k", &[sentence]).is_err());
         drop(writer);
         let left = std::fs::read_dir(folder.path()).expect("folder").count();
         assert_eq!(left, 0, "temporary files are unnamed");
+    }
+
+    #[test]
+    fn perturbed_sentences_come_behind_all_others() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("c");
+        let mut writer = PackWriter::create(&path, "t".into(), 9, 3).expect("create");
+        let of = |text: &str, ids: &[u32]| (text.to_owned(), ids.to_vec());
+        // The second one differs behind the cut alone.
+        let others = [
+            of("x", &[2, 1]),
+            of("y", &[1, 2, 3, 8]),
+            of("z", &[4, 4, 4, 4]),
+        ];
+        let sentence = |language, ids, perturbed| PackedSentence {
+            language,
+            text: language,
+            ids,
+            perturbed,
+        };
+        let english = sentence("en", &[1, 2, 3, 4][..], &others[..]);
+        let group = [
+            sentence("de", &[7][..], &[][..]),
+            english,
+            sentence("fr", &[6], &[]),
+        ];
+        writer.push("s", "k", &group).expect("push");
+        writer.push("s", "l", &group[..2]).expect("push");
+        let header = writer.finish(None).expect("finish");
+        assert_eq!((header.sentences, header.perturbed), (5, 4));
+        let corpus = PackedCorpus::open(&path).expect("open");
+        let lists: Vec<_> = (0..5).map(|s| corpus.perturbed(s)).collect();
+        assert_eq!(lists, [5..5, 5..7, 7..7, 7..7, 7..9]);
+        let ids = corpus.gather(5..9, 9);
+        let rows: Vec<&[u32]> = (0..4).map(|i| ids.row(i)).collect();
+        assert_eq!(rows, [&[2, 1][..], &[4, 4, 4], &[2, 1], &[4, 4, 4]]);
+        assert_eq!(corpus.text_hash(5), text_hash("x") as u32);
+        assert_eq!(corpus.text_hash(6), text_hash("z") as u32);
+        let mut bytes = std::fs::read(&path).expect("read");
+        let end = bytes.len() - 8;
+        bytes.truncate(end);
+        std::fs::write(&path, &bytes).expect("write");
+        assert!(PackedCorpus::open(&path).is_err());
     }
 }

@@ -13,6 +13,16 @@
 //! | `sentence_hash` | u32 | sentences; hash of the text without case and punctuation |
 //! | `tokens` | u16 or u32 | token ids |
 //!
+//! A corpus packed with perturbed sentences ([`super::perturb`]) has four more, in which they are
+//! numbered from the number of sentences on:
+//!
+//! | section | type | length |
+//! | --- | --- | --- |
+//! | `perturbed_of` | u32 | sentences + 1; those of sentence s are `of[s]..of[s + 1]` |
+//! | `perturbed_start` | u64 | perturbed + 1; token range of each |
+//! | `perturbed_hash` | u32 | perturbed; as `sentence_hash` |
+//! | `perturbed_tokens` | u16 or u32 | token ids |
+//!
 //! The file may be compressed as a whole with Zstandard; it is then read into memory.
 #![allow(unsafe_code)]
 
@@ -57,8 +67,18 @@ pub struct Header {
     pub sentences: u64,
     /// Number of tokens.
     pub tokens: u64,
+    /// Number of perturbed sentences.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub perturbed: u64,
+    /// Number of their tokens.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub perturbed_tokens: u64,
     /// Byte range of each section, counted from the end of the header, by name.
     pub sections: BTreeMap<String, (u64, u64)>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 enum Storage {
@@ -146,6 +166,14 @@ impl std::fmt::Debug for PackedCorpus {
     }
 }
 
+/// Sections of the perturbed sentences.
+const PERTURBED: [&str; 4] = [
+    "perturbed_of",
+    "perturbed_start",
+    "perturbed_hash",
+    "perturbed_tokens",
+];
+
 const SECTIONS: [&str; 7] = [
     "group_start",
     "group_source",
@@ -205,7 +233,12 @@ impl PackedCorpus {
             .map_err(|e| bad(path, format!("header: {e}")))?;
         let base = (16 + header_len).next_multiple_of(8);
         let mut sections = BTreeMap::new();
-        for name in SECTIONS {
+        let more: &[&'static str] = if header.perturbed > 0 {
+            &PERTURBED
+        } else {
+            &[]
+        };
+        for &name in SECTIONS.iter().chain(more) {
             let &(at, len) = header
                 .sections
                 .get(name)
@@ -239,7 +272,23 @@ impl PackedCorpus {
             ("sentence_hash", h.sentences * 4),
             ("tokens", h.tokens.saturating_mul(u64::from(h.token_width))),
         ];
-        for (name, bytes) in expect {
+        let perturbed = [
+            ("perturbed_of", (h.sentences + 1) * 4),
+            (
+                "perturbed_start",
+                h.perturbed.saturating_add(1).saturating_mul(8),
+            ),
+            ("perturbed_hash", h.perturbed.saturating_mul(4)),
+            (
+                "perturbed_tokens",
+                h.perturbed_tokens.saturating_mul(u64::from(h.token_width)),
+            ),
+        ];
+        if h.sentences.saturating_add(h.perturbed) >= u64::from(u32::MAX) {
+            return Err("too many perturbed sentences".into());
+        }
+        let present = if h.perturbed > 0 { &perturbed[..] } else { &[] };
+        for (name, bytes) in expect.iter().chain(present).copied() {
             if self.sections[name].1 as u64 != bytes {
                 return Err(format!("section {name} has the wrong length"));
             }
@@ -276,16 +325,31 @@ impl PackedCorpus {
         {
             return Err("language out of range".into());
         }
-        let in_range = if h.token_width == 2 {
-            self.section::<u16>("tokens")
-                .par_iter()
-                .all(|t| u32::from(*t) < h.vocab_size)
-        } else {
-            self.section::<u32>("tokens")
-                .par_iter()
-                .all(|t| *t < h.vocab_size)
+        if h.perturbed > 0 {
+            let of = self.section::<u32>("perturbed_of");
+            let starts = self.section::<u64>("perturbed_start");
+            if of[0] != 0
+                || u64::from(of[of.len() - 1]) != h.perturbed
+                || !increasing(of)
+                || starts[0] != 0
+                || starts[starts.len() - 1] != h.perturbed_tokens
+                || !starts.par_windows(2).all(|w| w[0] <= w[1])
+            {
+                return Err("offsets of perturbed sentences are not in order".into());
+            }
+        }
+        let in_range = |name: &str| {
+            if h.token_width == 2 {
+                self.section::<u16>(name)
+                    .par_iter()
+                    .all(|t| u32::from(*t) < h.vocab_size)
+            } else {
+                self.section::<u32>(name)
+                    .par_iter()
+                    .all(|t| *t < h.vocab_size)
+            }
         };
-        if in_range {
+        if in_range("tokens") && (h.perturbed == 0 || in_range("perturbed_tokens")) {
             Ok(())
         } else {
             Err("token id out of range".into())
@@ -364,29 +428,55 @@ impl PackedCorpus {
     /// equal hashes are duplicates and must not be each other's negatives.
     #[must_use]
     pub fn text_hash(&self, sentence: SentenceId) -> u32 {
-        self.section::<u32>("sentence_hash")[sentence as usize]
+        match sentence.checked_sub(self.sentences()) {
+            None => self.section::<u32>("sentence_hash")[sentence as usize],
+            Some(n) => self.section::<u32>("perturbed_hash")[n as usize],
+        }
+    }
+
+    /// The perturbed sentences of a sentence. They have tokens and a hash, and neither language nor
+    /// group.
+    #[must_use]
+    pub fn perturbed(&self, sentence: SentenceId) -> std::ops::Range<SentenceId> {
+        if self.header.perturbed == 0 {
+            return 0..0;
+        }
+        let of = self.section::<u32>("perturbed_of");
+        let at = |i: u32| self.sentences() + of[i as usize];
+        at(sentence)..at(sentence + 1)
+    }
+
+    /// Name of the section of a sentence's tokens, and their place in it.
+    fn place(&self, sentence: SentenceId) -> (&'static str, std::ops::Range<usize>) {
+        let (tokens, starts, at) = match sentence.checked_sub(self.sentences()) {
+            None => ("tokens", self.sentence_starts(), sentence as usize),
+            Some(n) => {
+                let starts = self.section("perturbed_start");
+                ("perturbed_tokens", starts, n as usize)
+            }
+        };
+        (tokens, starts[at] as usize..starts[at + 1] as usize)
     }
 
     /// Number of tokens of a sentence.
     #[must_use]
     pub fn token_count(&self, sentence: SentenceId) -> usize {
-        let starts = self.sentence_starts();
-        (starts[sentence as usize + 1] - starts[sentence as usize]) as usize
+        self.place(sentence).1.len()
     }
 
     /// Appends the first `limit` token ids of a sentence to `out`; returns how many there were.
     pub fn tokens_into(&self, sentence: SentenceId, limit: usize, out: &mut Vec<u32>) -> usize {
-        let starts = self.sentence_starts();
-        let at = starts[sentence as usize] as usize;
-        let end = (starts[sentence as usize + 1] as usize).min(at.saturating_add(limit));
+        let (name, place) = self.place(sentence);
+        let at = place.start;
+        let end = place.end.min(at.saturating_add(limit));
         if self.header.token_width == 2 {
             out.extend(
-                self.section::<u16>("tokens")[at..end]
+                self.section::<u16>(name)[at..end]
                     .iter()
                     .map(|t| u32::from(*t)),
             );
         } else {
-            out.extend_from_slice(&self.section::<u32>("tokens")[at..end]);
+            out.extend_from_slice(&self.section::<u32>(name)[at..end]);
         }
         end - at
     }

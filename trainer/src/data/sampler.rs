@@ -645,6 +645,7 @@ mod tests {
                         language,
                         text,
                         ids: &ids,
+                        perturbed: &[],
                     })
                     .collect();
                 writer.push(source, &key.to_string(), &group).expect("push");

@@ -6,6 +6,7 @@
 pub mod bucc;
 pub mod embed;
 pub mod mixed;
+pub mod order;
 pub mod set;
 pub mod similarity;
 pub mod sts;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use laser_encoder::config::{Architecture, BilstmConfig, MeanPooling};
 
 use super::parameters::{Parameters, random};
+use super::residual::{self, ResidualSaved};
 use super::transformer::{self, TransformerSaved};
 use super::{Model, ModelError, Regularization};
 use crate::data::Ragged;
@@ -17,9 +18,16 @@ use crate::ops::pool::{self, Occurrences};
 #[derive(Debug)]
 pub(super) enum BodySaved {
     Mean { factors: Vec<f32>, pooled: Vec<f32> },
-    Bilstm(Box<StackSaved>),
-    BilstmOnDevice(Box<DeviceSaved>),
+    Bilstm(LstmSaved),
+    Residual(Box<ResidualSaved>),
     Transformer(TransformerSaved),
+}
+
+/// What the backward pass of an LSTM needs, wherever it runs.
+#[derive(Debug)]
+pub(super) enum LstmSaved {
+    Here(Box<StackSaved>),
+    OnDevice(Box<DeviceSaved>),
 }
 
 /// Adds the parameters of an architecture, with the embedding table first.
@@ -39,24 +47,38 @@ pub(super) fn initialise(
                 parameters.push_sparse("token_weight", &[vocabulary], vec![0.0; vocabulary]);
             }
         }
-        Architecture::Bilstm(c) => {
-            let bound = 1.0 / (c.hidden_size as f32).sqrt();
-            for layer in 0..c.layers {
-                let input = if layer == 0 { width } else { 2 * c.hidden_size };
-                for suffix in ["", "_reverse"] {
-                    let gates = 4 * c.hidden_size;
-                    let mut add = |kind: &str, shape: &[usize]| {
-                        let name = format!("lstm.{kind}_l{layer}{suffix}");
-                        parameters.uniform(&name, shape, bound, seed);
-                    };
-                    add("weight_ih", &[gates, input]);
-                    add("weight_hh", &[gates, c.hidden_size]);
-                    add("bias_ih", &[gates]);
-                    add("bias_hh", &[gates]);
-                }
+        Architecture::Bilstm(c) => initialise_lstm(c, parameters, seed),
+        Architecture::ResidualBilstm(c) => {
+            if c.pooling == MeanPooling::Weighted {
+                parameters.push_sparse("token_weight", &[vocabulary], vec![0.0; vocabulary]);
             }
+            initialise_lstm(&c.bilstm(), parameters, seed);
+            residual::initialise(c, parameters, seed);
         }
         Architecture::Transformer(c) => transformer::initialise(c, parameters, seed),
+    }
+}
+
+/// Adds the parameters of a stack of LSTM layers, drawn as in PyTorch.
+fn initialise_lstm(c: &BilstmConfig, parameters: &mut Parameters, seed: u64) {
+    let bound = 1.0 / (c.hidden_size as f32).sqrt();
+    for layer in 0..c.layers {
+        let input = if layer == 0 {
+            c.embedding_size
+        } else {
+            2 * c.hidden_size
+        };
+        for suffix in ["", "_reverse"] {
+            let gates = 4 * c.hidden_size;
+            let mut add = |kind: &str, shape: &[usize]| {
+                let name = format!("lstm.{kind}_l{layer}{suffix}");
+                parameters.uniform(&name, shape, bound, seed);
+            };
+            add("weight_ih", &[gates, input]);
+            add("weight_hh", &[gates, c.hidden_size]);
+            add("bias_ih", &[gates]);
+            add("bias_hh", &[gates]);
+        }
     }
 }
 
@@ -79,6 +101,7 @@ fn stack<'a>(model: &'a Model, config: &BilstmConfig) -> LstmStack<'a> {
         pooling: config.pooling,
         directions,
         arithmetic: model.arithmetic,
+        frozen_input: model.parameters.frozen() > 0,
     }
 }
 
@@ -101,19 +124,12 @@ pub(super) fn forward(
             (out, BodySaved::Mean { factors, pooled })
         }
         Architecture::Bilstm(c) => {
-            let (stack, seed) = (stack(model, c), regularization.seed);
-            let dropouts = (regularization.embedding, regularization.hidden);
-            match &model.device {
-                None => {
-                    let (out, saved) = stack.forward(table, batch, sentences, dropouts, seed);
-                    (out, BodySaved::Bilstm(Box::new(saved)))
-                }
-                Some(on) => {
-                    let (out, saved) =
-                        stack.forward_on(on, table, batch, sentences, dropouts, seed)?;
-                    (out, BodySaved::BilstmOnDevice(Box::new(saved)))
-                }
-            }
+            let (out, saved) = lstm_forward(model, c, table, batch, sentences, regularization)?;
+            (out, BodySaved::Bilstm(saved))
+        }
+        Architecture::ResidualBilstm(c) => {
+            let (out, saved) = residual::forward(model, c, batch, sentences, regularization)?;
+            (out, BodySaved::Residual(Box::new(saved)))
         }
         Architecture::Transformer(c) => {
             let parameters = &model.parameters;
@@ -122,6 +138,51 @@ pub(super) fn forward(
                 transformer::forward(c, parameters, variables, batch, sentences, regularization);
             (out, BodySaved::Transformer(saved))
         }
+    })
+}
+
+/// Pooled states [sentences, 2H] of some sentences, whose ids are rows of `table`.
+pub(super) fn lstm_forward(
+    model: &Model,
+    config: &BilstmConfig,
+    table: &[f32],
+    batch: &Ragged,
+    sentences: Range<usize>,
+    regularization: Regularization,
+) -> Result<(Vec<f32>, LstmSaved), ModelError> {
+    let (stack, seed) = (stack(model, config), regularization.seed);
+    let dropouts = (regularization.embedding, regularization.hidden);
+    Ok(match &model.device {
+        None => {
+            let (out, saved) = stack.forward(table, batch, sentences, dropouts, seed);
+            (out, LstmSaved::Here(Box::new(saved)))
+        }
+        Some(on) => {
+            let (out, saved) = stack.forward_on(on, table, batch, sentences, dropouts, seed)?;
+            (out, LstmSaved::OnDevice(Box::new(saved)))
+        }
+    })
+}
+
+/// Gradient of the table of [`lstm_forward`]; those of its parameters are added to `dense`.
+pub(super) fn lstm_backward(
+    model: &Model,
+    config: &BilstmConfig,
+    saved: LstmSaved,
+    dx: &[f32],
+    dense: &mut [Vec<f32>],
+    regularization: Regularization,
+) -> Result<Occurrences, ModelError> {
+    let first = model.parameters.sparse();
+    let gradients = &mut dense[first..first + 8 * config.layers];
+    let (stack, seed) = (stack(model, config), regularization.seed);
+    let dropouts = (regularization.embedding, regularization.hidden);
+    Ok(match (saved, &model.device) {
+        (LstmSaved::Here(saved), _) => stack.backward(*saved, dx, gradients, dropouts, seed),
+        (LstmSaved::OnDevice(saved), Some(on)) => {
+            stack.backward_on(on, *saved, dx, gradients, dropouts, seed)?
+        }
+        (LstmSaved::OnDevice(_), None) => unreachable!("it was saved on a device"),
     })
 }
 
@@ -151,29 +212,18 @@ pub(super) fn backward(
             )
         }
         (Architecture::Bilstm(c), BodySaved::Bilstm(saved)) => {
-            let first = model.parameters.sparse();
-            stack(model, c).backward(
-                *saved,
-                &dx,
-                &mut dense[first..first + 8 * c.layers],
-                (regularization.embedding, regularization.hidden),
-                regularization.seed,
-            )
+            lstm_backward(model, c, saved, &dx, dense, regularization)?
         }
-        (Architecture::Bilstm(c), BodySaved::BilstmOnDevice(saved)) => {
-            let Some(on) = &model.device else {
-                unreachable!("it was saved on a device")
-            };
-            let first = model.parameters.sparse();
-            stack(model, c).backward_on(
-                on,
-                *saved,
-                &dx,
-                &mut dense[first..first + 8 * c.layers],
-                (regularization.embedding, regularization.hidden),
-                regularization.seed,
-            )?
-        }
+        (Architecture::ResidualBilstm(c), BodySaved::Residual(saved)) => residual::backward(
+            model,
+            c,
+            batch,
+            sentences,
+            *saved,
+            dx,
+            dense,
+            regularization,
+        )?,
         (Architecture::Transformer(c), BodySaved::Transformer(saved)) => {
             let variables = model.parameters.sparse()..model.dense_begin;
             transformer::backward(c, saved, &dx, &mut dense[variables])

@@ -6,6 +6,7 @@
 
 mod body;
 pub mod parameters;
+mod residual;
 #[cfg(test)]
 mod tests;
 mod transformer;
@@ -142,8 +143,13 @@ impl Model {
     /// # Errors
     /// [`ModelError::Config`] for another architecture.
     pub fn on_device(mut self, device: LstmDevice) -> Result<Self, ModelError> {
-        if !matches!(self.config.encoder, Architecture::Bilstm(_)) {
-            let message = "only the architecture \"bilstm\" is trained on a device";
+        let lstm = matches!(
+            self.config.encoder,
+            Architecture::Bilstm(_) | Architecture::ResidualBilstm(_)
+        );
+        if !lstm {
+            let message =
+                "only the architectures \"bilstm\" and \"residual_bilstm\" are trained on a device";
             return Err(ModelError::Config(message.into()));
         }
         self.device = Some(device);
@@ -316,6 +322,12 @@ impl Model {
             &mut dense,
             regularization,
         )?;
+        let frozen = self.parameters.frozen() > 0;
+        let embeddings = if frozen {
+            Occurrences::default()
+        } else {
+            embeddings
+        };
         Ok(ShardGradients { dense, embeddings })
     }
 

@@ -15,11 +15,12 @@ pub struct Parameter {
 }
 
 /// The tensors of a model. The first [`Parameters::sparse`] of them have one row a token and
-/// receive gradients for the tokens of a batch alone.
+/// receive gradients for the tokens of a batch alone; the first [`Parameters::frozen`] are not trained.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
     list: Vec<Parameter>,
     sparse: usize,
+    frozen: usize,
 }
 
 impl Parameters {
@@ -36,6 +37,16 @@ impl Parameters {
     /// Number of tensors, at the front, with a row for every token.
     pub fn sparse(&self) -> usize {
         self.sparse
+    }
+
+    /// Number of tensors, at the front, that keep their values.
+    pub fn frozen(&self) -> usize {
+        self.frozen
+    }
+
+    /// Freezes the tensors with a row for every token.
+    pub fn freeze_sparse(&mut self) {
+        self.frozen = self.sparse;
     }
 
     /// Number of elements of all tensors.

@@ -2,7 +2,7 @@
 
 use laser_encoder::config::{
     Activation, Architecture, BilstmConfig, BilstmPooling, Config, Dense, MeanConfig, MeanPooling,
-    NormPosition, TransformerConfig, TransformerPooling,
+    NormPosition, ResidualBilstmConfig, TransformerConfig, TransformerPooling,
 };
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 
@@ -46,7 +46,19 @@ fn architectures() -> Vec<Architecture> {
             append_eos: false,
         })
     };
+    let residual = |pooling, state_pooling, ngrams_from| {
+        Architecture::ResidualBilstm(ResidualBilstmConfig {
+            embedding_size: 8,
+            pooling,
+            hidden_size: 4,
+            layers: 1,
+            state_pooling,
+            ngrams_from,
+        })
+    };
     vec![
+        residual(MeanPooling::Weighted, BilstmPooling::Max, Some(3)),
+        residual(MeanPooling::Mean, BilstmPooling::Mean, None),
         mean(MeanPooling::Mean),
         mean(MeanPooling::Weighted),
         bilstm(BilstmPooling::Max),
@@ -178,7 +190,7 @@ fn a_device_computes_what_the_processor_computes() {
     let bilstms = architectures();
     let bilstms = bilstms
         .iter()
-        .filter(|a| matches!(a, Architecture::Bilstm(_)));
+        .filter(|a| matches!(a, Architecture::Bilstm(_) | Architecture::ResidualBilstm(_)));
     for architecture in bilstms {
         let weights = random(count * 5, 1.0, 6, 6);
         let run = |model: &Model| {
@@ -201,6 +213,38 @@ fn a_device_computes_what_the_processor_computes() {
             .chain(embeddings.source.iter().zip(&there.2.source));
         for (a, b) in pairs {
             assert!((a - b).abs() < 1e-5 * (1.0 + a.abs()), "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn frozen_tables_change_no_other_gradient() {
+    let threads = Threads::new(2).unwrap();
+    let batch = batch();
+    let devices = [None, Some(LstmDevice::processor(candle_core::DType::F32))];
+    for (architecture, device) in architectures().into_iter().flat_map(|a| {
+        let lstm = matches!(a, Architecture::Bilstm(_) | Architecture::ResidualBilstm(_));
+        let devices = devices.iter().filter(move |d| d.is_none() || lstm).cloned();
+        devices.map(move |d| (a.clone(), d))
+    }) {
+        let weights = random(20, 1.0, 6, 6);
+        let run = |frozen: bool| {
+            let mut model = model(architecture.clone());
+            if let Some(device) = &device {
+                model = model.on_device(device.clone()).unwrap();
+            }
+            if frozen {
+                model.parameters_mut().freeze_sparse();
+            }
+            let (z, saved) = model.forward(&threads, &batch, 0..4, None).unwrap();
+            let shards = model.backward(&threads, &batch, saved, &weights, None);
+            (z, shards.unwrap())
+        };
+        let ((z, trained), (same, frozen)) = (run(false), run(true));
+        assert_eq!(z, same);
+        for (a, b) in trained.iter().zip(&frozen) {
+            assert_eq!(a.dense, b.dense);
+            assert!(!a.embeddings.ids.is_empty() && b.embeddings.ids.is_empty());
         }
     }
 }

@@ -257,7 +257,7 @@ pub fn direction_forward(
 }
 
 /// Gradient of one direction. `d_output` is the gradient of its outputs, [rows, H]. Adds the
-/// gradient of the input to `d_input` [rows, inputs] and those of the parameters to `gradients`
+/// gradient of the input to `d_input` [rows, inputs], if it is wanted, and those of the parameters to `gradients`
 /// (in the order of [`Weights`]).
 #[expect(
     clippy::too_many_arguments,
@@ -271,7 +271,7 @@ pub fn direction_backward(
     input: &[f32],
     saved: DirectionSaved,
     mut d_output: Vec<f32>,
-    d_input: &mut [f32],
+    d_input: Option<&mut [f32]>,
     gradients: &mut [Vec<f32>],
     arithmetic: Arithmetic,
 ) {
@@ -315,7 +315,9 @@ pub fn direction_backward(
     let [d_weights, d_recurrent, d_bias, d_bias_recurrent] = gradients else {
         panic!("a direction has four parameters")
     };
-    arithmetic.nn((rows, inputs, 4 * h), &gates, weights.input, d_input, true);
+    if let Some(d_input) = d_input {
+        arithmetic.nn((rows, inputs, 4 * h), &gates, weights.input, d_input, true);
+    }
     arithmetic.tn((4 * h, inputs, rows), &gates, input, d_weights, true);
     arithmetic.tn(
         (4 * h, h, rows),
@@ -345,6 +347,8 @@ pub struct LstmStack<'a> {
     pub directions: Vec<Weights<'a>>,
     /// Products.
     pub arithmetic: Arithmetic,
+    /// Whether the token embeddings get no gradient.
+    pub frozen_input: bool,
 }
 
 /// What the backward pass of a stack needs.
@@ -439,7 +443,8 @@ impl LstmStack<'_> {
         )
     }
 
-    /// Gradient of the token embeddings from that of the pooled outputs; adds the gradients of
+    /// Gradient of the token embeddings from that of the pooled outputs (nothing if they are frozen);
+    /// adds the gradients of
     /// the parameters (four buffers a direction) to `gradients`.
     pub fn backward(
         &self,
@@ -500,7 +505,8 @@ impl LstmStack<'_> {
             if layer + 1 < top {
                 d_outputs = apart(&d_input, h);
             }
-            d_input = vec![0f32; input.len()];
+            let wanted = layer > 0 || !self.frozen_input;
+            d_input = vec![0f32; if wanted { input.len() } else { 0 }];
             let [first, second] = d_outputs;
             d_outputs = [Vec::new(), Vec::new()];
             for (d, (saved, d_output)) in outputs.into_iter().zip([first, second]).enumerate() {
@@ -513,13 +519,16 @@ impl LstmStack<'_> {
                     &input,
                     saved,
                     d_output,
-                    &mut d_input,
+                    wanted.then_some(&mut d_input[..]),
                     &mut gradients[at..at + 4],
                     self.arithmetic,
                 );
             }
             let rate = if layer == 0 { dropouts.0 } else { dropouts.1 };
             dropout(&mut d_input, rate, layer_seed(seed, layer));
+        }
+        if self.frozen_input {
+            return Occurrences::default();
         }
         Occurrences {
             rows: (0..ids.len() as u32).collect(),
@@ -628,6 +637,7 @@ mod tests {
                 pooling: self.pooling,
                 directions,
                 arithmetic,
+                frozen_input: false,
             }
         }
 

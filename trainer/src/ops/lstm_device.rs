@@ -10,12 +10,16 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 use laser_cuda::lstm::{self as kernels, Gradient, Pooling};
 use laser_encoder::config::BilstmPooling;
+use rayon::prelude::*;
 
 use super::dropout::dropout;
 use super::lstm::{LstmStack, Steps, layer_seed};
 use super::pool::{Occurrences, look_up};
 use super::simd::add;
 use crate::data::Ragged;
+
+/// Embeddings that a thread copies at a time.
+const BLOCK: usize = 1024;
 
 /// Where a BiLSTM is trained other than on the processor's own operations.
 #[derive(Clone, Debug)]
@@ -127,7 +131,10 @@ impl LstmStack<'_> {
             return Ok((out, saved));
         }
         let mut embedded = vec![0f32; steps.rows() * self.input_size];
-        look_up(table, &ids, self.input_size, &mut embedded);
+        embedded
+            .par_chunks_mut(BLOCK * self.input_size)
+            .zip(ids.par_chunks(BLOCK))
+            .for_each(|(to, ids)| look_up(table, ids, self.input_size, to));
         dropout(&mut embedded, dropouts.0, layer_seed(seed, 0));
         let mut input = on.tensor(&embedded, (steps.rows(), self.input_size))?;
         let mut mask = None;
@@ -229,6 +236,9 @@ impl LstmStack<'_> {
                     kernels::backward(&on_device, &kept.recurrent, &kept.saved, gradient)?;
                 let own = &mut gradients[8 * layer..8 * (layer + 1)];
                 parameter_gradients(kept, &d_products, &before, h, own)?;
+                if layer == 0 && self.frozen_input {
+                    return Ok(Occurrences::default());
+                }
                 let d_input = d_products.matmul(&kept.weights)?;
                 d_states = Some(match &kept.mask {
                     Some(mask) => (d_input * mask)?,
@@ -239,6 +249,9 @@ impl LstmStack<'_> {
                 source = floats(&d_embedded)?;
                 dropout(&mut source, dropouts.0, layer_seed(seed, 0));
             }
+        }
+        if self.frozen_input {
+            return Ok(Occurrences::default());
         }
         Ok(Occurrences {
             rows: (0..ids.len() as u32).collect(),

@@ -116,8 +116,11 @@ impl Optimizer {
     /// An optimiser that has made no step.
     pub fn new(options: OptimizerOptions, parameters: &Parameters) -> Self {
         let adagrad = options.embedding_rule == EmbeddingRule::Adagrad;
+        let frozen = parameters.frozen();
         let size = |(i, p): (usize, &Parameter), second: bool| {
-            if adagrad && i < parameters.sparse() {
+            if i < frozen {
+                0
+            } else if adagrad && i < parameters.sparse() {
                 if second { p.shape[0] } else { 0 }
             } else {
                 p.value.len()
@@ -131,8 +134,12 @@ impl Optimizer {
                 .map(|p| vec![0.0; size(p, second)])
                 .collect()
         };
-        let average = (options.average_decay > 0.0)
-            .then(|| parameters.list().iter().map(|p| p.value.clone()).collect());
+        let average = (options.average_decay > 0.0).then(|| {
+            let values = parameters.list()[frozen..].iter().map(|p| p.value.clone());
+            std::iter::repeat_n(Vec::new(), frozen)
+                .chain(values)
+                .collect()
+        });
         Self {
             options,
             steps: 0,
@@ -152,7 +159,7 @@ impl Optimizer {
         &self.options
     }
 
-    /// Averaged weights, one buffer a parameter, if they are kept.
+    /// Averaged weights, one buffer a parameter (empty for those that are frozen), if they are kept.
     pub fn averaged(&self) -> Option<&[Vec<f32>]> {
         self.average.as_deref()
     }

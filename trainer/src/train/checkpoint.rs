@@ -59,7 +59,7 @@ fn bad(path: &Path, message: impl std::fmt::Display) -> TrainError {
     }
 }
 
-/// Saves a run.
+/// Saves a run; tensors that are frozen are not in it.
 ///
 /// # Errors
 /// [`TrainError::Io`].
@@ -72,7 +72,8 @@ pub fn save(
     let path = folder.join(FILE);
     let state = optimizer.state(model.parameters());
     let mut views = Vec::new();
-    for p in model.parameters().list() {
+    let frozen = model.parameters().frozen();
+    for p in &model.parameters().list()[frozen..] {
         let bytes = bytemuck::cast_slice(&p.value);
         let view = TensorView::new(Dtype::F32, p.shape.clone(), bytes);
         views.push((p.name.clone(), view.map_err(|e| bad(&path, e))?));
@@ -100,7 +101,8 @@ fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
         .collect())
 }
 
-/// Restores a run that [`save`] wrote; the model must have been made with the same configuration.
+/// Restores a run that [`save`] wrote; the model must have been made with the same configuration,
+/// and have its frozen tensors.
 ///
 /// # Errors
 /// [`TrainError::Io`] if there is no checkpoint, [`TrainError::Checkpoint`] if it is damaged or
@@ -136,7 +138,8 @@ pub fn restore(
             ))
         }
     };
-    for p in model.parameters_mut().list_mut() {
+    let frozen = model.parameters().frozen();
+    for p in &mut model.parameters_mut().list_mut()[frozen..] {
         p.value = read(&p.name, p.value.len())?;
     }
     let parameters = model.parameters().clone();
@@ -260,7 +263,10 @@ pub fn write_model(
     let path = folder.join("model.safetensors");
     let mut views = BTreeMap::new();
     for (i, Parameter { name, shape, value }) in model.encoder_parameters().iter().enumerate() {
-        let value = values.map_or(value, |v| &v[i]);
+        let value = values
+            .map(|v| &v[i])
+            .filter(|v| !v.is_empty())
+            .unwrap_or(value);
         let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(value));
         views.insert(name.clone(), view.map_err(|e| bad(&path, e))?);
     }

@@ -131,6 +131,9 @@ pub struct ModelOptions {
     /// another tokenizer, the rows of its embedding tables whose tokens are in both.
     #[serde(default)]
     pub init_from: Option<PathBuf>,
+    /// Whether token embeddings and token weights stay as they are.
+    #[serde(default)]
+    pub freeze_embeddings: bool,
     /// Standard deviation of new token embeddings; 1 / sqrt(width) if not given.
     #[serde(default)]
     pub embedding_std: Option<f32>,
@@ -233,6 +236,10 @@ pub struct DualOptions {
     /// A candidate whose cosine exceeds that of the true target by more than this is taken for
     /// another translation and is not used.
     pub mega_limit: f32,
+    /// Sentences a pair that differ from its target in word order, a name, a number or a negation
+    /// alone ([`crate::data::perturb`]) and are candidates too; the corpus must have been packed
+    /// with them.
+    pub perturbed: usize,
 }
 
 impl Default for DualOptions {
@@ -246,6 +253,7 @@ impl Default for DualOptions {
             mega_share: 1.0,
             mega_from_step: 0,
             mega_limit: 0.1,
+            perturbed: 0,
         }
     }
 }
@@ -438,12 +446,22 @@ impl TrainConfig {
         let fail = |message: String| Err(TrainError::Config(message));
         self.model_config()?;
         if self.device != TrainDevice::Cpu {
-            if !matches!(self.model.encoder, Architecture::Bilstm(_)) {
-                return fail("device = \"cuda\" is for the architecture \"bilstm\"".into());
+            let lstm = matches!(
+                self.model.encoder,
+                Architecture::Bilstm(_) | Architecture::ResidualBilstm(_)
+            );
+            if !lstm {
+                let message = "device = \"cuda\" is for the architectures \"bilstm\" and \
+                               \"residual_bilstm\"";
+                return fail(message.into());
             }
             if self.precision == Precision::F32 {
                 return fail("device = \"cuda\" computes in bf16, not in f32".into());
             }
+        }
+        let only_mean = matches!(self.model.encoder, Architecture::Mean(_));
+        if self.model.freeze_embeddings && only_mean && self.model.dense.is_empty() {
+            return fail("freeze_embeddings leaves nothing to train in a mean".into());
         }
         let objectives = &self.objective;
         if objectives.dual.is_none() && objectives.nmt.is_none() && objectives.transfer.is_none() {

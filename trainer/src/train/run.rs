@@ -66,6 +66,13 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
             config.tokenizer.display()
         )));
     }
+    let perturbed = config.objective.dual.as_ref().map_or(0, |d| d.perturbed);
+    if perturbed > 0 && corpus.header().perturbed == 0 {
+        return Err(TrainError::Config(format!(
+            "objective.dual.perturbed is {perturbed}, but corpus \"{}\" was packed without --perturb",
+            config.corpus.display()
+        )));
+    }
     let threads = Threads::new(config.threads)
         .map_err(|e| TrainError::Config(format!("could not start threads: {e}")))?;
     let mut stepper = prepare(config, &corpus, &tokenizer, threads)?;
@@ -80,18 +87,24 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
         pending: Vec::new(),
     };
     let resumed = options.resume && folder.join(checkpoint::FILE).exists();
+    let mut used = None;
+    // Frozen tensors are in no checkpoint.
+    let begins = !resumed || stepper.model.parameters().frozen() > 0;
+    if let Some(from) = config.model.init_from.as_ref().filter(|_| begins) {
+        let tensors = checkpoint::initialise_from(from, &mut stepper.model, &config.tokenizer)?;
+        stepper.optimizer = Optimizer::new(config.optimizer.clone(), stepper.model.parameters());
+        used = Some((tensors, from));
+    }
     if resumed {
         progress = checkpoint::restore(folder, &mut stepper.model, &mut stepper.optimizer)?;
         stepper.sampler.restore(progress.sampler.clone())?;
         stepper.pending = progress.pending.drain(..).collect();
     }
     let log = Log::open(folder, progress.step, options.quiet)?;
-    if let Some(from) = config.model.init_from.as_ref().filter(|_| !resumed) {
-        let used = checkpoint::initialise_from(from, &mut stepper.model, &config.tokenizer)?;
-        stepper.optimizer = Optimizer::new(config.optimizer.clone(), stepper.model.parameters());
+    if let Some((tensors, from)) = used {
         log.say(&format!(
             "starting from {} of \"{}\"",
-            used.join(", "),
+            tensors.join(", "),
             from.display()
         ));
     }
@@ -155,11 +168,17 @@ fn prepare(
         arithmetic(config),
         config.seed,
     )?;
-    if let (TrainDevice::Cuda(ordinal), Architecture::Bilstm(c)) =
-        (config.device, &config.model.encoder)
-    {
-        let device = LstmDevice::cuda(ordinal, c.hidden_size).map_err(ModelError::Device)?;
+    let hidden = match &config.model.encoder {
+        Architecture::Bilstm(c) => Some(c.hidden_size),
+        Architecture::ResidualBilstm(c) => Some(c.hidden_size),
+        Architecture::Mean(_) | Architecture::Transformer(_) => None,
+    };
+    if let (TrainDevice::Cuda(ordinal), Some(hidden)) = (config.device, hidden) {
+        let device = LstmDevice::cuda(ordinal, hidden).map_err(ModelError::Device)?;
         model = model.on_device(device)?;
+    }
+    if config.model.freeze_embeddings {
+        model.parameters_mut().freeze_sparse();
     }
     start_values(config, corpus, &mut model);
     let learned = config.objective.dual.as_ref().filter(|d| d.learn_scale);
@@ -366,7 +385,9 @@ impl Run<'_> {
         }
         let averaged = self.stepper.optimizer.averaged().map(|values| {
             let mut model = self.stepper.model.clone();
-            for (p, value) in model.parameters_mut().list_mut().iter_mut().zip(values) {
+            let frozen = model.parameters().frozen();
+            let list = model.parameters_mut().list_mut().iter_mut().zip(values);
+            for (p, value) in list.skip(frozen) {
                 p.value.copy_from_slice(value);
             }
             model

@@ -65,6 +65,7 @@ mod stream {
     pub const TOKENS: u64 = 1;
     pub const MASKS: u64 = 2;
     pub const MEGA: u64 = 3;
+    pub const PERTURBED: u64 = 4;
 }
 
 fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
@@ -79,6 +80,37 @@ fn identities(corpus: &PackedCorpus, pair: (SentenceId, SentenceId)) -> Vec<u64>
         hash(pair.1),
         1 << 40 | u64::from(corpus.group_of(pair.0)),
     ]
+}
+
+/// At most `count` perturbed sentences of each pair's target, those that differ in their first
+/// `limit` tokens.
+fn perturbed_targets(
+    corpus: &PackedCorpus,
+    pairs: &[(SentenceId, SentenceId)],
+    count: usize,
+    limit: usize,
+    seed: u64,
+) -> Vec<SentenceId> {
+    let mut chosen = Vec::new();
+    if count == 0 {
+        return chosen;
+    }
+    let (mut own, mut other) = (Vec::new(), Vec::new());
+    for (i, (_, target)) in pairs.iter().enumerate() {
+        own.clear();
+        corpus.tokens_into(*target, limit, &mut own);
+        let mut candidates: Vec<SentenceId> = corpus.perturbed(*target).collect();
+        candidates.retain(|candidate| {
+            other.clear();
+            corpus.tokens_into(*candidate, limit, &mut other);
+            other != own
+        });
+        for n in 0..count.min(candidates.len()) {
+            let dice = mix(seed ^ mix((i * count + n) as u64)) as usize;
+            chosen.push(candidates.swap_remove(dice % candidates.len()));
+        }
+    }
+    chosen
 }
 
 /// Leaves each token out with probability `rate`; at least one of a sentence stays.
@@ -115,15 +147,19 @@ impl Stepper {
         if let Some(batch) = self.pending.pop_front() {
             return Ok(batch);
         }
+        let perturbed = config.objective.dual.as_ref().map_or(0, |d| d.perturbed);
         let mut draw = || {
+            let number = self.sampler.state().batches;
             let pairs = self.sampler.next_batch(corpus).pairs;
-            let pairs = pairs
+            let pairs: Vec<_> = pairs
                 .iter()
                 .map(|Pair { source, target }| (*source, *target))
                 .collect();
+            let seed = seed_of(config, stream::PERTURBED, number, 0);
+            let limit = config.sampling.max_tokens;
             Pending {
+                negatives: perturbed_targets(corpus, &pairs, perturbed, limit, seed),
                 pairs,
-                negatives: Vec::new(),
             }
         };
         let wanted = config.objective.dual.as_ref().filter(|dual| {
@@ -176,6 +212,7 @@ impl Stepper {
         for batch in batches {
             let mut known: HashSet<u32> =
                 batch.pairs.iter().map(|p| corpus.text_hash(p.1)).collect();
+            known.extend(batch.negatives.iter().map(|n| corpus.text_hash(*n)));
             for (own, other) in found[at..at + batch.pairs.len()].iter().enumerate() {
                 let target = pairs[*other as usize].1;
                 if *other as usize != at + own && known.insert(corpus.text_hash(target)) {
@@ -398,7 +435,14 @@ impl Stepper {
         let width = self.model.dimensions();
         let rows: Vec<_> = batch.pairs.iter().map(|p| identities(corpus, *p)).collect();
         let mut columns = rows.clone();
-        columns.extend(batch.negatives.iter().map(|n| identities(corpus, (*n, *n))));
+        columns.extend(batch.negatives.iter().map(|n| {
+            if *n < corpus.sentences() {
+                identities(corpus, (*n, *n))
+            } else {
+                // A perturbed sentence is no translation in its group.
+                vec![u64::from(corpus.text_hash(*n))]
+            }
+        }));
         let masks = Masks::new(&rows, &columns);
         let factor = match self.scale {
             Some(at) => self.model.parameters().value(at)[0].exp(),

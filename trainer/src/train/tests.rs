@@ -70,16 +70,21 @@ impl World {
                 continue;
             }
             let shifted: Vec<u32> = ids.iter().map(|i| i + WORDS).collect();
+            // The same words the other way round.
+            let reversed: Vec<u32> = shifted.iter().rev().copied().collect();
+            let perturbed = [(format!("{b} reversed"), reversed)];
             let group = [
                 PackedSentence {
                     language: "xx",
                     text: &a,
                     ids: &ids,
+                    perturbed: &[],
                 },
                 PackedSentence {
                     language: "en",
                     text: &b,
                     ids: &shifted,
+                    perturbed: &perturbed,
                 },
             ];
             writer.push("made", &format!("{key}"), &group).unwrap();
@@ -136,6 +141,9 @@ pub(crate) const MEAN: &str = r#"architecture = "mean", embedding_size = 16, poo
 const BILSTM: &str = r#"architecture = "bilstm", embedding_size = 12, hidden_size = 10, layers = 2,
     pooling = "max", append_eos = true"#;
 
+const RESIDUAL: &str = r#"architecture = "residual_bilstm", embedding_size = 16, pooling = "weighted",
+    hidden_size = 16, layers = 1, state_pooling = "max""#;
+
 fn quiet() -> Options {
     Options {
         quiet: true,
@@ -175,12 +183,115 @@ fn a_mean_model_learns_the_language() {
     );
 }
 
+/// Share of sentences that are nearer to their translation than to its words the other way round.
+fn order(folder: &Path) -> f64 {
+    let options = laser_encoder::LoadOptions {
+        threads: 1,
+        precision: laser_encoder::Precision::F32,
+        ..Default::default()
+    };
+    let encoder = laser_encoder::Encoder::load(folder, &options).unwrap();
+    let (mut right, mut of) = (0, 0);
+    for key in 1000..1300u64 {
+        let ids: Vec<u32> = (0..3 + dice(key) % 4)
+            .map(|i| (dice(key << 8 | i) % u64::from(WORDS)) as u32)
+            .collect();
+        let target: Vec<u32> = ids.iter().map(|id| id + WORDS).collect();
+        let reversed: Vec<u32> = target.iter().rev().copied().collect();
+        if reversed == target {
+            continue;
+        }
+        let z = encoder.encode_ids(&[ids, target, reversed]).unwrap();
+        let cosine = |i: usize| -> f32 { z.row(0).iter().zip(z.row(i)).map(|(a, b)| a * b).sum() };
+        right += usize::from(cosine(1) > cosine(2) + 1e-6);
+        of += 1;
+    }
+    f64::from(right as u32) / f64::from(of as u32)
+}
+
+#[test]
+fn perturbed_sentences_teach_order_beside_a_frozen_mean() {
+    let world = World::new();
+    let mut mean = world.config("mean", MEAN, 60);
+    mean.objective.dual.as_mut().unwrap().learn_scale = false;
+    one(&mean);
+    assert!(order(&mean.output.join("last")) < 0.01);
+    let mut config = world.config("residual", &RESIDUAL.replace('\n', " "), 200);
+    config.model.init_from = Some(mean.output.join("last"));
+    config.model.freeze_embeddings = true;
+    let dual = config.objective.dual.as_mut().unwrap();
+    (dual.learn_scale, dual.perturbed) = (false, 1);
+    config.dropout = Default::default();
+    config.optimizer.average_decay = 0.0;
+    let summary = one(&config);
+    assert!(summary.best.unwrap().0 > 0.9);
+    let found = order(&config.output.join("last"));
+    assert!(found > 0.9, "{found}");
+    let table = |folder: &Path| {
+        let file = folder.join("last/model.safetensors");
+        let weights = laser_encoder::folder::Weights::open(&file).unwrap();
+        let rows = weights.rows("embed_tokens.weight").unwrap();
+        weights
+            .matrix("embed_tokens.weight", rows, 16)
+            .unwrap()
+            .to_f32()
+    };
+    assert_eq!(table(&mean.output), table(&config.output));
+    // Less of the BiLSTM, which decides about order alone; none of it; a mean has no gate.
+    let scaled = |folder: &Path, factor: f32| {
+        let mut model = export::read(&folder.join("last")).unwrap();
+        model.scale_gate(factor)?;
+        let to = world.path("scaled");
+        let options = ExportOptions {
+            name: None,
+            table: Format::F32,
+            matrices: Format::F32,
+            checks: Vec::new(),
+        };
+        model.write(&to, &options)?;
+        Ok::<_, export::ExportError>(order(&to))
+    };
+    assert!(scaled(&config.output, 0.5).unwrap() > 0.85);
+    assert!(scaled(&config.output, 0.0).unwrap() < 0.01);
+    assert!(scaled(&mean.output, 0.5).is_err());
+    // Without them in the corpus it is an error.
+    let error = {
+        let fingerprint = crate::tokenizer::load(&config.tokenizer).unwrap();
+        let path = world.path("plain");
+        let (print, size) = (fingerprint.fingerprint.clone(), fingerprint.vocab_size);
+        let mut writer = PackWriter::create(&path, print, size, 32).unwrap();
+        let sentence = |language, ids| PackedSentence {
+            language,
+            text: language,
+            ids,
+            perturbed: &[],
+        };
+        let group = [sentence("xx", &[1]), sentence("en", &[41])];
+        writer.push("made", "1", &group).unwrap();
+        writer.finish(None).unwrap();
+        config.corpus = path;
+        run(&config, &quiet()).unwrap_err().to_string()
+    };
+    assert!(error.contains("--perturb"), "{error}");
+}
+
 #[test]
 fn a_run_is_repeated_exactly_and_resumes_exactly() {
     let world = World::new();
-    for (name, encoder) in [("m", MEAN.to_string()), ("b", BILSTM.replace('\n', " "))] {
+    let mean = world.config("start", MEAN, 5);
+    one(&mean);
+    for (name, encoder) in [
+        ("m", MEAN.to_string()),
+        ("b", BILSTM.replace('\n', " ")),
+        ("f", RESIDUAL.replace('\n', " ")),
+    ] {
         let mut config = world.config(&format!("{name}-whole"), &encoder, 14);
+        if name == "f" {
+            config.model.init_from = Some(mean.output.join("last"));
+            config.model.freeze_embeddings = true;
+        }
         let dual = config.objective.dual.as_mut().unwrap();
+        dual.perturbed = 1;
         (dual.mega_batch, dual.mega_from_step, dual.mega_share) = (3, 2, 0.7);
         config.run.accumulate = 2;
         let whole = one(&config);

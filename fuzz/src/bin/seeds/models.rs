@@ -69,6 +69,7 @@ pub fn models(corpora: &Corpora) {
 
     let mean = r#"{"architecture":"mean","embedding_size":4,"pooling":"weighted"}"#;
     let bilstm = r#"{"architecture":"bilstm","embedding_size":4,"hidden_size":4,"layers":1,"pooling":"max","append_eos":true}"#;
+    let residual = r#"{"architecture":"residual_bilstm","embedding_size":4,"pooling":"weighted","hidden_size":4,"layers":1,"state_pooling":"mean","ngrams_from":9}"#;
     let transformer = r#"{"architecture":"transformer","hidden_size":4,"layers":1,"heads":2,"intermediate_size":8,"max_positions":18,"type_vocab_size":1,"layer_norm_eps":1e-12,"activation":"gelu","norm":"post","pooling":"mean","position_offset":2,"scale_embedding":true}"#;
     let dense =
         r#","dense":[{"in":4,"out":4,"activation":"tanh","residual":true,"layer_norm":true}]"#;
@@ -76,6 +77,7 @@ pub fn models(corpora: &Corpora) {
     for (name, kind, dimensions, encoder, more) in [
         ("mean", "words", 4, mean, ""),
         ("bilstm", "unigram", 8, bilstm, r#","checks":["a","the"]"#),
+        ("residual", "words", 4, residual, ""),
         ("transformer", "wordpiece", 4, transformer, dense),
         ("prepared", "bpe", 4, mean, text),
     ] {
@@ -92,12 +94,18 @@ pub fn models(corpora: &Corpora) {
         };
         add("embed_tokens.weight", &[tokens, 4]);
         match name {
-            "bilstm" => {
+            "bilstm" | "residual" => {
                 for suffix in ["l0", "l0_reverse"] {
                     add(&format!("lstm.weight_ih_{suffix}"), &[16, 4]);
                     add(&format!("lstm.weight_hh_{suffix}"), &[16, 4]);
                     add(&format!("lstm.bias_ih_{suffix}"), &[16]);
                     add(&format!("lstm.bias_hh_{suffix}"), &[16]);
+                }
+                if name == "residual" {
+                    add("token_weight", &[tokens]);
+                    add("gate", &[1]);
+                    add("projection.weight", &[4, 8]);
+                    add("projection.bias", &[4]);
                 }
             }
             "transformer" => {
