@@ -74,6 +74,13 @@ fn a_column_is_not_compared_with_another_model() -> Result<()> {
             refused(&mut client, &query.replace('$', "two"))?;
         }
     }
+    // What a statement returns is not what it writes.
+    client.batch_execute("ALTER TABLE t ADD other embedding(32); SECURITY LABEL FOR laser ON COLUMN t.other IS 'two'")?;
+    let written = "WITH w AS (UPDATE t SET id = id WHERE id < 3 RETURNING id, other)
+                   SELECT w.other <=> laser_embed('a question', '$') FROM w";
+    client.batch_execute(&written.replace('$', "two"))?;
+    refused(&mut client, &written.replace('$', "one"))?;
+    client.batch_execute("ALTER TABLE t DROP other")?;
     let near = "SELECT id FROM v ORDER BY renamed <=> laser_embed('a question') LIMIT 3";
     client.batch_execute(near)?;
     for sql in [
@@ -390,6 +397,7 @@ fn mining_does_not_compare_two_models() -> Result<()> {
         "SELECT * FROM v",
         "SELECT o.id, m FROM other o JOIN unknown u USING (id, m)",
         "WITH w AS MATERIALIZED (SELECT * FROM v) SELECT id, renamed FROM w",
+        "SELECT * FROM (WITH w AS (SELECT 1) SELECT id, m FROM other) x",
         "SELECT id, laser_embed(body, ''two'') FROM t",
     ] {
         for function in calls {

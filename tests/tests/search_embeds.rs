@@ -498,6 +498,15 @@ fn what_is_computed_is_in_order() -> Result<()> {
         }
         client.batch_execute("ALTER TABLE s DISABLE ROW LEVEL SECURITY")?;
     }
+    // The same distance, written as another one, beside a hidden order.
+    let sql = "SELECT count(*) FROM (
+                   SELECT d, lag(d) OVER (ORDER BY n) AS before FROM (
+                       SELECT row_number() OVER () AS n, d FROM (
+                           SELECT 1 - (1 - (body <=> (SELECT 'a cheap car'::text))) AS d FROM s
+                           ORDER BY body <=> (SELECT 'a cheap car'::text) LIMIT 100) x) y) z
+               WHERE d < before";
+    let wrong = count(&mut client, sql)?;
+    ensure!(wrong == 0, "{wrong} out of order");
     // What a table keeps is computed of the texts.
     client.batch_execute(
         "CREATE TABLE kept AS SELECT body, body <=> 'a cheap car' AS d FROM s ORDER BY body <=> 'a cheap car' LIMIT 20;

@@ -211,7 +211,12 @@ impl Origins {
             if query.is_null() || !(*query).setOperations.is_null() {
                 return Vec::new();
             }
-            members((*query).targetList)
+            // What a statement that writes returns is another list than what it writes.
+            let columns = match (*query).commandType {
+                pg_sys::CmdType::CMD_SELECT => (*query).targetList,
+                _ => (*query).returningList,
+            };
+            members(columns)
                 .iter()
                 .map(|cell| &*node(cell).cast::<pg_sys::TargetEntry>())
                 .find(|entry| entry.resno == column)

@@ -87,7 +87,12 @@ struct Run(pg_sys::MemoryContext);
 impl Drop for Run {
     fn drop(&mut self) {
         // When the session ends, thread-locals may be gone before the last contexts.
-        let _ = SCANS.try_with(|scans| scans.borrow_mut().retain(|scan| scan.run != self.0));
+        let _ = SCANS.try_with(|scans| {
+            // It is borrowed where memory has run out while a run was written down.
+            if let Ok(mut scans) = scans.try_borrow_mut() {
+                scans.retain(|scan| scan.run != self.0);
+            }
+        });
     }
 }
 

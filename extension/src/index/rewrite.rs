@@ -283,7 +283,10 @@ unsafe fn hide_unread(
                 .iter()
                 .any(|list| has_operator(list.cast(), (&raw const operator).cast_mut().cast()))
         };
-        (hidden && !joins.iter().any(computes_it)).then_some(scan)
+        // The scan's own columns are another's concern: they may have this distance, or one to another text.
+        let own = (*scan).scan.plan.targetlist;
+        let in_scan = has_operator(own.cast(), (&raw const operator).cast_mut().cast());
+        (hidden && !in_scan && !joins.iter().any(computes_it)).then_some(scan)
     }
 }
 
