@@ -546,11 +546,15 @@ impl SegmentBuilder {
 }
 
 /// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
-/// find the neighbourhood; the second is [`crate::refine`].
+/// find the neighbourhood; the second is [`crate::refine`]. Few candidates, as of an `ef_construction` of 8,
+/// leave parts of the graph that no walk comes to, by chance of the build.
 pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
-    let first = (ef_construction * 3 / 4).max(m);
-    (first, (ef_construction * 3 / 2).max(first))
+    let first = (ef_construction * 3 / 4).max(m).max(FEWEST);
+    (first, (ef_construction * 3 / 2).max(first).max(2 * FEWEST))
 }
+
+/// Candidates of the first pass, at least.
+const FEWEST: usize = 32;
 
 /// What a builder leaves.
 struct Pushed {
