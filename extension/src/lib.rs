@@ -10,6 +10,7 @@ mod backtraces;
 mod encode;
 mod encoding;
 mod index;
+mod lists;
 mod memory;
 mod mining;
 mod types;

@@ -8,7 +8,8 @@
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
-use super::origins::{Origin, Origins, members, node};
+use super::origins::{Origin, Origins};
+use crate::lists::{members, node};
 use crate::types::raise_hint;
 
 #[unsafe(no_mangle)]

@@ -4,6 +4,7 @@
 use pgrx::prelude::*;
 
 use super::files::State;
+use super::labels::hex;
 use super::{client, resident};
 use crate::encoding::to_server;
 
@@ -35,8 +36,7 @@ fn laser_models() -> TableIterator<
                 known.then_some(m.dimensions as i32),
                 known.then_some(m.architecture),
                 known.then_some(m.max_tokens as i32),
-                m.fingerprint
-                    .map(|f| f.iter().map(|b| format!("{b:02x}")).collect()),
+                m.fingerprint.map(|fingerprint| hex(&fingerprint)),
                 m.loaded,
                 m.default,
                 in_backend,

@@ -23,7 +23,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use pgrx::{PgMemoryContexts, pg_sys::ParamExecData};
 
 use super::rewrite::TYPE;
-use crate::encode::members;
+use crate::lists::members;
 
 /// A scan of a run.
 struct Scan {

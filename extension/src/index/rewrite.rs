@@ -28,7 +28,7 @@ use std::ffi::{c_char, c_int, c_void};
 use pgrx::pg_sys::{self, NodeTag};
 
 use super::build;
-use crate::encode::{members, node};
+use crate::lists::{members, node};
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
 /// other parameter is of this type.
