@@ -14,7 +14,7 @@ use postgres::error::SqlState;
 /// Bytes of a page, and of PostgreSQL's header in front of what laser writes.
 const PAGE: u64 = 8192;
 const HEADER: u64 = 24;
-/// Page types, see `extension/index/src/page.rs`.
+/// Page types, see `crates/index/src/page.rs`.
 const DATA: u16 = 4;
 const PENDING: u16 = 6;
 
