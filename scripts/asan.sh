@@ -15,7 +15,7 @@ for folder in "${HOME:-/root}/.cargo/bin" /usr/local/cargo/bin; do
 done
 
 crates=("$@")
-[ ${#crates[@]} -gt 0 ] || crates=(laser-vector laser-protocol laser-index laser-mining laser-encoder)
+[ ${#crates[@]} -gt 0 ] || crates=(laser-vector laser-protocol laser-index laser-mining laser-kernels laser-model laser-import laser-encoder)
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 export RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$target/asan

@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use laser_encoder::config::{NonPrinting, TextConfig};
-use laser_encoder::folder;
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
+use laser_model::config::{NonPrinting, TextConfig};
+use laser_model::folder;
 
 use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
 

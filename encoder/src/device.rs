@@ -1,10 +1,41 @@
 //! Choice of the device.
 
 use candle_core::Device;
+use laser_kernels::Isa;
+use laser_model::Config;
+use laser_model::config::Architecture;
 
-use crate::config::Architecture;
-use crate::kernels::Isa;
-use crate::{Config, DeviceChoice, EncoderError};
+use crate::EncoderError;
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU if this build supports one, one is present and the architecture profits; else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The CUDA device of this number.
+    Cuda(usize),
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = EncoderError;
+
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    fn from_str(name: &str) -> Result<Self, EncoderError> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => name
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| EncoderError::Device(format!("unknown device \"{name}\""))),
+        }
+    }
+}
 
 /// The device for a model.
 pub(crate) fn choose(choice: DeviceChoice, config: &Config) -> Result<Device, EncoderError> {

@@ -3,23 +3,24 @@
 use std::path::Path;
 
 use candle_core::DType;
+use laser_kernels::{Isa, Precision, math};
+use laser_model::config::Architecture;
+use laser_model::folder::{self, Weights};
+use laser_model::mean::Mean;
+use laser_model::tokenize::{self, Tokenized, Tokenizer};
+use laser_model::{Config, ModelError};
 use rayon::prelude::*;
 
 use crate::arch::Model;
 use crate::arch::bilstm::{self, Bilstm};
 use crate::arch::bilstm_candle::BilstmCandle;
 use crate::arch::dense::Head;
-use crate::arch::mean::Mean;
 use crate::arch::mean_candle::MeanCandle;
 use crate::arch::residual_bilstm::ResidualBilstm;
 use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
-use crate::config::Architecture;
-use crate::folder::{self, Weights};
-use crate::kernels::{Isa, math};
-use crate::tokenize::{Tokenized, Tokenizer};
-use crate::{Config, EncoderError, batch};
+use crate::{DeviceChoice, EncoderError, batch};
 
 /// Floating point operations below which a call runs on the caller's thread: at some 50 GFLOP/s it
 /// ends before a pool has woken up.
@@ -27,75 +28,6 @@ const INLINE_FLOPS: usize = 2_000_000;
 
 /// Texts below which tokenisation stays on the caller's thread.
 const INLINE_TEXTS: usize = 8;
-
-/// Where a model runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU if this build supports one, one is present and the architecture profits; else the CPU.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// The CUDA device of this number.
-    Cuda(usize),
-}
-
-/// Arithmetic of the matrix products.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// 32-bit floats.
-    F32,
-    /// Weights as brain floats.
-    Bf16,
-    /// Weights as row-wise int8; of transformers, those that eight bits are too few for are bf16 where
-    /// the processor has a unit for it.
-    I8,
-    /// The fastest, as measured while loading, with a cosine to f32 of at least 0.9995 on the
-    /// model's check sentences.
-    #[default]
-    Auto,
-}
-
-impl Precision {
-    /// The name in settings and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::I8 => "i8",
-            Self::Auto => "auto",
-        }
-    }
-}
-
-impl std::str::FromStr for Precision {
-    type Err = EncoderError;
-
-    fn from_str(name: &str) -> Result<Self, EncoderError> {
-        [Self::F32, Self::Bf16, Self::I8, Self::Auto]
-            .into_iter()
-            .find(|p| p.name() == name)
-            .ok_or_else(|| EncoderError::Config(format!("unknown precision \"{name}\"")))
-    }
-}
-
-impl std::str::FromStr for DeviceChoice {
-    type Err = EncoderError;
-
-    /// `auto`, `cpu`, `cuda` or `cuda:N`.
-    fn from_str(name: &str) -> Result<Self, EncoderError> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
-            _ => name
-                .strip_prefix("cuda:")
-                .and_then(|n| n.parse().ok())
-                .map(Self::Cuda)
-                .ok_or_else(|| EncoderError::Device(format!("unknown device \"{name}\""))),
-        }
-    }
-}
 
 /// How to load a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -191,7 +123,7 @@ impl Encoder {
         };
         let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
         let head = Head::load(&config.dense, &weights)?;
-        check_vocabulary(&tokenizer, &*model, &weights)?;
+        tokenizer.check_vocabulary(model.vocabulary(), &weights)?;
         let device_name = crate::device::name(&device);
         let mut encoder = Self {
             config,
@@ -273,33 +205,38 @@ impl Encoder {
     /// Token ids of texts.
     pub fn tokenize(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
         match &self.pool {
-            Some(pool) if texts.len() >= INLINE_TEXTS => pool.install(|| {
-                texts
-                    .par_iter()
-                    .with_min_len(4)
-                    .map(|t| self.tokenizer.tokenize(t))
-                    .collect()
-            }),
-            _ => texts.iter().map(|t| self.tokenizer.tokenize(t)).collect(),
+            Some(pool) if texts.len() >= INLINE_TEXTS => {
+                let tokenized: Result<_, ModelError> = pool.install(|| {
+                    texts
+                        .par_iter()
+                        .with_min_len(4)
+                        .map(|t| self.tokenizer.tokenize(t))
+                        .collect()
+                });
+                Ok(tokenized?)
+            }
+            _ => self.tokenize_here(texts),
         }
     }
 
     /// As [`Encoder::tokenize`], on the caller's thread alone.
     pub fn tokenize_here(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
-        texts.iter().map(|t| self.tokenizer.tokenize(t)).collect()
+        let tokenized: Result<_, ModelError> =
+            texts.iter().map(|t| self.tokenizer.tokenize(t)).collect();
+        Ok(tokenized?)
     }
 
     /// Embeds token sequences as [`Encoder::tokenize`] returns them. An empty sequence gives the
     /// embedding of a zero state.
     ///
     /// # Errors
-    /// [`EncoderError::TokenId`] for an id beyond the vocabulary.
+    /// [`ModelError::TokenId`] for an id beyond the vocabulary.
     pub fn encode_ids(&self, sequences: &[Vec<u32>]) -> Result<Embeddings, EncoderError> {
         let vocabulary = self.model.vocabulary();
         let mut tokens = 0;
         for ids in sequences {
             tokens += ids.len();
-            check_ids(ids, vocabulary)?;
+            tokenize::check_ids(ids, vocabulary)?;
         }
         let dimensions = self.config.dimensions;
         let mut data = vec![0f32; sequences.len() * dimensions];
@@ -392,6 +329,19 @@ impl Encoder {
     }
 }
 
+/// Loads a model folder that was just written, to see that it can be.
+///
+/// # Errors
+/// As [`Encoder::load`].
+pub fn verify(folder: &Path) -> Result<(), EncoderError> {
+    let options = LoadOptions {
+        device: DeviceChoice::Cpu,
+        precision: Precision::F32,
+        threads: 1,
+    };
+    Encoder::load(folder, &options).map(drop)
+}
+
 /// Smallest cosine to f32 that an automatically chosen precision may have on a check sentence.
 const MIN_COSINE: f64 = 0.9995;
 
@@ -406,35 +356,6 @@ const CHECKS: [&str; 8] = [
     "मुझे एक गिलास पानी चाहिए।",
     "No.",
 ];
-
-/// Refuses ids without a row in the embedding table. A tokenizer may give any id, whatever the
-/// number of its tokens.
-pub(crate) fn check_ids(ids: &[u32], vocabulary: usize) -> Result<(), EncoderError> {
-    match ids.iter().find(|&&id| id as usize >= vocabulary) {
-        Some(&id) => Err(EncoderError::TokenId { id, vocabulary }),
-        None => Ok(()),
-    }
-}
-
-/// Refuses an embedding table that has no row for some token.
-pub(crate) fn check_vocabulary(
-    tokenizer: &Tokenizer,
-    model: &dyn Model,
-    weights: &Weights,
-) -> Result<(), EncoderError> {
-    let (tokens, rows) = (tokenizer.vocabulary(), model.vocabulary());
-    if tokens > rows {
-        return Err(EncoderError::tensor(
-            weights.path(),
-            "embed_tokens.weight",
-            format!(
-                "expected at least {tokens} rows for the tokens of \"{}\", found {rows}",
-                folder::TOKENIZER,
-            ),
-        ));
-    }
-    Ok(())
-}
 
 fn load_model(
     config: &Config,

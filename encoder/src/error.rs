@@ -1,104 +1,20 @@
 //! What can go wrong between a model folder and an embedding.
 
-use std::path::{Path, PathBuf};
+use laser_model::ModelError;
 
 /// Error of this crate. Messages follow PostgreSQL's style (lower case, no final period) because
 /// the SQL user reads them.
 #[derive(Debug, thiserror::Error)]
 pub enum EncoderError {
-    /// A file could not be read or written.
-    #[error("could not access \"{path}\": {reason}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        reason: std::io::Error,
-    },
-    /// A file of a model folder holds something else than it should.
-    #[error("invalid \"{path}\": {message}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A tensor is missing, or has another shape or type than the configuration asks for.
-    #[error("invalid tensor \"{tensor}\" in \"{path}\": {message}")]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// The name of the tensor.
-        tensor: String,
-        /// What is wrong, with the expected and the actual shape.
-        message: String,
-    },
-    /// The configuration contradicts itself.
-    #[error("invalid model configuration: {0}")]
-    Config(String),
-    /// The tokenizer refused a text.
-    #[error("could not tokenize text: {0}")]
-    Tokenizer(String),
-    /// A token id beyond the vocabulary was passed to [`crate::Encoder::encode_ids`].
-    #[error("token id {id} is out of range for a vocabulary of {vocabulary}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Rows of the embedding table.
-        vocabulary: usize,
-    },
+    /// The model folder, its tokenizer or a text.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The device asked for is not there.
     #[error("{0}")]
     Device(String),
-    /// candle failed (transformers, CUDA).
+    /// The arithmetic failed (candle, threads).
     #[error("could not compute embeddings: {0}")]
     Compute(String),
-    /// A checkpoint could not be imported.
-    #[error("could not import \"{path}\": {message}")]
-    Import {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong with it, with the key or tensor concerned.
-        message: String,
-    },
-}
-
-impl EncoderError {
-    /// An input or output error on `path`.
-    pub fn io(path: impl AsRef<Path>, reason: std::io::Error) -> Self {
-        Self::Io {
-            path: path.as_ref().to_owned(),
-            reason,
-        }
-    }
-
-    /// A malformed file.
-    pub fn format(path: impl AsRef<Path>, message: impl Into<String>) -> Self {
-        Self::Format {
-            path: path.as_ref().to_owned(),
-            message: message.into(),
-        }
-    }
-
-    /// A wrong tensor.
-    pub fn tensor(
-        path: impl AsRef<Path>,
-        tensor: impl Into<String>,
-        message: impl Into<String>,
-    ) -> Self {
-        Self::Tensor {
-            path: path.as_ref().to_owned(),
-            tensor: tensor.into(),
-            message: message.into(),
-        }
-    }
-
-    /// A checkpoint that cannot be imported.
-    pub fn import(path: impl AsRef<Path>, message: impl Into<String>) -> Self {
-        Self::Import {
-            path: path.as_ref().to_owned(),
-            message: message.into(),
-        }
-    }
 }
 
 impl From<candle_core::Error> for EncoderError {

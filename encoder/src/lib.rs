@@ -1,7 +1,6 @@
-//! Sentence encoders: model folders, tokenizers, architectures and batch inference.
+//! Sentence encoders: architectures and batch inference.
 //!
-//! A model folder holds `config.json` ([`Config`]), `tokenizer.json` (Hugging Face `tokenizers`)
-//! and `model.safetensors`. [`Encoder::load`] opens one, [`Encoder::encode`] turns texts into
+//! [`Encoder::load`] opens a model folder ([`laser_model`]), [`Encoder::encode`] turns texts into
 //! embeddings. Nothing here knows PostgreSQL.
 //!
 //! ```no_run
@@ -14,27 +13,13 @@
 
 mod arch;
 mod batch;
-pub mod catalog;
-pub mod config;
 mod device;
 mod encoder;
 mod error;
-pub mod folder;
 pub mod heap;
-pub mod import;
-pub mod kernels;
-mod local;
-pub mod ngrams;
-pub mod shared;
-mod subwords;
-mod text;
-mod tokenize;
-mod word_cache;
-pub mod words;
-pub mod work;
 
-pub use config::Config;
-pub use encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
+pub use device::DeviceChoice;
+pub use encoder::{Embeddings, Encoder, LoadOptions, verify};
 pub use error::EncoderError;
-pub use local::LocalEncoder;
-pub use tokenize::Tokenized;
+pub use laser_kernels::Precision;
+pub use laser_model::{Config, Tokenized};

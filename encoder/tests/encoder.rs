@@ -3,15 +3,25 @@
 
 use std::path::Path;
 
-use laser_encoder::config::*;
-use laser_encoder::folder::{self, Tensor, Tensors};
-use laser_encoder::{
-    Config, DeviceChoice, Encoder, EncoderError, LoadOptions, LocalEncoder, Precision,
-};
+use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, verify};
+use laser_model::config::*;
+use laser_model::folder::{self, Tensor, Tensors};
+use laser_model::{LocalEncoder, ModelError};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 const VOCABULARY: usize = 40;
+
+/// Writes a model folder and loads it.
+fn write(
+    folder: &Path,
+    config: &Config,
+    tokenizer: &tokenizers::Tokenizer,
+    tensors: &Tensors,
+) -> Result<(), EncoderError> {
+    folder::write(folder, config, tokenizer, tensors)?;
+    verify(folder)
+}
 
 /// xorshift, uniform in [-1, 1).
 struct Random(u64);
@@ -167,7 +177,7 @@ fn residual_bilstm_equals_formula() {
         for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
             let (config, tensors) = residual_bilstm(layers, size, hidden, pooling);
             let dir = TempDir::new().unwrap();
-            folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+            write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
             let Architecture::ResidualBilstm(c) = &config.encoder else {
                 unreachable!()
             };
@@ -225,7 +235,7 @@ fn a_shut_gate_leaves_the_mean() {
     let (config, mut tensors) = residual_bilstm(1, 8, 16, BilstmPooling::Max);
     tensors.insert("gate".into(), Tensor::f32(&[1], vec![0.0]));
     let dir = TempDir::new().unwrap();
-    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     let ids = vec![vec![4, 30, 5], vec![9]];
     let found = load(dir.path(), Precision::Auto, 1).encode_ids(&ids);
     for (ids, row) in ids.iter().zip(found.unwrap().rows()) {
@@ -237,11 +247,11 @@ fn a_shut_gate_leaves_the_mean() {
     assert!(LocalEncoder::load(dir.path()).unwrap().is_none());
     for broken in [f32::NAN, f32::INFINITY] {
         tensors.insert("gate".into(), Tensor::f32(&[1], vec![broken]));
-        let error = folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
+        let error = write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
         assert!(error.to_string().contains("gate"), "{error}");
     }
     tensors.insert("gate".into(), Tensor::f32(&[2], vec![0.0; 2]));
-    let error = folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
+    let error = write(dir.path(), &config, &tokenizer(), &tensors).unwrap_err();
     assert!(error.to_string().contains("gate"), "{error}");
 }
 
@@ -343,7 +353,7 @@ fn bilstm_equals_naive_lstm() {
         for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
             let (config, tensors) = bilstm(layers, embedding, hidden, pooling);
             let dir = TempDir::new().unwrap();
-            folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+            write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
             let Architecture::Bilstm(c) = &config.encoder else {
                 unreachable!()
             };
@@ -373,7 +383,7 @@ fn bilstm_equals_naive_lstm() {
 fn reduced_precision_stays_close() {
     let (config, tensors) = bilstm(3, 64, 64, BilstmPooling::Max);
     let dir = TempDir::new().unwrap();
-    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     let texts = sentences(&mut Random(7), 64, 30);
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let exact = load(dir.path(), Precision::F32, 1).encode(&texts).unwrap();
@@ -442,7 +452,7 @@ fn mean_with_dense_layers_equals_formula() {
         tensors.insert("dense.0.norm.weight".into(), random.tensor(&[40], 1.0));
         tensors.insert("dense.0.norm.bias".into(), random.tensor(&[40], 1.0));
         let dir = TempDir::new().unwrap();
-        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+        write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
         let encoder = load(dir.path(), Precision::F32, 2);
         let ids = vec![vec![4, 5, 5, 39], vec![7]];
         let embeddings = encoder.encode_ids(&ids).unwrap();
@@ -509,7 +519,7 @@ fn tables_in_every_type_agree() {
     let dir = TempDir::new().unwrap();
     let embed = |table: Tensor, tensors: &mut Tensors| {
         tensors.insert("embed_tokens.weight".into(), table);
-        folder::write(dir.path(), &config, &tokenizer(), tensors).unwrap();
+        write(dir.path(), &config, &tokenizer(), tensors).unwrap();
         load(dir.path(), Precision::Auto, 1)
             .encode(&["w0 w1 w2", "w30"])
             .unwrap()
@@ -600,7 +610,7 @@ fn folders() -> &'static [(TempDir, &'static str)] {
             .into_iter()
             .map(|(name, (config, tensors))| {
                 let dir = TempDir::new().unwrap();
-                folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+                write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
                 (dir, name)
             })
             .collect()
@@ -662,10 +672,10 @@ fn long_texts_are_cut_and_flagged() {
         );
         assert!(matches!(
             encoder.encode_ids(&[vec![1, VOCABULARY as u32]]),
-            Err(EncoderError::TokenId {
+            Err(EncoderError::Model(ModelError::TokenId {
                 id: 40,
                 vocabulary: 40
-            })
+            }))
         ));
     }
 }
@@ -675,14 +685,14 @@ fn fingerprint_follows_the_contents() {
     let (config, tensors) = mean(MeanPooling::Mean, 8);
     let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for dir in [&a, &b] {
-        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+        write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     }
     let print = |dir: &TempDir| load(dir.path(), Precision::F32, 1).fingerprint();
     assert_eq!(print(&a), print(&b));
     let before = print(&a);
     let mut changed = config.clone();
     changed.max_tokens += 1;
-    folder::write(a.path(), &changed, &tokenizer(), &tensors).unwrap();
+    write(a.path(), &changed, &tokenizer(), &tensors).unwrap();
     assert_ne!(before, print(&a));
 }
 
@@ -692,7 +702,7 @@ fn a_folder_has_the_permissions_of_any_new_file() {
     use std::os::unix::fs::PermissionsExt;
     let (config, tensors) = mean(MeanPooling::Mean, 8);
     let dir = TempDir::new().unwrap();
-    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     std::fs::write(dir.path().join("any"), "").unwrap();
     let mode = |name: &str| {
         let metadata = std::fs::metadata(dir.path().join(name)).unwrap();
@@ -707,7 +717,7 @@ fn a_folder_has_the_permissions_of_any_new_file() {
 fn ids_that_the_table_lacks_are_errors() {
     let (config, tensors) = mean(MeanPooling::Mean, 4);
     let dir = TempDir::new().unwrap();
-    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     // As many tokens as before, one of them with an id far beyond the rows of the table.
     let path = dir.path().join(folder::TOKENIZER);
     let json = std::fs::read_to_string(&path).unwrap();
@@ -718,11 +728,14 @@ fn ids_that_the_table_lacks_are_errors() {
 
     let encoder = load(dir.path(), Precision::F32, 1);
     let error = encoder.encode(&["w1 w0"]).unwrap_err();
-    assert!(matches!(error, EncoderError::TokenId { .. }), "{error}");
+    assert!(
+        matches!(error, EncoderError::Model(ModelError::TokenId { .. })),
+        "{error}"
+    );
     let local = LocalEncoder::load(dir.path()).unwrap().expect("a mean");
     let mut out = [0.0; 4];
     let error = local.encode("w1 w0", &mut out).unwrap_err();
-    assert!(matches!(error, EncoderError::TokenId { .. }), "{error}");
+    assert!(matches!(error, ModelError::TokenId { .. }), "{error}");
     local.encode("w1", &mut out).unwrap();
     let alone = load(dir.path(), Precision::F32, 1).encode(&["w1"]).unwrap();
     assert_close(&out, alone.row(0), 1e-6, "w1");
@@ -747,7 +760,7 @@ fn broken_folders_give_errors_that_name_the_culprit() {
     let dir = TempDir::new().unwrap();
     let path = dir.path();
     assert!(failure(path).contains("config.json"));
-    folder::write(path, &config, &tokenizer(), &tensors).unwrap();
+    write(path, &config, &tokenizer(), &tensors).unwrap();
 
     let json = std::fs::read_to_string(path.join("config.json")).unwrap();
     for (from, to, expected) in [
@@ -807,7 +820,7 @@ fn broken_folders_give_errors_that_name_the_culprit() {
     }
     let mut missing = tensors.clone();
     missing.remove("lstm.bias_hh_l1_reverse");
-    let error = folder::write(path, &config, &self::tokenizer(), &missing)
+    let error = write(path, &config, &self::tokenizer(), &missing)
         .unwrap_err()
         .to_string();
     assert!(
@@ -819,7 +832,7 @@ fn broken_folders_give_errors_that_name_the_culprit() {
         "lstm.weight_hh_l0".into(),
         Tensor::f32(&[4, 16], vec![0.0; 64]),
     );
-    let error = folder::write(path, &config, &self::tokenizer(), &wrong)
+    let error = write(path, &config, &self::tokenizer(), &wrong)
         .unwrap_err()
         .to_string();
     assert!(
@@ -841,7 +854,7 @@ proptest! {
             bilstm(1, 3, 2, BilstmPooling::Max)
         };
         let dir = TempDir::new().unwrap();
-        folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+        write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
         let path = dir.path().join(["config.json", "tokenizer.json", "model.safetensors"][file]);
         let mut bytes = std::fs::read(&path).unwrap();
         for (index, byte) in changes {
@@ -861,7 +874,7 @@ proptest! {
 fn cuda_without_support_is_an_error() {
     let (config, tensors) = mean(MeanPooling::Mean, 8);
     let dir = TempDir::new().unwrap();
-    folder::write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
+    write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     let options = LoadOptions {
         device: DeviceChoice::Cuda(0),
         ..Default::default()

@@ -5,8 +5,8 @@ mod skipped;
 
 use std::path::{Path, PathBuf};
 
-use laser_encoder::import::{Options, import};
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, EncoderError, LoadOptions, Precision};
+use laser_import::{Options, import};
 use skipped::skipped;
 use tempfile::TempDir;
 
@@ -77,7 +77,9 @@ fn a_gpu_gives_the_embeddings_of_the_processor() {
         "laser3-max",
     ] {
         let out = dir.path().join(name);
-        let fixture = manifest().join("tests/fixtures").join(name);
+        let fixture = manifest()
+            .join("../crates/import/tests/fixtures")
+            .join(name);
         import(&fixture, None, &out, &Options::default()).unwrap();
         folders.push(out);
     }

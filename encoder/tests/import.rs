@@ -7,8 +7,8 @@ mod skipped;
 
 use std::path::{Path, PathBuf};
 
-use laser_encoder::import::{Kind, Options, Table, import};
-use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_encoder::{DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, verify};
+use laser_import::{Kind, Options, Report, Table};
 use proptest::prelude::*;
 use serde::Deserialize;
 use skipped::skipped;
@@ -21,9 +21,21 @@ struct Expected {
     embeddings: Vec<Vec<f32>>,
 }
 
+/// Imports a checkpoint and loads the result.
+fn import(
+    source: &Path,
+    kind: Option<Kind>,
+    out: &Path,
+    options: &Options,
+) -> Result<Report, EncoderError> {
+    let report = laser_import::import(source, kind, out, options)?;
+    verify(out)?;
+    Ok(report)
+}
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("../crates/import/tests/fixtures")
         .join(name)
 }
 
@@ -137,7 +149,7 @@ fn laser1_with_chinese_words() {
     let error = Encoder::load(&dir.path().join("model"), &LoadOptions::default());
     let error = error.err().unwrap().to_string();
     assert!(error.contains("dictionary.bin"), "{error}");
-    let changed = laser_encoder::folder::fingerprint(&dir.path().join("model")).unwrap();
+    let changed = laser_model::folder::fingerprint(&dir.path().join("model")).unwrap();
     assert_ne!(changed, encoder.fingerprint());
 }
 
@@ -468,7 +480,7 @@ proptest! {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("x.pt");
         std::fs::write(&path, bytes).unwrap();
-        if let Ok(checkpoint) = laser_encoder::import::torch::Checkpoint::open(&path) {
+        if let Ok(checkpoint) = laser_import::torch::Checkpoint::open(&path) {
             let root = checkpoint.pickle.root();
             if let Some(model) = checkpoint.pickle.get(root, "model")
                 && let Ok(tensors) = checkpoint.tensors(model)

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use laser_encoder::{Encoder, LoadOptions, LocalEncoder, folder};
+use laser_encoder::{Encoder, LoadOptions};
+use laser_model::{LocalEncoder, folder};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

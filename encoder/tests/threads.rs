@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use laser_encoder::import::{Options, import};
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_import::{Options, import};
 
 /// Threads of this process.
 fn threads() -> usize {
@@ -19,7 +19,7 @@ fn one_thread_starts_none() {
     let before = threads();
     let [bilstm, transformer] = ["laser2", "labse"].map(|name| {
         let (source, folder) = (
-            root.join("tests/fixtures").join(name),
+            root.join("../crates/import/tests/fixtures").join(name),
             dir.path().join(name),
         );
         import(&source, None, &folder, &Options::default()).unwrap();

@@ -1,9 +1,9 @@
 //! PyTorch checkpoints: zip archives, pickles, tensors.
 #![no_main]
 
-use laser_encoder::import::pickle::Pickle;
-use laser_encoder::import::torch::Checkpoint;
-use laser_encoder::import::zip;
+use laser_import::pickle::Pickle;
+use laser_import::torch::Checkpoint;
+use laser_import::zip;
 use laser_fuzz::folder;
 use libfuzzer_sys::fuzz_target;
 

@@ -1,7 +1,7 @@
 //! `config.json`: what is accepted is written back the same.
 #![no_main]
 
-use laser_encoder::{Config, LocalEncoder};
+use laser_model::{Config, LocalEncoder};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {

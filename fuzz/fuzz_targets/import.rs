@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use laser_encoder::import::{Kind, Options, Table, import};
+use laser_import::{Kind, Options, Table, import};
 use laser_fuzz::{folder, part};
 use libfuzzer_sys::fuzz_target;
 
@@ -31,5 +31,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let kinds = [Kind::Laser1, Kind::Laser2, Kind::Laser3, Kind::SentenceTransformer];
     let kind = kinds.get(usize::from(kind)).copied();
     let table = [Table::F32, Table::F16, Table::I8][usize::from(table) % 3];
-    let _ = import(&source, kind, &out, &Options { table, ..Options::default() });
+    if import(&source, kind, &out, &Options { table, ..Options::default() }).is_ok() {
+        let _ = laser_encoder::verify(&out);
+    }
 }));

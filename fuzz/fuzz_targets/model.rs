@@ -3,8 +3,9 @@
 
 use std::fs;
 
-use laser_encoder::folder::{CONFIG, TOKENIZER, WEIGHTS};
-use laser_encoder::{DeviceChoice, Encoder, LoadOptions, LocalEncoder, Precision};
+use laser_model::folder::{CONFIG, TOKENIZER, WEIGHTS};
+use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_model::LocalEncoder;
 use laser_fuzz::{TEXTS, folder, part};
 use libfuzzer_sys::fuzz_target;
 

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use laser_encoder::import::spm::SentencePiece;
-use laser_encoder::ngrams::read_tokenizer;
+use laser_import::spm::SentencePiece;
+use laser_model::ngrams::read_tokenizer;
 use laser_fuzz::TEXTS;
 use libfuzzer_sys::fuzz_target;
 

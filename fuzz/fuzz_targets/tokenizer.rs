@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use laser_encoder::ngrams::read_tokenizer;
-use laser_encoder::words::Words;
+use laser_model::ngrams::read_tokenizer;
+use laser_model::words::Words;
 use laser_fuzz::TEXTS;
 use libfuzzer_sys::fuzz_target;
 

@@ -10,8 +10,8 @@
 use std::process::Command;
 use std::time::Instant;
 
-use laser_encoder::config::{Activation, Architecture, BilstmConfig, BilstmPooling, Config};
-use laser_encoder::config::{Dense, MeanConfig, MeanPooling};
+use laser_model::config::{Activation, Architecture, BilstmConfig, BilstmPooling, Config};
+use laser_model::config::{Dense, MeanConfig, MeanPooling};
 use laser_trainer::data::Ragged;
 use laser_trainer::models::{Model, ShardGradients};
 use laser_trainer::objectives::contrastive::{Masks, contrastive};
@@ -40,7 +40,7 @@ fn main() {
 fn config(encoder: Architecture, dense: Vec<Dense>) -> Config {
     let dimensions = dense.last().map_or(encoder.output_size(), |d| d.output);
     Config {
-        format: laser_encoder::config::FORMAT,
+        format: laser_model::config::FORMAT,
         name: "bench".into(),
         dimensions,
         max_tokens: 128,

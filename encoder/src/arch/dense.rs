@@ -1,11 +1,11 @@
 //! Dense layers between pooling and normalisation.
 
 use crate::EncoderError;
-use crate::config::{Activation, Dense};
-use crate::folder::Weights;
-use crate::kernels::arena::Arena;
-use crate::kernels::gemm::{Packed, Start, Storage, matmul};
-use crate::kernels::{Isa, math};
+use laser_kernels::arena::Arena;
+use laser_kernels::gemm::{Packed, Start, Storage, matmul};
+use laser_kernels::{Isa, math};
+use laser_model::config::{Activation, Dense};
+use laser_model::folder::Weights;
 
 /// Epsilon of the layer normalisation of dense layers.
 const LAYER_NORM_EPS: f64 = 1e-5;

@@ -3,16 +3,16 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::Model;
-use super::mean::token_weights;
 use crate::EncoderError;
-use crate::config::MeanConfig;
-use crate::folder::Weights;
+use laser_model::config::MeanConfig;
+use laser_model::folder::Weights;
+use laser_model::mean::token_weights;
 
 pub(crate) struct MeanCandle {
     device: Device,
     dtype: DType,
     table: Tensor,
-    /// As in [`super::mean::Mean`].
+    /// As in [`laser_model::mean::Mean`].
     weights: Vec<f32>,
 }
 

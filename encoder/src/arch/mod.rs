@@ -3,7 +3,7 @@
 pub(crate) mod bilstm;
 pub(crate) mod bilstm_candle;
 pub(crate) mod dense;
-pub(crate) mod mean;
+mod mean;
 pub(crate) mod mean_candle;
 pub(crate) mod residual_bilstm;
 pub(crate) mod residual_bilstm_candle;
@@ -12,8 +12,8 @@ pub(crate) mod transformer_candle;
 
 use crate::EncoderError;
 use crate::batch::Budget;
-use crate::config::TransformerConfig;
-use crate::encoder::Precision;
+use laser_kernels::Precision;
+use laser_model::config::TransformerConfig;
 
 /// From token ids to pooled states.
 pub(crate) trait Model: Send + Sync {
@@ -96,13 +96,12 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::config::{
+    use laser_kernels::Isa;
+    use laser_model::config::{
         Architecture, BilstmConfig, BilstmPooling, MeanPooling, ResidualBilstmConfig,
         TransformerPooling,
     };
-    use crate::folder::{self, Tensor, Weights};
-    use crate::import;
-    use crate::kernels::Isa;
+    use laser_model::folder::{self, Tensor, Weights};
 
     /// Pooled states of sentences of several lengths, the last one empty.
     fn states(model: &dyn Model) -> Vec<f32> {
@@ -124,8 +123,9 @@ mod tests {
 
     /// A small LASER2, imported into `folder`.
     fn laser2(folder: &Path) -> (BilstmConfig, Weights) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/laser2");
-        let config = import::import(&source, None, folder, &import::Options::default());
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/import/tests/fixtures/laser2");
+        let config = laser_import::import(&source, None, folder, &laser_import::Options::default());
         let Architecture::Bilstm(config) = config.unwrap().config.encoder else {
             panic!("LASER2 is a BiLSTM")
         };
@@ -184,7 +184,7 @@ mod tests {
             panic!("the shipped model is a mean")
         };
         let weights = Weights::open(&folder.join(folder::WEIGHTS)).unwrap();
-        let kernels = mean::Mean::load(&config, &weights).unwrap();
+        let kernels = laser_model::mean::Mean::load(&config, &weights).unwrap();
         let candle =
             mean_candle::MeanCandle::load(&config, &weights, &Device::Cpu, DType::F32).unwrap();
         assert_close(&states(&kernels), &states(&candle), 1e-5);
@@ -275,9 +275,9 @@ mod tests {
         edit: impl Fn(&mut TransformerConfig),
     ) -> (TransformerConfig, Weights) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/fixtures")
+            .join("../crates/import/tests/fixtures")
             .join(name);
-        let config = import::import(&source, None, folder, &import::Options::default());
+        let config = laser_import::import(&source, None, folder, &laser_import::Options::default());
         let Architecture::Transformer(mut config) = config.unwrap().config.encoder else {
             panic!("{name} is a transformer")
         };

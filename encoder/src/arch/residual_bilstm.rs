@@ -2,20 +2,22 @@
 
 use super::Model;
 use super::bilstm::{self, Layers};
-use super::mean::token_weights;
+use laser_model::ModelError;
+use laser_model::mean::token_weights;
+
 use crate::EncoderError;
-use crate::config::ResidualBilstmConfig;
-use crate::encoder::Precision;
-use crate::folder::{Matrix, Weights};
-use crate::kernels::arena::Arena;
-use crate::kernels::gemm::{Packed, Start, Storage, matmul};
-use crate::kernels::{Isa, gather};
+use laser_kernels::Precision;
+use laser_kernels::arena::Arena;
+use laser_kernels::gemm::{Packed, Start, Storage, matmul};
+use laser_kernels::{Isa, gather};
+use laser_model::config::ResidualBilstmConfig;
+use laser_model::folder::{Matrix, Weights};
 
 pub(crate) struct ResidualBilstm {
     isa: Isa,
     config: ResidualBilstmConfig,
     table: Matrix,
-    /// As in [`super::mean::Mean`].
+    /// As in [`laser_model::mean::Mean`].
     weights: Vec<f32>,
     layers: Layers,
     /// [E, 2H] and [E], with the gate in them.
@@ -32,7 +34,7 @@ pub(super) fn gated_projection(
     let gate = weights.vector("gate", 1)?[0];
     if !gate.is_finite() {
         let message = "it is not a finite number";
-        return Err(EncoderError::tensor(weights.path(), "gate", message));
+        return Err(ModelError::tensor(weights.path(), "gate", message).into());
     }
     let mut matrix = weights.matrix("projection.weight", output, input)?.to_f32();
     let mut bias = weights.vector("projection.bias", output)?;
@@ -146,7 +148,7 @@ impl Model for ResidualBilstm {
         for (step, (row, total)) in inputs.chunks_exact_mut(width).zip(&mut totals).enumerate() {
             let ids = list.tokens(step as u32);
             let weight = |id: usize| self.weights.get(id).copied().unwrap_or(1.0);
-            gather::sum_rows(self.isa, &self.table, ids, weight, row);
+            gather::sum_rows(self.isa, self.table.table(), ids, weight, row);
             *total = ids.iter().map(|&id| self.weight(id)).sum();
             let scale = 1.0 / total.max(f32::MIN_POSITIVE);
             row.iter_mut().for_each(|x| *x *= scale);

@@ -4,19 +4,19 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::Model;
 use super::bilstm_candle::LayersCandle;
-use super::mean::token_weights;
 use super::residual_bilstm::{StepList, gated_projection};
 use crate::EncoderError;
 use crate::batch::Budget;
-use crate::config::ResidualBilstmConfig;
-use crate::folder::Weights;
+use laser_model::config::ResidualBilstmConfig;
+use laser_model::folder::Weights;
+use laser_model::mean::token_weights;
 
 pub(crate) struct ResidualBilstmCandle {
     device: Device,
     config: ResidualBilstmConfig,
     /// [V, E] in f32: the sums of a mean are not rounded.
     table: Tensor,
-    /// As in [`super::mean::Mean`].
+    /// As in [`laser_model::mean::Mean`].
     weights: Vec<f32>,
     pub(super) layers: LayersCandle,
     /// [2H, E] and [E] in f32, with the gate in them.

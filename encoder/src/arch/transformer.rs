@@ -6,16 +6,16 @@ use std::sync::Mutex;
 use super::Model;
 use crate::EncoderError;
 use crate::batch::Budget;
-use crate::config::{NormPosition, TransformerConfig, TransformerPooling};
-use crate::encoder::Precision;
-use crate::folder::{Matrix, Weights};
-use crate::kernels::arena::Arena;
-use crate::kernels::attention::{self, attend};
-use crate::kernels::clock::thread_seconds;
-use crate::kernels::gemm::Start;
-use crate::kernels::product::{Operand, Weights as Product, finer};
-use crate::kernels::rows::{Norm, activate};
-use crate::kernels::{Isa, gather};
+use laser_kernels::Precision;
+use laser_kernels::arena::Arena;
+use laser_kernels::attention::{self, attend};
+use laser_kernels::clock::thread_seconds;
+use laser_kernels::gemm::Start;
+use laser_kernels::product::{Operand, Weights as Product, finer};
+use laser_kernels::rows::{Norm, activate};
+use laser_kernels::{Isa, gather};
+use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
+use laser_model::folder::{Matrix, Weights};
 
 /// Tokens that go through the feed-forward products at once: their inner states stay in the
 /// second-level cache.
@@ -228,8 +228,8 @@ impl Transformer {
         for ((t, &id), x) in tokens.zip(states.chunks_exact_mut(d)) {
             let position = t + self.config.position_offset;
             x.copy_from_slice(&self.token_type);
-            gather::add_row(self.isa, &self.table, id as usize, scale, x);
-            gather::add_row(self.isa, &self.positions, position, 1.0, x);
+            gather::add_row(self.isa, self.table.table(), id as usize, scale, x);
+            gather::add_row(self.isa, self.positions.table(), position, 1.0, x);
             if let Some(norm) = &self.embed_norm {
                 norm.apply(self.isa, x, None);
             }

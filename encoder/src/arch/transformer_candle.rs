@@ -10,8 +10,8 @@ use super::Model;
 use super::transformer::flops_per_token;
 use crate::EncoderError;
 use crate::batch::Budget;
-use crate::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
-use crate::folder::Weights;
+use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
+use laser_model::folder::Weights;
 
 struct Norm {
     weight: Tensor,

@@ -9,7 +9,7 @@
 //! ([`tokens`]); what is tokenized on the loop is a little at a time. Loading of models, writing to
 //! slow readers and searches have threads of their own.
 //!
-//! What is under work is noted ([`laser_encoder::work`]): texts under which the last process died run
+//! What is under work is noted ([`laser_protocol::work`]): texts under which the last process died run
 //! alone, and those under which processes die again and again are refused.
 
 mod models;
@@ -28,8 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use laser_encoder::work::{Hash, Record, Suspicion};
 use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions, Tokenized};
+use laser_protocol::work::{Hash, Record, Suspicion};
 use laser_protocol::{
     ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Search, VERSION,
     decode_request, encode_embeddings_reply, encode_reply,

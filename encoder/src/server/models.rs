@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use laser_encoder::catalog::{self, RECHECK, Stamp};
-use laser_encoder::{Encoder, EncoderError, LoadOptions, folder};
+use laser_encoder::{Encoder, EncoderError, LoadOptions};
+use laser_model::catalog::{self, RECHECK, Stamp};
+use laser_model::folder;
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log;

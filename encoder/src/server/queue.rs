@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use laser_encoder::Tokenized;
-use laser_encoder::work::{self, BATCH_TEXTS, Hash, PIECE_TEXTS, Suspicion};
+use laser_protocol::work::{self, BATCH_TEXTS, Hash, PIECE_TEXTS, Suspicion};
 
 /// Identifies a session (connection).
 pub type SessionId = u64;

@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
-use laser_encoder::work::{Record, THREADS};
 use laser_encoder::{Encoder, EncoderError, Tokenized};
+use laser_protocol::work::{Record, THREADS};
 
 use super::queue::Piece;
 use super::sys::Waker;

@@ -19,9 +19,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
-use laser_encoder::LocalEncoder;
-use laser_encoder::catalog::{self, RECHECK, Stamp};
-use laser_encoder::shared::Shared;
+use laser_model::LocalEncoder;
+use laser_model::catalog::{self, RECHECK, Stamp};
+use laser_model::shared::Shared;
 use laser_protocol::{ErrorCode, Failure};
 use pgrx::{check_for_interrupts, pg_sys};
 

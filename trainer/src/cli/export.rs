@@ -55,7 +55,7 @@ pub struct ExportArgs {
 /// The folder with the model: the folder itself, or the best or last model of a run.
 fn model_folder(folder: &Path) -> Result<PathBuf> {
     for candidate in [folder.to_owned(), folder.join("best"), folder.join("last")] {
-        if candidate.join(laser_encoder::folder::CONFIG).is_file() {
+        if candidate.join(laser_model::folder::CONFIG).is_file() {
             return Ok(candidate);
         }
     }
@@ -83,7 +83,7 @@ pub fn run(args: &ExportArgs) -> Result<()> {
     let before = model.vocabulary();
     if let Some(path) = &args.count {
         let corpus = PackedCorpus::open(path)?;
-        let bytes = std::fs::read(from.join(laser_encoder::folder::TOKENIZER))?;
+        let bytes = std::fs::read(from.join(laser_model::folder::TOKENIZER))?;
         if blake3::hash(&bytes).to_hex().as_str() != corpus.header().tokenizer {
             bail!("\"{}\" was packed with another tokenizer", path.display());
         }

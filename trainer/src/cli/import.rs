@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use laser_encoder::import::{self, Kind, Options, Table};
+use laser_import::{Kind, Options, Table};
 
 use super::args::OutputArgs;
 
@@ -72,7 +72,8 @@ pub fn run(args: &ImportArgs) -> Result<()> {
             TableFormat::I8 => Table::I8,
         },
     };
-    let report = import::import(&args.from, kind, &args.output.output, &options)?;
+    let report = laser_import::import(&args.from, kind, &args.output.output, &options)?;
+    laser_encoder::verify(&args.output.output)?;
     println!(
         "{:?}: {} with {:.1} million parameters, {} dimensions, in {}",
         report.kind,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use laser_encoder::config::{Architecture, BilstmConfig, MeanPooling};
+use laser_model::config::{Architecture, BilstmConfig, MeanPooling};
 
 use super::parameters::{Parameters, random};
 use super::residual::{self, ResidualSaved};

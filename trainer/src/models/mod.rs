@@ -14,7 +14,7 @@ mod transformer;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use laser_encoder::config::{Architecture, Config};
+use laser_model::config::{Architecture, Config};
 
 use crate::data::Ragged;
 use crate::ops::dense::{self, DenseGradients, DenseParameters, DenseSaved};

@@ -1,11 +1,11 @@
 //! Mean of token embeddings plus a gated BiLSTM over them
-//! ([`laser_encoder::config::ResidualBilstmConfig`]).
+//! ([`laser_model::config::ResidualBilstmConfig`]).
 //!
 //! With the mean m, pooled states r, projection P, b and gate g the output is `y = m + g (P r + b)`.
 
 use std::ops::Range;
 
-use laser_encoder::config::{MeanPooling, ResidualBilstmConfig};
+use laser_model::config::{MeanPooling, ResidualBilstmConfig};
 use rayon::prelude::*;
 
 use super::body::{LstmSaved, lstm_backward, lstm_forward};

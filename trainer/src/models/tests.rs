@@ -1,10 +1,10 @@
 //! Whole models: gradients against finite differences, and agreement with the encoder crate.
 
-use laser_encoder::config::{
+use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_model::config::{
     Activation, Architecture, BilstmConfig, BilstmPooling, Config, Dense, MeanConfig, MeanPooling,
     NormPosition, ResidualBilstmConfig, TransformerConfig, TransformerPooling,
 };
-use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 
 use super::parameters::random;
 use super::*;
@@ -78,7 +78,7 @@ fn model(encoder: Architecture) -> Model {
         layer_norm,
     };
     let config = Config {
-        format: laser_encoder::config::FORMAT,
+        format: laser_model::config::FORMAT,
         name: "t".into(),
         dimensions: 5,
         max_tokens: 16,

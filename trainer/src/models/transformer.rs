@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use candle_core::{D, Device, Result, Tensor, Var};
-use laser_encoder::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
+use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
 
 use super::Regularization;
 use super::parameters::Parameters;

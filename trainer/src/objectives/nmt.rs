@@ -479,7 +479,7 @@ fn repeat(row: &[f32], n: usize) -> Vec<f32> {
 #[allow(clippy::needless_range_loop, reason = "written as in the paper")]
 mod tests {
     use super::*;
-    use laser_encoder::config::{Architecture, Config, MeanConfig, MeanPooling};
+    use laser_model::config::{Architecture, Config, MeanConfig, MeanPooling};
 
     fn model(seed: u64) -> (Model, Decoder) {
         let encoder = Architecture::Mean(MeanConfig {
@@ -487,7 +487,7 @@ mod tests {
             pooling: MeanPooling::Mean,
         });
         let config = Config {
-            format: laser_encoder::config::FORMAT,
+            format: laser_model::config::FORMAT,
             name: "t".into(),
             dimensions: 4,
             max_tokens: 16,

@@ -1,7 +1,7 @@
 //! Dense layers (`y = activation(W x + b)`, optionally `+ x`, optionally layer-normalised) and L2
 //! normalisation.
 
-use laser_encoder::config::Activation;
+use laser_model::config::Activation;
 
 use crate::ops::matrix::Arithmetic;
 use crate::ops::simd::{add, dot, exp, simd, sum_of_squares, tanh};
@@ -10,7 +10,7 @@ use crate::ops::simd::{add, dot, exp, simd, sum_of_squares, tanh};
 pub const NORM_EPSILON: f32 = 1e-5;
 
 /// Shape and kind of one dense layer.
-pub use laser_encoder::config::Dense;
+pub use laser_model::config::Dense;
 
 /// Parameters of a dense layer: weight [out, in], bias [out] and, if it is layer-normalised, gain
 /// and shift [out].

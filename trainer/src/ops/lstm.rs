@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use laser_encoder::config::BilstmPooling;
+use laser_model::config::BilstmPooling;
 
 use crate::data::Ragged;
 use crate::ops::dropout::dropout;

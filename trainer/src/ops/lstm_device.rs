@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
 use laser_cuda::lstm::{self as kernels, Gradient, Pooling};
-use laser_encoder::config::BilstmPooling;
+use laser_model::config::BilstmPooling;
 use rayon::prelude::*;
 
 use super::dropout::dropout;

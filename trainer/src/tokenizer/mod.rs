@@ -6,7 +6,7 @@
 //! text is unknown.
 //!
 //! Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` and `</s>`, ids 4 to 259 the bytes `<0x00>` to `<0xFF>`.
-//! The n-grams of words may follow them ([`laser_encoder::ngrams`]).
+//! The n-grams of words may follow them ([`laser_model::ngrams`]).
 //! Nothing is added to a text by the tokenizer itself; encoders that need `</s>` append it.
 
 mod coverage;
@@ -21,8 +21,8 @@ pub use train::{Kind, TokenizerOptions, train};
 
 use std::path::Path;
 
-use laser_encoder::ngrams::{NgramConfig, read_tokenizer};
-use laser_encoder::words::Words;
+use laser_model::ngrams::{NgramConfig, read_tokenizer};
+use laser_model::words::Words;
 use rayon::prelude::*;
 use tokenizers::Tokenizer;
 

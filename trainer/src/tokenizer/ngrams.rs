@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use laser_encoder::ngrams::{NgramConfig, for_each};
+use laser_model::ngrams::{NgramConfig, for_each};
 use rayon::prelude::*;
 
-/// The `count` most frequent beginnings of words in `texts` ([`laser_encoder::ngrams`]), the most
+/// The `count` most frequent beginnings of words in `texts` ([`laser_model::ngrams`]), the most
 /// frequent first; equally frequent ones in alphabetical order. `inside` is as in the configuration.
 #[must_use]
 pub fn ngrams(texts: &[String], lengths: &[usize], inside: bool, count: usize) -> NgramConfig {

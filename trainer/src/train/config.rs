@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use laser_encoder::DeviceChoice;
-use laser_encoder::config::{Architecture, Config, Dense};
+use laser_model::config::{Architecture, Config, Dense};
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
@@ -422,7 +422,7 @@ impl TrainConfig {
             .last()
             .map_or(self.model.encoder.output_size(), |d| d.output);
         let config = Config {
-            format: laser_encoder::config::FORMAT,
+            format: laser_model::config::FORMAT,
             name: self.name.clone(),
             dimensions,
             max_tokens: self.model.max_tokens,

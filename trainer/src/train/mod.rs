@@ -58,6 +58,9 @@ pub enum TrainError {
     /// The teacher could not be loaded or failed.
     #[error("teacher: {0}")]
     Teacher(#[from] laser_encoder::EncoderError),
+    /// The student's tokenizer cannot be read.
+    #[error(transparent)]
+    Tokenizer(#[from] laser_model::ModelError),
     /// The model could not be made.
     #[error(transparent)]
     Model(#[from] crate::models::ModelError),

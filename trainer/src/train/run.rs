@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use laser_encoder::config::Architecture;
+use laser_model::config::Architecture;
 
 use super::TrainError;
 use super::checkpoint::{self, Progress};

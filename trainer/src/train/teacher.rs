@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use laser_encoder::config::Architecture;
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
+use laser_model::config::Architecture;
 use tokenizers::Tokenizer;
 
 use super::TrainError;
@@ -47,7 +47,7 @@ impl Teacher {
         let own = folder.join("tokenizer.json");
         let bytes = |path: &Path| std::fs::read(path).map_err(|e| TrainError::io(path, e));
         let student_json = bytes(tokenizer)?;
-        let (inner, _) = laser_encoder::ngrams::read_tokenizer(&student_json)?;
+        let (inner, _) = laser_model::ngrams::read_tokenizer(&student_json)?;
         let append = matches!(&encoder.config().encoder, Architecture::Bilstm(c) if c.append_eos);
         let eos = append.then(|| inner.token_to_id("</s>")).flatten();
         let foreign = (bytes(&own)? != student_json).then_some(inner);

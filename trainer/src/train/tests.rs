@@ -229,7 +229,7 @@ fn perturbed_sentences_teach_order_beside_a_frozen_mean() {
     assert!(found > 0.9, "{found}");
     let table = |folder: &Path| {
         let file = folder.join("last/model.safetensors");
-        let weights = laser_encoder::folder::Weights::open(&file).unwrap();
+        let weights = laser_model::folder::Weights::open(&file).unwrap();
         let rows = weights.rows("embed_tokens.weight").unwrap();
         weights
             .matrix("embed_tokens.weight", rows, 16)

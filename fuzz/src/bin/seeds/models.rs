@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use laser_encoder::Config;
-use laser_encoder::folder::{self, CONFIG, TOKENIZER, Tensor, Tensors, WEIGHTS};
+use laser_model::folder::{self, CONFIG, TOKENIZER, Tensor, Tensors, WEIGHTS};
 use laser_fuzz::push_part;
 
 use crate::{Corpora, numbers};

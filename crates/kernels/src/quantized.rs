@@ -1,0 +1,294 @@
+//! Products with bf16 and int8 weights through NumKong, for processors that [`super::dots`] has no
+//! kernels for: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
+//!
+//! NumKong chooses the instructions at run time.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use numkong::{Dots, bf16, cap};
+
+use super::arena::{Arena, Block};
+use super::gemm::{Start, check_output, check_rows};
+use super::int8;
+use crate::Precision;
+
+/// Whether processor and system multiply tiles of matrices (AMX), which nothing else on it equals.
+pub fn has_matrix_unit() -> bool {
+    numkong::available() & (cap::SAPPHIREAMX | cap::GRANITEAMX) != 0
+}
+
+/// Asks the operating system for AMX's tiles, once a thread.
+pub(super) fn configure_thread() {
+    if !CONFIGURED.get() {
+        numkong::configure_thread();
+        CONFIGURED.set(true);
+    }
+}
+
+/// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
+/// as f32.
+pub fn has_bf16_unit() -> bool {
+    let units = cap::SAPPHIREAMX | cap::GRANITEAMX | cap::GENOA | cap::NEONBFDOT;
+    numkong::available() & units != 0
+}
+
+/// One cache line, for alignment.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, bytemuck::Zeroable)]
+struct Line([u8; 64]);
+
+/// A matrix W of n x k, packed by NumKong.
+pub struct Quantized {
+    n: usize,
+    k: usize,
+    packed: Block<Line>,
+    /// int8: the factor of each of the n rows. Empty for bf16.
+    scale: Vec<f32>,
+}
+
+/// Working memory of a thread.
+#[derive(Default)]
+struct Scratch {
+    sums: Vec<i32>,
+    products: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static CONFIGURED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Rows of A, rounded or quantised.
+pub struct Rows {
+    k: usize,
+    /// bf16; else empty.
+    halves: Vec<bf16>,
+    /// int8; else empty.
+    bytes: Vec<i8>,
+    /// int8: the factor of each row.
+    scale: Vec<f32>,
+    is_i8: bool,
+    len: usize,
+}
+
+impl Rows {
+    /// Converts rows of stride `lda` into `range`.
+    ///
+    /// # Panics
+    /// If the range does not exist or `a` is too short.
+    pub fn set(&mut self, range: Range<usize>, a: &[f32], lda: usize) {
+        let k = self.k;
+        check_rows(range.len(), k, a, lda);
+        assert!(range.end <= self.len, "rows");
+        for (r, row) in range.zip(a.chunks(lda.max(1))) {
+            let (row, at) = (&row[..k], r * k..(r + 1) * k);
+            if self.is_i8 {
+                self.scale[r] = int8::quantize(row, &mut self.bytes[at], |bits| bits as i8);
+            } else {
+                for (y, x) in self.halves[at].iter_mut().zip(row) {
+                    *y = bf16(half::bf16::from_f32(*x).to_bits());
+                }
+            }
+        }
+    }
+}
+
+impl Quantized {
+    /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`]; `precision` must be
+    /// [`Precision::Bf16`] or [`Precision::I8`].
+    pub fn new(
+        arena: &Arena,
+        n: usize,
+        k: usize,
+        precision: Precision,
+        mut row: impl FnMut(usize, &mut [f32]) -> bool,
+    ) -> Self {
+        let mut buffer = vec![0f32; k];
+        let is_i8 = precision == Precision::I8;
+        let size = if is_i8 {
+            i8::dots_packed_size(n, k)
+        } else {
+            bf16::dots_packed_size(n, k)
+        };
+        let mut packed = arena.zeroed::<Line>(size.div_ceil(64));
+        let mut scale = Vec::new();
+        if is_i8 {
+            let mut bytes = vec![0i8; n * k];
+            scale = vec![0f32; n];
+            for j in 0..n {
+                if row(j, &mut buffer) {
+                    let bytes = &mut bytes[j * k..(j + 1) * k];
+                    scale[j] = int8::quantize(&buffer, bytes, |bits| bits as i8);
+                }
+            }
+            // SAFETY: `bytes` is n x k, `packed` as large as NumKong asks for.
+            unsafe { i8::dots_pack(bytes.as_ptr(), n, k, k, packed.as_mut_ptr().cast()) };
+        } else {
+            let mut halves = vec![bf16(0); n * k];
+            for j in 0..n {
+                if row(j, &mut buffer) {
+                    for (y, x) in halves[j * k..(j + 1) * k].iter_mut().zip(&buffer) {
+                        *y = bf16(half::bf16::from_f32(*x).to_bits());
+                    }
+                }
+            }
+            // SAFETY: `halves` is n x k, `packed` as large as NumKong asks for.
+            unsafe { bf16::dots_pack(halves.as_ptr(), n, k, 2 * k, packed.as_mut_ptr().cast()) };
+        }
+        Self {
+            n,
+            k,
+            packed,
+            scale,
+        }
+    }
+
+    /// Output columns n.
+    pub fn columns(&self) -> usize {
+        self.n
+    }
+
+    /// Inner dimension k.
+    pub fn depth(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.packed.len() * 64 + self.scale.len() * 4
+    }
+
+    /// Room for rows of A, which have to be [`set`](Rows::set).
+    pub fn rows(&self, count: usize) -> Rows {
+        let is_i8 = !self.scale.is_empty();
+        let (bytes, halves) = if is_i8 { (count, 0) } else { (0, count) };
+        Rows {
+            k: self.k,
+            halves: vec![bf16(0); halves * self.k],
+            bytes: vec![0; bytes * self.k],
+            scale: vec![0.0; bytes],
+            is_i8,
+            len: count,
+        }
+    }
+
+    /// As [`super::gemm::matmul`], of some rows.
+    ///
+    /// # Panics
+    /// If the rows do not exist, are of another kind, or a slice is too short.
+    pub fn matmul(
+        &self,
+        rows: &Rows,
+        range: Range<usize>,
+        start: Start<'_>,
+        c: &mut [f32],
+        ldc: usize,
+    ) {
+        let (m, n, k) = (range.len(), self.n, self.k);
+        if m == 0 || n == 0 {
+            return;
+        }
+        check_output(m, n, start, c, ldc);
+        assert!(range.end <= rows.len, "rows");
+        assert!(
+            rows.k == k && rows.is_i8 != self.scale.is_empty(),
+            "rows of another kind"
+        );
+        configure_thread();
+        let values = range.start * k..range.end * k;
+        SCRATCH.with_borrow_mut(|scratch| {
+            if self.scale.is_empty() {
+                scratch.products.resize(m * n, 0.0);
+                // SAFETY: A is m x k, C m x n, the packed matrix n x k; strides are in bytes.
+                unsafe {
+                    bf16::dots_packed(
+                        rows.halves[values].as_ptr(),
+                        self.packed.as_ptr().cast(),
+                        scratch.products.as_mut_ptr(),
+                        m,
+                        n,
+                        k,
+                        2 * k,
+                        4 * n,
+                    );
+                }
+            } else {
+                scratch.sums.resize(m * n, 0);
+                // SAFETY: as above.
+                unsafe {
+                    i8::dots_packed(
+                        rows.bytes[values].as_ptr(),
+                        self.packed.as_ptr().cast(),
+                        scratch.sums.as_mut_ptr(),
+                        m,
+                        n,
+                        k,
+                        k,
+                        4 * n,
+                    );
+                }
+            }
+            for (i, c) in c.chunks_mut(ldc).take(m).enumerate() {
+                let c = &mut c[..n];
+                match start {
+                    Start::Zero => c.fill(0.0),
+                    Start::Bias(bias) => c.copy_from_slice(&bias[..n]),
+                    Start::Accumulate => {}
+                }
+                if self.scale.is_empty() {
+                    for (c, x) in c.iter_mut().zip(&scratch.products[i * n..(i + 1) * n]) {
+                        *c += x;
+                    }
+                } else {
+                    let row = rows.scale[range.start + i];
+                    let sums = &scratch.sums[i * n..(i + 1) * n];
+                    for ((c, &x), &s) in c.iter_mut().zip(sums).zip(&self.scale) {
+                        *c += x as f32 * (s * row);
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_close_to_exact_ones() {
+        let value = |i: usize| ((i * 7919 % 1000) as f32 - 500.0) / 500.0;
+        for (m, n, k) in [(1, 64, 16), (5, 33, 70), (17, 128, 320)] {
+            let a: Vec<f32> = (0..m * (k + 3)).map(value).collect();
+            let w: Vec<f32> = (0..n * k).map(|i| value(i + 17)).collect();
+            let bias: Vec<f32> = (0..n).map(value).collect();
+            for (precision, tolerance) in [(Precision::Bf16, 0.01), (Precision::I8, 0.02)] {
+                let packed = Quantized::new(&Arena::default(), n, k, precision, |j, row| {
+                    row.copy_from_slice(&w[j * k..(j + 1) * k]);
+                    true
+                });
+                // Behind one row that is not used.
+                let mut rows = packed.rows(1 + m);
+                rows.set(1..1 + m, &a, k + 3);
+                let mut c = vec![9f32; m * n];
+                packed.matmul(&rows, 1..1 + m, Start::Bias(&bias), &mut c, n);
+                packed.matmul(&rows, 1..1 + m, Start::Accumulate, &mut c, n);
+                for i in 0..m {
+                    for j in 0..n {
+                        let dot: f64 = (0..k)
+                            .map(|p| f64::from(a[i * (k + 3) + p]) * f64::from(w[j * k + p]))
+                            .sum();
+                        let exact = f64::from(bias[j]) + 2.0 * dot;
+                        let error = (f64::from(c[i * n + j]) - exact).abs();
+                        assert!(
+                            error < tolerance * (k as f64).sqrt(),
+                            "{precision:?} {error}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

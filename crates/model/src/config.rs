@@ -1,0 +1,508 @@
+//! `config.json` of a model folder.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ModelError;
+
+pub use laser_kernels::Activation;
+
+/// The version of the model folder format that this crate reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// Largest number of dimensions of an embedding (the limit of the SQL type).
+pub const MAX_DIMENSIONS: usize = 16_000;
+
+/// Upper bound for widths, depths and counts in a configuration, so that a hostile file cannot
+/// make their products overflow.
+const MAX_WIDTH: usize = 65_536;
+
+/// The contents of `config.json`. Unknown fields are refused: a model that needs something this
+/// version does not know must not be run without it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Format version of the folder, [`FORMAT`].
+    pub format: u32,
+    /// Name of the model, as users know it.
+    pub name: String,
+    /// Length of an embedding.
+    pub dimensions: usize,
+    /// Longest token sequence, special tokens included; longer texts are cut.
+    pub max_tokens: usize,
+    /// Whether embeddings are scaled to unit L2 norm.
+    pub normalize: bool,
+    /// Preparation of a text before the tokenizer sees it.
+    #[serde(default, skip_serializing_if = "TextConfig::is_default")]
+    pub text: TextConfig,
+    /// The sentence encoder.
+    pub encoder: Architecture,
+    /// Dense layers between the encoder and the normalisation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dense: Vec<Dense>,
+    /// Sentences on which reduced precision is compared with f32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<String>,
+}
+
+/// Text preparation, in the order of the fields. What the tokenizer's own normalizer can do (NFKC,
+/// lower-casing) belongs into `tokenizer.json`; these are the steps it has no words for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TextConfig {
+    /// What becomes of characters of the Unicode categories C*.
+    pub non_printing: NonPrinting,
+    /// Moses punctuation normalisation (`normalize-punctuation.perl`) for this language, for
+    /// example "en".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub punctuation: Option<String>,
+    /// XML entities that Moses writes (`&apos;`, `&#124;`, …) become characters again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub descape: bool,
+    /// Moses tokenisation without escapes (`tokenizer.perl -no-escape`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moses: Option<Moses>,
+    /// Words are separated by spaces, with the dictionary in the model folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segmentation: Option<Segmentation>,
+    /// Greek letters are romanised.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub romanize_greek: bool,
+    /// Full Unicode lower-casing, as Python's `str.lower`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lowercase: bool,
+    /// fastBPE merges ("left right" in order of priority) applied to the words of the text; the
+    /// pieces reach the tokenizer separated by spaces, all but a word's last marked with `@@`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fast_bpe: Option<FastBpe>,
+}
+
+/// Moses tokenisation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moses {
+    /// Language, for example "en": decides about apostrophes and colons.
+    pub language: String,
+    /// Words after which a full stop does not end a sentence (`nonbreaking_prefix.*`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<String>,
+    /// The same, where a number follows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numeric_prefixes: Vec<String>,
+}
+
+/// Word segmentation, with [`crate::files::DICTIONARY`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Segmentation {
+    /// Chinese, as the Python package jieba.
+    Jieba,
+    /// Japanese, as `mecab -O wakati`.
+    Mecab,
+}
+
+/// A fastBPE segmentation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FastBpe {
+    /// Merges "left right", most frequent first; `</w>` marks the end of a word.
+    pub merges: Vec<String>,
+    /// Pieces as they occur in the segmented text (`ab@@`, `c`); pieces outside are split again.
+    pub vocabulary: Vec<String>,
+}
+
+/// Treatment of characters in the Unicode categories C* (control, format, surrogate, private use,
+/// unassigned).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NonPrinting {
+    /// Left as they are.
+    #[default]
+    Keep,
+    /// Removed.
+    Remove,
+    /// Replaced by a space.
+    Space,
+}
+
+impl TextConfig {
+    /// Whether texts reach the tokenizer unchanged.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The architecture of the encoder and its sizes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "architecture", rename_all = "snake_case")]
+pub enum Architecture {
+    /// Mean of token embeddings.
+    Mean(MeanConfig),
+    /// Stacked bidirectional LSTM (LASER; Artetxe & Schwenk, TACL 2019, section 3.1).
+    Bilstm(BilstmConfig),
+    /// Mean of token embeddings with a gated BiLSTM residual, which knows their order.
+    ResidualBilstm(ResidualBilstmConfig),
+    /// Transformer encoder with learned positions (BERT, LaBSE).
+    Transformer(TransformerConfig),
+}
+
+/// Mean of token embeddings. Tensors: `embed_tokens.weight` [V, E] and, for weighted pooling,
+/// `token_weight` [V].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeanConfig {
+    /// Width E of the embedding table.
+    pub embedding_size: usize,
+    /// How token embeddings are combined.
+    pub pooling: MeanPooling,
+}
+
+/// Pooling of [`MeanConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MeanPooling {
+    /// Arithmetic mean.
+    Mean,
+    /// `sum_i w_i e_i / sum_i w_i` with `w_i = exp(token_weight[id_i])`.
+    Weighted,
+}
+
+/// Stacked BiLSTM. Tensors: `embed_tokens.weight` [V, E]; for each layer l and, with the suffix
+/// `_reverse`, each direction: `lstm.weight_ih_l{l}` [4H, E or 2H], `lstm.weight_hh_l{l}` [4H, H],
+/// `lstm.bias_ih_l{l}` and `lstm.bias_hh_l{l}` [4H]; gates in the order i, f, g, o.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BilstmConfig {
+    /// Width E of the embedding table.
+    pub embedding_size: usize,
+    /// Width H of one direction; the encoder's output has 2H dimensions.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Pooling over time.
+    pub pooling: BilstmPooling,
+    /// Whether `</s>` is appended to every token sequence here (and not by the tokenizer).
+    pub append_eos: bool,
+}
+
+/// Pooling of [`BilstmConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BilstmPooling {
+    /// Maximum over time of every dimension.
+    Max,
+    /// Last state of each direction: the forward one after the last token, the backward one after
+    /// the first.
+    Last,
+    /// Mean over time.
+    Mean,
+}
+
+/// Mean of token embeddings plus a BiLSTM over the same embeddings, behind a gate that training
+/// begins at zero (ReZero; Bachlechner et al., UAI 2021): `m + g (P r + b)`, where `m` is what
+/// [`MeanConfig`] gives and `r` the pooled states of the BiLSTM. Tensors: those of [`MeanConfig`]
+/// and, but for the table, of [`BilstmConfig`]; `gate` [1], `projection.weight` [E, 2H],
+/// `projection.bias` [E].
+///
+/// An input of the BiLSTM is the mean of a token's embedding and of those of the n-grams behind it
+/// (`ngrams_from`), weighted as in `m`: a step a token of the text, not one a spelling of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidualBilstmConfig {
+    /// Width E of the embedding table and of the output.
+    pub embedding_size: usize,
+    /// How token embeddings are combined, in `m` and in an input of the BiLSTM.
+    pub pooling: MeanPooling,
+    /// Width H of one direction.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Pooling of the states over time.
+    pub state_pooling: BilstmPooling,
+    /// Ids from here on are no steps of their own but belong to that of the token before; every
+    /// token is a step if there is no such id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ngrams_from: Option<u32>,
+}
+
+impl ResidualBilstmConfig {
+    /// The mean alone.
+    pub fn mean(&self) -> MeanConfig {
+        MeanConfig {
+            embedding_size: self.embedding_size,
+            pooling: self.pooling,
+        }
+    }
+
+    /// The BiLSTM alone.
+    pub fn bilstm(&self) -> BilstmConfig {
+        BilstmConfig {
+            embedding_size: self.embedding_size,
+            hidden_size: self.hidden_size,
+            layers: self.layers,
+            pooling: self.state_pooling,
+            append_eos: false,
+        }
+    }
+
+    /// Whether the token at `position` of a sequence begins a step.
+    pub fn begins_step(&self, position: usize, id: u32) -> bool {
+        position == 0 || self.ngrams_from.is_none_or(|first| id < first)
+    }
+}
+
+/// BERT-style transformer. Tensors: `embed_tokens.weight` [V, D], `embed_positions.weight`
+/// [max_positions, D], `embed_types.weight` [type_vocab_size, D] if there are types (row 0 is
+/// used), `embed_norm.weight`/`.bias` [D] with post norm (pre norm: `final_norm.*` after the last
+/// layer, and `embed_norm` if present); per layer l, below `layers.{l}.`: `attention.{query,key,
+/// value,output}.weight` [D, D] and `.bias`, `attention_norm.*` [D], `feed_forward.up.weight`
+/// [F, D], `feed_forward.down.weight` [D, F] with biases, `feed_forward_norm.*` [D].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransformerConfig {
+    /// Model width D.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Attention heads; divides `hidden_size`.
+    pub heads: usize,
+    /// Width F of the feed-forward layers.
+    pub intermediate_size: usize,
+    /// Rows of the position table.
+    pub max_positions: usize,
+    /// Rows of the token type table; 0 if the model has none.
+    pub type_vocab_size: usize,
+    /// Added to the variance in layer normalisation.
+    pub layer_norm_eps: f64,
+    /// Activation between the feed-forward matrices.
+    pub activation: Activation,
+    /// Where layer normalisation stands.
+    pub norm: NormPosition,
+    /// Pooling over time.
+    pub pooling: TransformerPooling,
+    /// Row of the position table that belongs to the first token (fairseq keeps the rows up to
+    /// the padding id for itself).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub position_offset: usize,
+    /// Token embeddings are multiplied by the square root of the width (fairseq).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scale_embedding: bool,
+    /// Whether `embed_norm` is applied to the sum of the embedding tables.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub embedding_norm: bool,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Position of layer normalisation in a transformer layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPosition {
+    /// After the residual sum (BERT).
+    Post,
+    /// Before each sub-layer, with a final normalisation after the last layer.
+    Pre,
+}
+
+/// Pooling of [`TransformerConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransformerPooling {
+    /// State of the first token.
+    Cls,
+    /// Maximum over time of every dimension.
+    Max,
+    /// Mean over time.
+    Mean,
+}
+
+/// A dense layer. Tensors: `dense.{i}.weight` [out, in], `dense.{i}.bias` [out] and, with
+/// `layer_norm`, `dense.{i}.norm.weight`/`.bias` [out]. Computes `y = activation(W x + b)`, adds
+/// `x` if `residual` (in = out), then normalises if `layer_norm`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dense {
+    /// Input width.
+    #[serde(rename = "in")]
+    pub input: usize,
+    /// Output width.
+    #[serde(rename = "out")]
+    pub output: usize,
+    /// Activation.
+    pub activation: Activation,
+    /// Whether the input is added to the activated output.
+    #[serde(default)]
+    pub residual: bool,
+    /// Whether the result goes through layer normalisation (epsilon 1e-5).
+    #[serde(default)]
+    pub layer_norm: bool,
+}
+
+impl Architecture {
+    /// Width of the pooled output.
+    pub fn output_size(&self) -> usize {
+        match self {
+            Self::Mean(c) => c.embedding_size,
+            Self::Bilstm(c) => 2 * c.hidden_size,
+            Self::ResidualBilstm(c) => c.embedding_size,
+            Self::Transformer(c) => c.hidden_size,
+        }
+    }
+
+    /// Width of the token embedding table.
+    pub fn embedding_size(&self) -> usize {
+        match self {
+            Self::Mean(c) => c.embedding_size,
+            Self::Bilstm(c) => c.embedding_size,
+            Self::ResidualBilstm(c) => c.embedding_size,
+            Self::Transformer(c) => c.hidden_size,
+        }
+    }
+
+    /// The name in `config.json`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mean(_) => "mean",
+            Self::Bilstm(_) => "bilstm",
+            Self::ResidualBilstm(_) => "residual_bilstm",
+            Self::Transformer(_) => "transformer",
+        }
+    }
+}
+
+impl Config {
+    /// Parses and validates the contents of a `config.json`.
+    pub fn from_json(json: &str) -> Result<Self, ModelError> {
+        let config: Self =
+            serde_json::from_str(json).map_err(|e| ModelError::Config(e.to_string()))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The contents of `config.json`.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a configuration has only string keys")
+    }
+
+    /// Checks every field and the widths from layer to layer.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let fail = |message: String| Err(ModelError::Config(message));
+        if self.format != FORMAT {
+            return fail(format!(
+                "format is {}, but this version reads format {FORMAT}",
+                self.format
+            ));
+        }
+        if self.name.is_empty() || self.name.len() > 200 || self.name.contains(['/', '\0']) {
+            return fail("name must be 1 to 200 bytes without \"/\"".into());
+        }
+        if !(1..=MAX_DIMENSIONS).contains(&self.dimensions) {
+            return fail(format!(
+                "dimensions is {}, must be 1 to {MAX_DIMENSIONS}",
+                self.dimensions
+            ));
+        }
+        let range = |name: &str, value: usize, low: usize, high: usize| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(ModelError::Config(format!(
+                    "{name} is {value}, must be {low} to {high}"
+                )))
+            }
+        };
+        range("max_tokens", self.max_tokens, 3, MAX_WIDTH)?;
+        match &self.encoder {
+            Architecture::Mean(c) => range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?,
+            Architecture::Bilstm(c) => {
+                range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?;
+                range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
+                range("layers", c.layers, 1, 64)?;
+            }
+            Architecture::ResidualBilstm(c) => {
+                range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?;
+                range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
+                range("layers", c.layers, 1, 64)?;
+            }
+            Architecture::Transformer(c) => {
+                range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
+                range("layers", c.layers, 1, 256)?;
+                range("heads", c.heads, 1, c.hidden_size)?;
+                range("intermediate_size", c.intermediate_size, 1, 4 * MAX_WIDTH)?;
+                range("max_positions", c.max_positions, 1, 16 * MAX_WIDTH)?;
+                range("type_vocab_size", c.type_vocab_size, 0, MAX_WIDTH)?;
+                if c.hidden_size % c.heads != 0 {
+                    return fail(format!(
+                        "hidden_size {} is not a multiple of heads {}",
+                        c.hidden_size, c.heads
+                    ));
+                }
+                if !(c.layer_norm_eps.is_finite() && c.layer_norm_eps > 0.0) {
+                    return fail("layer_norm_eps must be positive".into());
+                }
+                if self.max_tokens.saturating_add(c.position_offset) > c.max_positions {
+                    return fail(format!(
+                        "max_tokens {} with position_offset {} does not fit max_positions {}",
+                        self.max_tokens, c.position_offset, c.max_positions
+                    ));
+                }
+            }
+        }
+        let mut width = self.encoder.output_size();
+        for (i, dense) in self.dense.iter().enumerate() {
+            range(&format!("dense[{i}].out"), dense.output, 1, 4 * MAX_WIDTH)?;
+            if dense.input != width {
+                return fail(format!(
+                    "dense[{i}].in is {}, but the layer before gives {width}",
+                    dense.input
+                ));
+            }
+            if dense.residual && dense.input != dense.output {
+                return fail(format!("dense[{i}] is residual, but its widths differ"));
+            }
+            width = dense.output;
+        }
+        if width != self.dimensions {
+            return fail(format!(
+                "dimensions is {}, but the last layer gives {width}",
+                self.dimensions
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_as_they_were_written() {
+        let with = |eps: &str| {
+            format!(
+                r#"{{"format":1,"name":"t","dimensions":4,"max_tokens":16,"normalize":true,
+                "encoder":{{"architecture":"transformer","hidden_size":4,"layers":1,"heads":2,
+                "intermediate_size":8,"max_positions":18,"type_vocab_size":1,
+                "layer_norm_eps":{eps},"activation":"gelu","norm":"post","pooling":"mean",
+                "position_offset":2,"scale_embedding":true}}}}"#
+            )
+        };
+        for exponent in 1..30 {
+            for digits in [1, 7, 123, 98_765, 1_234_567_891] {
+                let eps = format!("{digits}e-{}", exponent + 9);
+                let config = Config::from_json(&with(&eps)).expect("valid");
+                let Architecture::Transformer(encoder) = &config.encoder else {
+                    panic!("{:?}", config.encoder)
+                };
+                let exact: f64 = eps.parse().expect("a number");
+                assert_eq!(encoder.layer_norm_eps.to_bits(), exact.to_bits(), "{eps}");
+                assert_eq!(Config::from_json(&config.to_json()).expect("valid"), config);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The files of a model folder: their names, and how they are opened, mapped and replaced.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::ModelError;
+
+/// File name of the configuration.
+pub const CONFIG: &str = "config.json";
+/// File name of the tokenizer.
+pub const TOKENIZER: &str = "tokenizer.json";
+/// File name of the weights.
+pub const WEIGHTS: &str = "model.safetensors";
+/// File name of the dictionary of models whose text is segmented into words
+/// ([`crate::config::Segmentation`]): the BLAKE3 hash of the rest, then the dictionary.
+pub const DICTIONARY: &str = "dictionary.bin";
+
+/// Opens a file of a model. The folder need not be of the account that reads it, and a pipe there would
+/// keep the reader waiting, a device have no end.
+pub(crate) fn open_plain(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is not a plain file"));
+    }
+    Ok(file)
+}
+
+/// Maps a file read-only.
+pub fn map_file(path: &Path) -> Result<Mmap, ModelError> {
+    let file = open_plain(path).map_err(|e| ModelError::io(path, e))?;
+    // SAFETY: the map is read-only. Model files are replaced by renaming (see `write`), never
+    // changed in place; truncating one that is mapped would end the process with SIGBUS, which the
+    // process model (an encoder process of its own) contains.
+    unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
+}
+
+/// Writes a file beside `path`, makes it durable and renames it.
+pub(crate) fn replace(
+    path: &Path,
+    write: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> Result<(), ModelError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let result = (|| {
+        // `safetensors` makes files for their owner alone; models are read by the server's account.
+        let permissions = File::create(&temporary)?.metadata()?.permissions();
+        write(&temporary)?;
+        std::fs::set_permissions(&temporary, permissions)?;
+        File::open(&temporary)?.sync_all()?;
+        std::fs::rename(&temporary, path)
+    })();
+    result.map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        ModelError::io(path, e)
+    })
+}
+
+#[cfg(test)]
+mod tests {}

@@ -1,0 +1,31 @@
+//! What a model folder holds, without the arithmetic of its encoder: configuration, weights, tokenizer, text
+//! preparation; the catalogue of the folders on a path; and [`LocalEncoder`], for models that are so cheap
+//! that sessions run them by themselves.
+//!
+//! A model folder holds `config.json` ([`Config`]), `tokenizer.json` (Hugging Face `tokenizers`) and
+//! `model.safetensors` ([`Weights`]). Nothing here knows PostgreSQL, candle or a GPU.
+
+pub mod catalog;
+pub mod config;
+mod error;
+mod files;
+pub mod folder;
+mod local;
+mod matrix;
+pub mod mean;
+pub mod ngrams;
+pub mod shared;
+mod subwords;
+mod tensor;
+pub mod text;
+pub mod tokenize;
+mod weights;
+mod word_cache;
+pub mod words;
+
+pub use config::Config;
+pub use error::ModelError;
+pub use local::LocalEncoder;
+pub use matrix::Matrix;
+pub use tokenize::Tokenized;
+pub use weights::Weights;

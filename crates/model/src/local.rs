@@ -1,0 +1,114 @@
+//! [`LocalEncoder`]: a model so cheap that handing a text to another process or thread costs more
+//! than embedding it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use laser_kernels::math;
+
+use crate::config::Architecture;
+use crate::folder;
+use crate::mean::Mean;
+use crate::tokenize::{Tokenizer, check_ids};
+use crate::{Config, ModelError, Weights};
+
+/// Longest token sequence of a model that counts as cheap: it bounds the time of one text to a few
+/// milliseconds.
+const MAX_TOKENS: usize = 2048;
+
+/// A mean of token embeddings that runs on its caller's thread alone.
+///
+/// Neither loading nor encoding starts a thread, and all memory is the process's own: a process may
+/// load one and fork, its children share the pages for as long as they only encode, and one cache of
+/// words. Embeddings are those of the encoder process, bit by bit.
+pub struct LocalEncoder {
+    config: Config,
+    tokenizer: Tokenizer,
+    fingerprint: [u8; 32],
+    mean: Mean,
+}
+
+impl LocalEncoder {
+    /// Whether a model of this configuration is cheap enough: a mean of embeddings, without dense
+    /// layers or a dictionary of words, of texts that are not too long.
+    pub fn suits(config: &Config) -> bool {
+        matches!(config.encoder, Architecture::Mean(_))
+            && config.dense.is_empty()
+            && config.text.segmentation.is_none()
+            && config.max_tokens <= MAX_TOKENS
+    }
+
+    /// Loads a model folder; `None` if its model is not one for this encoder.
+    ///
+    /// The weights are copied and not mapped: a file that is truncated while it is mapped ends
+    /// every process that reads it.
+    ///
+    /// # Errors
+    /// Missing or malformed files, tensors of the wrong shape. No content of the folder makes this panic.
+    pub fn load(folder: &Path) -> Result<Option<Self>, ModelError> {
+        catch_unwind(AssertUnwindSafe(|| Self::load_unguarded(folder)))
+            .unwrap_or_else(|_| Err(ModelError::format(folder, "the loader failed on its files")))
+    }
+
+    fn load_unguarded(folder: &Path) -> Result<Option<Self>, ModelError> {
+        let config = folder::read_config(folder)?;
+        let Architecture::Mean(mean) = &config.encoder else {
+            return Ok(None);
+        };
+        if !Self::suits(&config) {
+            return Ok(None);
+        }
+        // Nothing here asks `tokenizers` for its threads; nothing may in the future either.
+        tokenizers::utils::parallelism::set_parallelism(false);
+        let weights = Weights::copy(&folder.join(folder::WEIGHTS))?;
+        let tokenizer = Tokenizer::open(folder, &config)?;
+        let mean = Mean::load(mean, &weights)?;
+        tokenizer.check_vocabulary(mean.vocabulary(), &weights)?;
+        Ok(Some(Self {
+            fingerprint: folder::fingerprint(folder)?,
+            tokenizer,
+            mean,
+            config,
+        }))
+    }
+
+    /// The same encoder, its tokenizer's vocabularies copied to new memory: a caller with an allocator
+    /// of its own decides where that is. Loading leaves holes between what it keeps; the children of
+    /// a process would fill them, and copy page after page.
+    #[must_use]
+    pub fn compacted(self) -> Self {
+        Self {
+            tokenizer: self.tokenizer.compacted(),
+            ..self
+        }
+    }
+
+    /// Writes the embedding of a text to `out`; returns whether the text was cut at
+    /// [`Config::max_tokens`].
+    ///
+    /// # Errors
+    /// When the tokenizer fails, or gives an id that the table has no row for.
+    ///
+    /// # Panics
+    /// If `out` has another length than an embedding.
+    pub fn encode(&self, text: &str, out: &mut [f32]) -> Result<bool, ModelError> {
+        assert_eq!(out.len(), self.config.dimensions, "length of an embedding");
+        let tokens = self.tokenizer.tokenize(text)?;
+        check_ids(&tokens.ids, self.mean.vocabulary())?;
+        self.mean.encode(&tokens.ids, out);
+        if self.config.normalize {
+            math::l2_normalize(out);
+        }
+        Ok(tokens.truncated)
+    }
+
+    /// The configuration of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// See [`folder::fingerprint`].
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+}
