@@ -42,3 +42,76 @@ fn names_may_have_any_letters() -> Result<()> {
     ensure!(found.0 == 1.0 && found.1 >= 51, "{found:?}");
     Ok(())
 }
+
+/// The planner and the executor run below functions of this library, whether a database has the extension or
+/// not: their errors come as they are.
+#[test]
+fn errors_of_others_keep_their_letters_and_fields() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut postgres = cluster.connect("postgres")?;
+    postgres.batch_execute(
+        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )?;
+    postgres.batch_execute("CREATE ROLE nobody")?;
+    let mut client = cluster.connect("latin")?;
+    client.batch_execute(
+        r#"CREATE TABLE "größe" (a int);
+           CREATE FUNCTION boom() RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+           BEGIN
+               RAISE EXCEPTION 'büm' USING CONSTRAINT = 'con', COLUMN = 'col', TABLE = 'tab', SCHEMA = 'sch',
+                   DATATYPE = 'typ', DETAIL = 'détail', HINT = 'hint';
+           END $$;
+           CREATE FUNCTION wrong(int) RETURNS int LANGUAGE sql AS 'SELECT 1 / $1';
+           SET ROLE nobody"#,
+    )?;
+    let error = |client: &mut postgres::Client, sql: &str| -> Result<postgres::error::DbError> {
+        let error = client.simple_query(sql).expect_err(sql);
+        Ok(error.as_db_error().expect("the server's").clone())
+    };
+    let denied = error(&mut client, r#"SELECT * FROM "größe""#)?;
+    ensure!(
+        denied.message() == "permission denied for table größe",
+        "{denied:?}"
+    );
+    client.batch_execute("RESET ROLE")?;
+    let raised = error(&mut client, "SELECT boom()")?;
+    let fields = (
+        raised.message(),
+        raised.constraint(),
+        raised.column(),
+        raised.table(),
+        raised.schema(),
+        raised.datatype(),
+        raised.detail(),
+        raised.hint(),
+    );
+    let expected = (
+        "büm",
+        Some("con"),
+        Some("col"),
+        Some("tab"),
+        Some("sch"),
+        Some("typ"),
+        Some("détail"),
+        Some("hint"),
+    );
+    ensure!(fields == expected, "{fields:?}");
+    let place = raised.where_().unwrap_or_default();
+    ensure!(
+        place.contains("PL/pgSQL function boom() line 3 at RAISE"),
+        "{place}"
+    );
+    client.batch_execute(
+        "CREATE FUNCTION own() RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+         BEGIN RAISE EXCEPTION 'own' USING ERRCODE = 'MY001'; END $$;
+         DO $$ BEGIN PERFORM own(); EXCEPTION WHEN SQLSTATE 'MY001' THEN NULL; END $$",
+    )?;
+    let divided = error(&mut client, "SELECT wrong(0)")?;
+    let place = divided.where_().unwrap_or_default();
+    ensure!(
+        place.contains(r#"SQL function "wrong" during inlining"#)
+            || place.contains("SQL function \"wrong\""),
+        "{place}"
+    );
+    Ok(())
+}

@@ -522,3 +522,94 @@ fn what_is_computed_is_in_order() -> Result<()> {
     }
     Ok(())
 }
+
+/// Where a query says that a column is equal to a distance, nodes above take the column to be in the order of
+/// the distance; and a scan's columns may have a part of what a node above computes as a whole.
+#[test]
+fn what_is_equal_to_a_distance_is_in_its_order() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE s (id serial, body text);
+         INSERT INTO s (body) SELECT concat_ws(' ', 'the', a, b, 'is', c, d)
+         FROM unnest('{red,green,old,small,big,cheap}'::text[]) a, unnest('{house,car,dog,tree,book,river}'::text[]) b,
+              unnest('{very,not,always,hardly}'::text[]) c, unnest('{nice,ugly,far,here,cold,new}'::text[]) d;
+         CREATE INDEX ON s USING laser (body);
+         -- The same texts in the pending list, which stores them in full.
+         INSERT INTO s (body) SELECT body FROM s;
+         CREATE TABLE x AS SELECT id, body <=> 'my house is very cold' AS d FROM s;
+         CREATE INDEX ON x (d);
+         CREATE TABLE y AS SELECT id FROM s;
+         CREATE INDEX ON y (id);
+         CREATE TABLE parts (id int, body text) PARTITION BY LIST ((id % 2));
+         CREATE TABLE odd PARTITION OF parts FOR VALUES IN (1);
+         CREATE TABLE even PARTITION OF parts FOR VALUES IN (0);
+         INSERT INTO parts SELECT * FROM s;
+         CREATE INDEX ON parts USING laser (body);
+         CREATE TABLE author AS SELECT id, 'author ' || id AS name FROM s;
+         ALTER TABLE author ADD PRIMARY KEY (id);
+         CREATE TABLE page AS SELECT id, 'page ' || id AS url FROM s;
+         ALTER TABLE page ADD PRIMARY KEY (id);
+         ANALYZE",
+    )?;
+    let near = "s.body <=> 'my house is very cold'";
+    let equal = format!("SELECT x.d, x.id FROM s JOIN x ON x.d = {near} ORDER BY {near} LIMIT 800");
+    let part = format!(
+        "SELECT {near} AS d, id FROM s LEFT JOIN LATERAL (SELECT 1 - ({near}) AS similarity) l ON true
+         JOIN y USING (id) ORDER BY d LIMIT 800"
+    );
+    // One join passes the texts on, and the other computes the distance.
+    let joins = "SELECT p.body <=> 'my house is very cold' AS d, id, name, url
+                 FROM parts p JOIN author USING (id) JOIN page USING (id) ORDER BY d LIMIT 1500";
+    let part_read = part.replace("AS d, id", "AS d, id, l.similarity");
+    for settings in [
+        "SET enable_hashjoin = on; SET enable_sort = on; SET enable_hashagg = on",
+        "SET enable_hashjoin = off; SET enable_sort = off; SET enable_hashagg = off",
+    ] {
+        client.batch_execute(settings)?;
+        for query in [&*equal, &part, &part_read, joins] {
+            let row = client.query_one(
+                &format!(
+                    "SELECT count(*), count(DISTINCT d) FROM (
+                         SELECT d, count(*) FROM ({query}) z WHERE id > 0 GROUP BY d) groups"
+                ),
+                &[],
+            )?;
+            let (groups, distinct): (i64, i64) = (row.get(0), row.get(1));
+            ensure!(
+                groups == distinct,
+                "{groups}, {distinct}: {settings}: {query}"
+            );
+            let mut last = f64::NEG_INFINITY;
+            for row in client.query(query, &[])? {
+                let distance: f64 = row.get(0);
+                ensure!(
+                    distance >= last,
+                    "{distance} after {last}: {settings}: {query}"
+                );
+                last = distance;
+            }
+        }
+    }
+    client.batch_execute("SET enable_nestloop = off")?;
+    let row = client.query_one(
+        &format!("SELECT count(*) FROM ({equal}) z JOIN x USING (d)"),
+        &[],
+    )?;
+    ensure!(row.get::<_, i64>(0) >= 800);
+    // A plan in a parallel worker does not know what becomes of its rows.
+    client.batch_execute(
+        "RESET ALL; SET enable_seqscan = off; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;
+         SELECT set_config(name, 'on', false) FROM pg_settings
+         WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+         CREATE TABLE kept AS SELECT body, body <=> 'a cheap car' AS d FROM s ORDER BY body <=> 'a cheap car' LIMIT 20;
+         RESET ALL",
+    )?;
+    let row = client.query_one(
+        "SELECT count(*) FROM kept WHERE d <> body <=> 'a cheap car'",
+        &[],
+    )?;
+    let estimates: i64 = row.get(0);
+    ensure!(estimates == 0, "{estimates} estimates are kept");
+    Ok(())
+}

@@ -62,6 +62,3 @@ pub(crate) fn replace(
         ModelError::io(path, e)
     })
 }
-
-#[cfg(test)]
-mod tests {}

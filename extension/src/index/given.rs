@@ -12,7 +12,7 @@
 //!   of the scan and the next.
 //! - It is NULL unless the scan knows the distance of its current row; the expression then computes it.
 //! - Rows that are kept, as by CREATE TABLE AS, have what is computed: places stay NULL, and the scan gives
-//!   rows in the order of that.
+//!   rows in the order of that. So do scans in parallel workers, which do not know what becomes of their rows.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -55,6 +55,10 @@ pub struct Place(NonNull<ParamExecData>);
 impl Place {
     /// That of a scan, which begins to give rows, if its plan has one for it.
     pub fn of(scan: pg_sys::IndexScanDesc) -> Option<Self> {
+        // SAFETY: set when a worker starts.
+        if unsafe { pg_sys::ParallelWorkerNumber } >= 0 {
+            return None;
+        }
         SCANS.with_borrow(|scans| {
             // SAFETY: nodes and the query live as long as the run, and with that what is written down of them.
             // Where its rows go is known once it runs.
@@ -96,14 +100,29 @@ impl Drop for Run {
     }
 }
 
-#[pgrx::pg_guard]
+unsafe extern "C-unwind" {
+    /// `src/backend/executor/execMain.c`, declared as `standard_planner` is in [`super::rewrite`].
+    fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
+}
+
+/// The executor's errors pass over this function as over one in C, for the reasons that
+/// [`super::rewrite`] has.
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
     // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
     unsafe {
         match NEXT_HOOK.get() {
-            Some(next) => pg_sys::ffi::pg_guard_ffi_boundary(|| next(query, flags)),
-            None => pg_sys::standard_ExecutorStart(query, flags),
+            Some(next) => next(query, flags),
+            None => standard_ExecutorStart(query, flags),
         }
+        write_down(query);
+    }
+}
+
+/// Writes down the scans of a run.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: the server has just made ready to run this query.
+    unsafe {
         let (state, nodes) = ((*query).estate, (*query).planstate);
         // Parameters of ours are the last ones.
         let types = members((*(*query).plannedstmt).paramExecTypes);

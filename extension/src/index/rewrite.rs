@@ -13,9 +13,11 @@
 //! joins, whatever is stored, and policies compute distances of their own.
 //!
 //! Invariant: what the plan computes of a scan's rows is in the order that the scan promises, for
-//! nodes above it merge and group by it. A scan gives rows in the order of its own distances if it has a
-//! parameter, and else in that of the texts' distances, which the executor computes (`xs_recheckorderby`). It
-//! has one where its distance is what the plan computes, and where the plan computes none.
+//! nodes above it merge and group by it, and by columns that are said to be equal to it. A scan gives rows in
+//! the order of its own distances if it has a parameter, and else in that of the texts' distances, which
+//! the executor computes (`xs_recheckorderby`). It has one where no other node of the same (sub)query has
+//! its operator, and all of its own expressions that have it read the parameter. Queries around a subquery
+//! know its order by the columns that it gives them.
 //!
 //! Columns are not replaced in statements that write, or lock rows: a row that changed meanwhile
 //! is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`). Filters are
@@ -47,7 +49,23 @@ pub fn init() {
     }
 }
 
-#[pgrx::pg_guard]
+unsafe extern "C-unwind" {
+    /// `src/backend/optimizer/plan/planner.c`. pgrx's own declaration makes Rust panics of the planner's
+    /// errors; see [`plan`].
+    fn standard_planner(
+        query: *mut pg_sys::Query,
+        text: *const c_char,
+        options: c_int,
+        parameters: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+
+    /// `src/backend/nodes/outfuncs.c`
+    fn nodeToString(node: *const c_void) -> *mut c_char;
+}
+
+/// Errors of the planner, and of functions that it evaluates, pass over this function as over one in C:
+/// made a panic and an error again, they would lose fields and be garbled in databases that are not
+/// UTF-8. So nothing here may need to be dropped, and nothing may panic but in [`rewrite_guarded`].
 unsafe extern "C-unwind" fn plan(
     query: *mut pg_sys::Query,
     text: *const c_char,
@@ -57,16 +75,20 @@ unsafe extern "C-unwind" fn plan(
     // SAFETY: called by the server; the plan is new, and in the current memory context.
     unsafe {
         let planned = match NEXT_HOOK.get() {
-            Some(next) => {
-                pg_sys::ffi::pg_guard_ffi_boundary(|| next(query, text, options, parameters))
-            }
-            None => pg_sys::standard_planner(query, text, options, parameters),
+            Some(next) => next(query, text, options, parameters),
+            None => standard_planner(query, text, options, parameters),
         };
-        if let Some(planned) = planned.as_mut() {
-            rewrite(planned);
+        if !planned.is_null() {
+            rewrite_guarded(planned);
         }
         planned
     }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn rewrite_guarded(planned: *mut pg_sys::PlannedStmt) {
+    // SAFETY: a complete plan, which nobody else has seen.
+    unsafe { rewrite(&mut *planned) }
 }
 
 /// # Safety
@@ -75,16 +97,13 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
     // SAFETY: by contract; the lists are of plans, some of which may be null, and of range table entries.
     unsafe {
         let mut found = Found::default();
-        found.walk(statement.planTree, true);
+        found.visit(statement.planTree, None);
         for plan in members(statement.subplans) {
-            found.walk(plan.ptr_value.cast(), true);
+            found.visit(plan.ptr_value.cast(), None);
         }
         if found.scans.is_empty() {
             return;
         }
-        let hidden: Vec<_> = (found.roots.iter())
-            .filter_map(|root| hide_unread(*root, &found))
-            .collect();
         let reads_only = statement.commandType == pg_sys::CmdType::CMD_SELECT
             && !statement.hasModifyingCTE
             && statement.rowMarks.is_null();
@@ -94,74 +113,165 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                 || (entry.relid != pg_sys::InvalidOid && has_row_security(entry.relid))
         };
         let secure = members(statement.rtable).iter().any(secures);
-        for scan in &found.scans {
-            take_distance(
-                &mut **scan,
-                statement,
-                hidden.contains(scan),
-                (reads_only, reads_only && !secure),
-            );
+        for level in &found.levels {
+            hide_unread(level.plan, &found);
         }
+        for operator in found.operators() {
+            for number in 0..found.levels.len() {
+                let scans = || found.scans_of(number, operator);
+                let own: usize = scans().map(|scan| mentions(scan.cast(), operator)).sum();
+                if own > 0 && found.mentions(number, operator) == own {
+                    for scan in scans() {
+                        take_distance(&mut *scan, statement, (reads_only, reads_only && !secure));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How often a plan, or any part of one, has an operator, subqueries that are scanned included. The server
+/// writes down every field of every node, so nothing can be forgotten.
+///
+/// # Safety
+/// A node or a list of the server's, or null.
+unsafe fn mentions(part: *const c_void, operator: pg_sys::Oid) -> usize {
+    // SAFETY: by contract; the text ends with a zero and is freed after its last use.
+    unsafe {
+        let text = nodeToString(part);
+        let pattern = format!(":opno {} ", operator.to_u32());
+        let count = std::ffi::CStr::from_ptr(text)
+            .to_bytes()
+            .windows(pattern.len())
+            .filter(|window| *window == pattern.as_bytes())
+            .count();
+        pg_sys::pfree(text.cast());
+        count
     }
 }
 
 /// What a plan has of interest.
 #[derive(Default)]
 struct Found {
-    /// Scans of text indexes.
-    scans: Vec<*mut pg_sys::IndexScan>,
-    /// Plans of whole (sub)queries.
-    roots: Vec<*mut pg_sys::Plan>,
+    /// What the server plans at a time, and knows the order of.
+    levels: Vec<Level>,
+    /// Scans of text indexes, each with the number of its level.
+    scans: Vec<(usize, *mut pg_sys::IndexScan)>,
+}
+
+/// A (sub)query.
+struct Level {
+    plan: *mut pg_sys::Plan,
+    /// The number of the one around it.
+    around: Option<usize>,
 }
 
 impl Found {
-    /// Visits a plan and all below it.
+    /// The operators that scans are ordered by, each once.
+    ///
+    /// # Safety
+    /// The plan exists still.
+    unsafe fn operators(&self) -> Vec<pg_sys::Oid> {
+        // SAFETY: by contract.
+        let operator = |(_, scan): &(usize, *mut _)| unsafe { operator_of(&**scan) };
+        let mut operators: Vec<_> = self.scans.iter().map(operator).collect();
+        operators.sort_unstable_by_key(|operator| operator.to_u32());
+        operators.dedup();
+        operators
+    }
+
+    /// The scans of a level that are ordered by an operator.
+    ///
+    /// # Safety
+    /// The plan exists still.
+    unsafe fn scans_of(
+        &self,
+        level: usize,
+        operator: pg_sys::Oid,
+    ) -> impl Iterator<Item = *mut pg_sys::IndexScan> {
+        self.scans
+            .iter()
+            .filter(move |(of, _)| *of == level)
+            .map(|(_, scan)| *scan)
+            // SAFETY: by contract.
+            .filter(move |scan| unsafe { operator_of(&**scan) } == operator)
+    }
+
+    /// How often a level has an operator, subqueries not counted.
+    ///
+    /// # Safety
+    /// The plan exists still.
+    unsafe fn mentions(&self, level: usize, operator: pg_sys::Oid) -> usize {
+        let within = self.levels.iter().filter(|l| l.around == Some(level));
+        // SAFETY: by contract.
+        let count = |level: &Level| unsafe { mentions(level.plan.cast(), operator) };
+        count(&self.levels[level]) - within.map(count).sum::<usize>()
+    }
+
+    /// Visits the plan of a (sub)query and all below it.
     ///
     /// # Safety
     /// A plan of the server's, or null.
-    unsafe fn walk(&mut self, plan: *mut pg_sys::Plan, is_root: bool) {
+    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, around: Option<usize>) {
+        if !plan.is_null() {
+            self.levels.push(Level { plan, around });
+            // SAFETY: by contract.
+            unsafe { self.walk(plan, self.levels.len() - 1) };
+        }
+    }
+
+    /// Visits a plan of a level and all below it.
+    ///
+    /// # Safety
+    /// As [`Self::visit`].
+    unsafe fn walk(&mut self, plan: *mut pg_sys::Plan, level: usize) {
         // SAFETY: by contract; a node is what its tag says.
         unsafe {
             if plan.is_null() {
                 return;
             }
-            if is_root {
-                self.roots.push(plan);
-            }
             match (*plan).type_ {
                 NodeTag::T_IndexScan => {
                     let scan = plan.cast::<pg_sys::IndexScan>();
                     if is_of_texts(&*scan) {
-                        self.scans.push(scan);
+                        self.scans.push((level, scan));
                     }
                 }
-                NodeTag::T_ModifyTable => self.roots.push((*plan).lefttree),
+                NodeTag::T_ModifyTable => {
+                    self.visit((*plan).lefttree, Some(level));
+                    return;
+                }
+                // A subquery whose scan the server has left out, for it would do nothing.
+                NodeTag::T_Limit if self.levels[level].plan != plan => {
+                    self.visit(plan, Some(level));
+                    return;
+                }
                 NodeTag::T_SubqueryScan => {
-                    self.walk((*plan.cast::<pg_sys::SubqueryScan>()).subplan, true);
+                    self.visit((*plan.cast::<pg_sys::SubqueryScan>()).subplan, Some(level));
                 }
                 NodeTag::T_Append => {
-                    self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans);
+                    self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans, level);
                 }
                 NodeTag::T_MergeAppend => {
-                    self.walk_all((*plan.cast::<pg_sys::MergeAppend>()).mergeplans);
+                    self.walk_all((*plan.cast::<pg_sys::MergeAppend>()).mergeplans, level);
                 }
                 NodeTag::T_CustomScan => {
-                    self.walk_all((*plan.cast::<pg_sys::CustomScan>()).custom_plans);
+                    self.walk_all((*plan.cast::<pg_sys::CustomScan>()).custom_plans, level);
                 }
                 _ => {}
             }
-            self.walk((*plan).lefttree, false);
-            self.walk((*plan).righttree, false);
+            self.walk((*plan).lefttree, level);
+            self.walk((*plan).righttree, level);
         }
     }
 
     /// # Safety
     /// A list of plans.
-    unsafe fn walk_all(&mut self, plans: *mut pg_sys::List) {
+    unsafe fn walk_all(&mut self, plans: *mut pg_sys::List, level: usize) {
         // SAFETY: by contract.
         unsafe {
             for plan in members(plans) {
-                self.walk(plan.ptr_value.cast(), false);
+                self.walk(plan.ptr_value.cast(), level);
             }
         }
     }
@@ -221,19 +331,25 @@ unsafe fn ordering(scan: &pg_sys::IndexScan) -> *mut pg_sys::Node {
     .expect("an ordered scan")
 }
 
+/// The operator of that distance.
+///
+/// # Safety
+/// As [`is_of_texts`] said of it.
+unsafe fn operator_of(scan: &pg_sys::IndexScan) -> pg_sys::Oid {
+    // SAFETY: by contract.
+    unsafe { (*ordering(scan).cast::<pg_sys::OpExpr>()).opno }
+}
+
 /// Replaces hidden columns that nobody reads by NULL: distances at the top of a query, below what passes rows
-/// on as they are. Returns the scan whose order the query has, if nothing but the scan has its distance now.
+/// on as they are.
 ///
 /// # Safety
 /// The plan of a query, or null.
-unsafe fn hide_unread(
-    mut plan: *mut pg_sys::Plan,
-    found: &Found,
-) -> Option<*mut pg_sys::IndexScan> {
+unsafe fn hide_unread(mut plan: *mut pg_sys::Plan, found: &Found) {
     // SAFETY: by contract; a node is what its tag says.
     unsafe {
-        loop {
-            match plan.as_ref()?.type_ {
+        while let Some(node) = plan.as_ref() {
+            match node.type_ {
                 // The rows of `WITH TIES` are compared.
                 NodeTag::T_Limit
                     if (*plan.cast::<pg_sys::Limit>()).limitOption
@@ -241,25 +357,21 @@ unsafe fn hide_unread(
                 NodeTag::T_LockRows => {}
                 _ => break,
             }
-            plan = (*plan).lefttree;
+            plan = node.lefttree;
         }
         // Joins that keep the order of what is to their left, down to a scan. Other nodes may sort, group or
         // merge by the column.
-        let mut joins = Vec::new();
         let mut below = plan;
-        while matches!(
-            below.as_ref()?.type_,
-            NodeTag::T_NestLoop | NodeTag::T_HashJoin
-        ) {
-            joins.push(below);
-            below = (*below).lefttree;
+        while let Some(node) = below.as_ref()
+            && matches!(node.type_, NodeTag::T_NestLoop | NodeTag::T_HashJoin)
+        {
+            below = node.lefttree;
         }
         let scan = below.cast::<pg_sys::IndexScan>();
-        if !found.scans.contains(&scan) {
-            return None;
+        if !found.scans.iter().any(|(_, found)| *found == scan) {
+            return;
         }
-        let operator = (*ordering(&*scan).cast::<pg_sys::OpExpr>()).opno;
-        let mut hidden = false;
+        let operator = operator_of(&*scan);
         for cell in members((*plan).targetlist) {
             let entry = &mut *node(cell).cast::<pg_sys::TargetEntry>();
             let expression = entry.expr.cast::<pg_sys::Node>();
@@ -270,23 +382,8 @@ unsafe fn hide_unread(
             {
                 let null = pg_sys::makeNullConst(pg_sys::FLOAT8OID, -1, pg_sys::InvalidOid);
                 entry.expr = null.cast();
-                hidden = true;
             }
         }
-        let computes_it = |join: &*mut pg_sys::Plan| {
-            let of_join = (*join.cast::<pg_sys::Join>()).joinqual;
-            let of_hash = match (**join).type_ {
-                NodeTag::T_HashJoin => (*join.cast::<pg_sys::HashJoin>()).hashclauses,
-                _ => std::ptr::null_mut(),
-            };
-            [(**join).targetlist, (**join).qual, of_join, of_hash]
-                .iter()
-                .any(|list| has_operator(list.cast(), (&raw const operator).cast_mut().cast()))
-        };
-        // The scan's own columns are another's concern: they may have this distance, or one to another text.
-        let own = (*scan).scan.plan.targetlist;
-        let in_scan = has_operator(own.cast(), (&raw const operator).cast_mut().cast());
-        (hidden && !in_scan && !joins.iter().any(computes_it)).then_some(scan)
     }
 }
 
@@ -294,49 +391,46 @@ unsafe fn hide_unread(
 struct Replacement {
     distance: *mut pg_sys::Node,
     parameter: i32,
-    done: bool,
+    /// How often it has.
+    done: usize,
 }
 
-/// Has a scan's columns and filters read the distance that the scan has computed, if they may, and
-/// gives the scan a parameter where that keeps the order which it promises.
+/// Has a scan's columns and filters read the distance that the scan has computed, and gives the scan a
+/// parameter, if that replaces all that the operator computes of its rows.
 ///
 /// # Safety
 /// A scan of this statement, as [`is_of_texts`] said of it.
 unsafe fn take_distance(
     scan: &mut pg_sys::IndexScan,
     statement: &mut pg_sys::PlannedStmt,
-    is_hidden: bool,
     (in_columns, in_filters): (bool, bool),
 ) {
     // SAFETY: by contract.
     unsafe {
-        let mut replacement = Replacement {
-            distance: ordering(scan),
-            parameter: members(statement.paramExecTypes).len() as i32,
-            done: false,
+        let distance = ordering(scan);
+        let operator = operator_of(scan);
+        let parameter = members(statement.paramExecTypes).len() as i32;
+        // The list with the distance replaced; none where it may not be, or where some other distance of this
+        // operator stays in it.
+        let replaced = |list: *mut pg_sys::List, allowed: bool| {
+            let mut replacement = Replacement {
+                distance,
+                parameter,
+                done: 0,
+            };
+            let new = replace(list.cast(), (&raw mut replacement).cast());
+            let all = replacement.done == mentions(list.cast(), operator);
+            (all && (allowed || replacement.done == 0)).then_some(new.cast())
         };
         let plan = &mut scan.scan.plan;
-        let within = |list: *mut pg_sys::List, replacement: &mut Replacement| {
-            replace(list.cast(), std::ptr::from_mut(replacement).cast()).cast()
-        };
-        let columns = within(plan.targetlist, &mut replacement);
-        let in_order = if replacement.done {
-            in_columns
-        } else {
-            is_hidden
-        };
-        if !in_order {
-            return;
-        }
-        let filters = in_filters.then(|| within(plan.qual, &mut replacement));
-        if in_columns {
+        if let Some(columns) = replaced(plan.targetlist, in_columns)
+            && let Some(filters) = replaced(plan.qual, in_filters)
+        {
             plan.targetlist = columns;
-        }
-        if let Some(filters) = filters {
             plan.qual = filters;
+            plan.allParam = pg_sys::bms_add_member(plan.allParam, parameter);
+            statement.paramExecTypes = pg_sys::lappend_oid(statement.paramExecTypes, TYPE);
         }
-        plan.allParam = pg_sys::bms_add_member(plan.allParam, replacement.parameter);
-        statement.paramExecTypes = pg_sys::lappend_oid(statement.paramExecTypes, TYPE);
     }
 }
 
@@ -351,38 +445,6 @@ unsafe extern "C-unwind" {
         mutator: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> *mut pg_sys::Node,
         context: *mut c_void,
     ) -> *mut pg_sys::Node;
-}
-
-unsafe extern "C-unwind" {
-    /// `src/backend/nodes/nodeFuncs.c`
-    #[cfg_attr(
-        not(any(feature = "pg14", feature = "pg15")),
-        link_name = "expression_tree_walker_impl"
-    )]
-    fn expression_tree_walker(
-        node: *mut pg_sys::Node,
-        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
-        context: *mut c_void,
-    ) -> bool;
-}
-
-/// Whether an expression has an operator, whose OID the context is.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn has_operator(
-    expression: *mut pg_sys::Node,
-    context: *mut c_void,
-) -> bool {
-    // SAFETY: an expression of a plan, a list of some, or null; the context is an OID.
-    unsafe {
-        if expression.is_null() {
-            return false;
-        }
-        (*expression).type_ == NodeTag::T_OpExpr
-            && (*expression.cast::<pg_sys::OpExpr>()).opno == *context.cast::<pg_sys::Oid>()
-            || pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                expression_tree_walker(expression, has_operator, context)
-            })
-    }
 }
 
 /// A copy of an expression with the distance replaced.
@@ -403,7 +465,7 @@ unsafe extern "C-unwind" fn replace(
                 expression_tree_mutator(expression, replace, context)
             });
         }
-        replacement.done = true;
+        replacement.done += 1;
         let parameter = new::<pg_sys::Param>(NodeTag::T_Param);
         (*parameter).paramkind = pg_sys::ParamKind::PARAM_EXEC;
         (*parameter).paramid = replacement.parameter;

@@ -154,7 +154,7 @@ fn dropped() -> Vec<Storage> {
     }
 }
 
-#[pgrx::pg_guard]
+/// Errors of another's hook pass over this function as over one in C; see `super::super::rewrite`.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -164,11 +164,15 @@ unsafe extern "C-unwind" fn object_access(
 ) {
     if let Some(next) = NEXT_HOOK.get() {
         // SAFETY: with the arguments that the server has passed.
-        unsafe {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| next(access, class, object, sub, argument))
-        };
+        unsafe { next(access, class, object, sub, argument) };
     }
     if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::DatabaseRelationId {
-        LEAVING.with_borrow_mut(|leaving| leaving.database = Some(object.to_u32()));
+        // SAFETY: what is called has a guard.
+        unsafe { leave_database(object) };
     }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn leave_database(database: pg_sys::Oid) {
+    LEAVING.with_borrow_mut(|leaving| leaving.database = Some(database.to_u32()));
 }
