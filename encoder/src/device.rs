@@ -66,12 +66,7 @@ fn cuda(n: usize) -> Result<Device, EncoderError> {
 pub(crate) fn name(device: &Device) -> String {
     match device.location() {
         candle_core::DeviceLocation::Cpu => {
-            let isa = match Isa::detect() {
-                Isa::Portable => "portable",
-                Isa::Avx2 => "avx2",
-                Isa::Avx512 => "avx512",
-            };
-            format!("cpu ({isa})")
+            format!("cpu ({})", Isa::detect().name())
         }
         candle_core::DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
         candle_core::DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),

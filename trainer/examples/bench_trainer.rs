@@ -10,16 +10,17 @@
 use std::process::Command;
 use std::time::Instant;
 
+use laser_kernels::slices::add;
+use laser_kernels::training::Arithmetic;
+use laser_kernels::units;
 use laser_model::config::{Activation, Architecture, BilstmConfig, BilstmPooling, Config};
 use laser_model::config::{Dense, MeanConfig, MeanPooling};
 use laser_trainer::data::Ragged;
 use laser_trainer::models::{Model, ShardGradients};
 use laser_trainer::objectives::contrastive::{Masks, contrastive};
 use laser_trainer::ops::lstm_device::LstmDevice;
-use laser_trainer::ops::matrix::Arithmetic;
-use laser_trainer::ops::simd::add;
+use laser_trainer::ops::pool;
 use laser_trainer::ops::threads::Threads;
-use laser_trainer::ops::{bf16, pool};
 use laser_trainer::optim::{Optimizer, OptimizerOptions};
 
 const VOCABULARY: usize = 32_000;
@@ -328,7 +329,7 @@ fn lstm(count: usize) {
         "BiLSTM 2x512, input 320, 256 pairs x 20 tokens, {count} thread(s), seconds a step: wall, processor"
     );
     let mut kinds = vec![(Arithmetic::F32, "f32")];
-    if bf16::in_hardware() {
+    if units::has_bf16_unit() {
         kinds.push((Arithmetic::Bf16, "bf16"));
     } else {
         println!("  this processor has no bf16 units: our bf16 products are not timed");

@@ -18,13 +18,13 @@ mod gpu;
 pub mod plan;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
+use laser_kernels::packing::Packing;
 
 /// Where the tokens of a batch lie.
 #[derive(Clone, Debug)]
 pub struct Steps {
-    /// First row of each step, and the number of rows.
-    offsets: Vec<u32>,
-    /// The same on the device.
+    packing: Packing,
+    /// [`Packing::offsets`] on the device, as `u32`.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "read by kernels alone")
@@ -42,24 +42,17 @@ impl Steps {
         if lengths.windows(2).any(|w| w[0] < w[1]) || lengths.last() == Some(&0) {
             bail!("the sentences of an LSTM come longest first, without empty ones");
         }
-        let mut offsets = vec![0u32];
-        let (mut rows, mut end) = (lengths.len(), 0u32);
-        for t in 0..lengths.first().copied().unwrap_or(0) {
-            while lengths[rows - 1] <= t {
-                rows -= 1;
-            }
-            end += rows as u32;
-            offsets.push(end);
-        }
+        let packing = Packing::new(lengths);
+        let offsets: Vec<u32> = packing.offsets().iter().map(|&at| at as u32).collect();
         Ok(Self {
             on_device: Tensor::new(&offsets[..], device)?,
-            offsets,
+            packing,
         })
     }
 
     /// Number of steps: the length of the longest sentence.
     pub fn len(&self) -> usize {
-        self.offsets.len() - 1
+        self.packing.steps()
     }
 
     /// Whether there is no sentence.
@@ -69,7 +62,7 @@ impl Steps {
 
     /// Number of rows.
     pub fn tokens(&self) -> usize {
-        self.offsets[self.len()] as usize
+        self.packing.tokens()
     }
 
     /// Number of sentences.
@@ -78,16 +71,13 @@ impl Steps {
     }
 
     /// First row of each step, and the number of rows.
-    pub fn offsets(&self) -> &[u32] {
-        &self.offsets
+    pub fn offsets(&self) -> &[usize] {
+        self.packing.offsets()
     }
 
     /// Sentences that have step t.
     fn active(&self, t: usize) -> usize {
-        match self.offsets.get(t..t + 2) {
-            Some(&[begin, end]) => (end - begin) as usize,
-            _ => 0,
-        }
+        self.packing.active(t)
     }
 
     /// The step that a direction visits before step t, and how many sentences of step t go on

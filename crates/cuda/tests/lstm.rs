@@ -132,13 +132,15 @@ fn emulate<T: Element + WithDType>(case: &Case, tolerance: f32, rows: usize, gro
         let expected = case.forward(pooling);
         let saved = expected.saved.as_ref().unwrap();
         let d_expected = floats(&case.backward(saved, pooling));
+        let offsets = case.steps.offsets().iter().map(|&at| at as u32);
+        let offsets: Vec<u32> = offsets.collect();
         let mut first = None;
         for seed in 0..2 {
             let inputs = Inputs {
                 products: &products,
                 weights: &recurrent,
                 bias: &bias,
-                offsets: case.steps.offsets(),
+                offsets: &offsets,
                 hidden: case.hidden,
                 pooling: pooling.map_or(0, |p| p as u32),
             };
@@ -154,7 +156,7 @@ fn emulate<T: Element + WithDType>(case: &Case, tolerance: f32, rows: usize, gro
             }
             let gradients = Gradients {
                 transposed: &transposed,
-                offsets: case.steps.offsets(),
+                offsets: &offsets,
                 saved: &out,
                 d_states: pooling.is_none().then_some(&d_states[..]),
                 d_pooled: pooling.is_some().then_some(&d_pooled[..]),

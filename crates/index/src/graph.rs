@@ -5,11 +5,12 @@
 //! (see [`crate::codec`]).
 #![allow(unsafe_code)]
 
+use laser_cpu::prefetch;
 use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 
 use crate::codec::{Codec, Format, Quantization};
 use crate::error::{IndexError, Result};
-use crate::kernels::{dot_i8, prefetch};
+use crate::kernels::dot_i8;
 
 /// A graph in memory, to be added to and serialized.
 pub struct Graph {

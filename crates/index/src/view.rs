@@ -5,12 +5,13 @@ use std::cell::{Cell, Ref, RefCell};
 use std::fs::File;
 use std::path::Path;
 
+use laser_cpu::prefetch;
 use memmap2::{Mmap, MmapMut};
 
 use crate::choice::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
-use crate::kernels::{dot_i8, prefetch};
+use crate::kernels::dot_i8;
 use crate::meta::{Parameters, SegmentEntry};
 use crate::query::{Estimate, Probe, Query};
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};

@@ -14,9 +14,10 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use laser_cpu::prefetch;
+
 use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, u32_at};
-use crate::kernels::prefetch;
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
 /// vectors go.

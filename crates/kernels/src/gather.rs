@@ -131,24 +131,14 @@ const AHEAD: usize = 12;
 
 /// Asks for a row, so that it is near when it is added.
 fn prefetch(table: Table<'_>, row: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let n = table.columns;
-        let (first, bytes): (*const u8, usize) = match table.values {
-            Values::F32(data) => (data[row * n..].as_ptr().cast(), 4 * n),
-            Values::I8 { data, .. } => (data[row * n..].as_ptr().cast(), n),
-            Values::Bf16(data) => (data[row * n..].as_ptr().cast(), 2 * n),
-            Values::F16(data) => (data[row * n..].as_ptr().cast(), 2 * n),
-        };
-        for at in (0..bytes).step_by(64) {
-            // SAFETY: a prefetch reads nothing that the program sees, wherever it points; every
-            // x86-64 has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at).cast()) };
-        }
+    let n = table.columns;
+    let range = row * n..(row + 1) * n;
+    match table.values {
+        Values::F32(data) => laser_cpu::prefetch(&data[range]),
+        Values::I8 { data, .. } => laser_cpu::prefetch(&data[range]),
+        Values::Bf16(data) => laser_cpu::prefetch(&data[range]),
+        Values::F16(data) => laser_cpu::prefetch(&data[range]),
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (table, row);
 }
 
 /// `out = table[row]`.

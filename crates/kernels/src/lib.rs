@@ -2,9 +2,19 @@
 //! gather-sums over embedding tables.
 //!
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
-//! chooses once per process.
+//! chooses once per process. [`Precision`] and processor decide which of them multiplies:
+//!
+//! | weights | AMX | AVX-512 | AVX2 | elsewhere |
+//! |---|---|---|---|---|
+//! | f32 | [`gemm`], 16 lanes | [`gemm`], 16 lanes | [`gemm`], 8 lanes | [`gemm`], plain Rust |
+//! | bf16 | [`dots`], `tdpbf16ps` | [`dots`], `vdpbf16ps` if there; else [`product`] widens to f32 | [`product`] widens to f32 | [`quantized`] (NumKong) with a unit, else f32 |
+//! | int8 | [`dots`], `tdpbusd` | [`dots`], `vpdpbusd` with VNNI, else `vpmaddwd` | [`dots`], `vpdpbusd` with AVX-VNNI, else `vpmaddwd` | [`quantized`] (NumKong) |
+//!
+//! [`training`] multiplies matrices of which both change from product to product; the others take weights
+//! that were packed once.
 
 mod activation;
+pub mod approximate;
 pub mod arena;
 pub mod attention;
 pub mod clock;
@@ -14,61 +24,18 @@ pub mod gemm;
 pub mod int8;
 pub mod lstm;
 pub mod math;
+pub mod packing;
 mod precision;
 pub mod product;
 pub mod quantized;
 pub mod rows;
+pub mod slices;
 pub mod table;
+pub mod training;
+pub mod units;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use activation::Activation;
+pub use laser_cpu::Isa;
 pub use precision::{Precision, UnknownPrecision};
-
-use std::sync::OnceLock;
-
-/// Instruction sets the kernels are written for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isa {
-    /// Plain Rust, left to the compiler's vectoriser.
-    Portable,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-}
-
-impl Isa {
-    /// The best instruction set of this machine.
-    pub fn detect() -> Self {
-        static ISA: OnceLock<Isa> = OnceLock::new();
-        *ISA.get_or_init(|| {
-            #[cfg(target_arch = "x86_64")]
-            {
-                if is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-                {
-                    if is_x86_feature_detected!("avx512f")
-                        && is_x86_feature_detected!("avx512bw")
-                        && is_x86_feature_detected!("avx512dq")
-                        && is_x86_feature_detected!("avx512vl")
-                    {
-                        return Isa::Avx512;
-                    }
-                    return Isa::Avx2;
-                }
-            }
-            Isa::Portable
-        })
-    }
-
-    /// The instruction sets of this machine, for tests that compare them.
-    pub fn all() -> &'static [Self] {
-        match Self::detect() {
-            Self::Portable => &[Self::Portable],
-            Self::Avx2 => &[Self::Portable, Self::Avx2],
-            Self::Avx512 => &[Self::Portable, Self::Avx2, Self::Avx512],
-        }
-    }
-}

@@ -8,6 +8,7 @@ use super::dots::{self, Dots, Unit};
 use super::gemm::{self, Packed, Start, Storage, check_rows};
 use super::lstm::{self, Complete, Floats, Step, padded};
 use super::quantized::{self, Quantized};
+use super::units;
 use crate::Precision;
 
 /// Weights packed for one precision.
@@ -59,7 +60,7 @@ impl Operand {
 /// What products use that eight bits are too few for, where the others use int8: bf16 if the processor
 /// has a unit for it, else int8 as well.
 pub fn finer(isa: Isa, precision: Precision) -> Precision {
-    let unit = || Unit::of(isa, Precision::Bf16).is_some() || quantized::has_bf16_unit();
+    let unit = || Unit::of(isa, Precision::Bf16).is_some() || units::has_bf16_unit();
     if precision == Precision::I8 && unit() {
         Precision::Bf16
     } else {
@@ -89,7 +90,7 @@ impl Weights {
         if let Some(unit) = Unit::of(isa, precision) {
             return Self::Dots(Dots::new(arena, n, k, unit, row));
         }
-        if precision == Precision::Bf16 && !quantized::has_bf16_unit() {
+        if precision == Precision::Bf16 && !units::has_bf16_unit() {
             return Self::Float(Packed::new(arena, n, k, Storage::Bf16, row));
         }
         Self::Quantized(Quantized::new(arena, n, k, precision, row))

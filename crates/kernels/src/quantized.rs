@@ -4,35 +4,15 @@
 //! NumKong chooses the instructions at run time.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 
-use numkong::{Dots, bf16, cap};
+use numkong::{Dots, bf16};
 
 use super::arena::{Arena, Block};
 use super::gemm::{Start, check_output, check_rows};
-use super::int8;
+use super::{int8, units};
 use crate::Precision;
-
-/// Whether processor and system multiply tiles of matrices (AMX), which nothing else on it equals.
-pub fn has_matrix_unit() -> bool {
-    numkong::available() & (cap::SAPPHIREAMX | cap::GRANITEAMX) != 0
-}
-
-/// Asks the operating system for AMX's tiles, once a thread.
-pub(super) fn configure_thread() {
-    if !CONFIGURED.get() {
-        numkong::configure_thread();
-        CONFIGURED.set(true);
-    }
-}
-
-/// Whether bf16 products have a unit of their own; else weights are stored as bf16 and multiplied
-/// as f32.
-pub fn has_bf16_unit() -> bool {
-    let units = cap::SAPPHIREAMX | cap::GRANITEAMX | cap::GENOA | cap::NEONBFDOT;
-    numkong::available() & units != 0
-}
 
 /// One cache line, for alignment.
 #[repr(C, align(64))]
@@ -57,7 +37,6 @@ struct Scratch {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
-    static CONFIGURED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Rows of A, rounded or quantised.
@@ -196,7 +175,7 @@ impl Quantized {
             rows.k == k && rows.is_i8 != self.scale.is_empty(),
             "rows of another kind"
         );
-        configure_thread();
+        units::configure_thread();
         let values = range.start * k..range.end * k;
         SCRATCH.with_borrow_mut(|scratch| {
             if self.scale.is_empty() {

@@ -80,19 +80,6 @@ pub fn exponentials(isa: Isa, row: &mut [f32]) -> f32 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    /// erf(x) = 1 - (a1 t + … + a5 t^5) e^(-x²), t = 1 / (1 + p x), for x >= 0, with an error of
-    /// 1.5e-7 (Abramowitz & Stegun, 7.1.26): p, and the coefficients from a5 to a1.
-    const ERF: (f32, [f32; 5]) = (
-        0.327_591_1,
-        [
-            1.061_405_4,
-            -1.453_152_1,
-            1.421_413_7,
-            -0.284_496_74,
-            0.254_829_6,
-        ],
-    );
-
     /// The functions on vectors of the module's instructions.
     macro_rules! rows {
         ($module:ident, $features:literal) => {
@@ -100,7 +87,7 @@ mod x86 {
                 use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
 
                 use super::super::{Activation, Norm};
-                use super::ERF;
+                use crate::approximate::ERF;
                 use crate::x86::$module::*;
 
                 /// Replaces each vector of a row by what `f` makes of it.

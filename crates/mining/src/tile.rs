@@ -3,7 +3,7 @@
 //! Invariant: a row's `bar` never exceeds its k-th best exact cosine over all candidates minus the
 //! error bound of the kernel. So every true neighbour has an approximate cosine at or above the
 //! bar and is never dropped, and what is kept is decided by exact cosines.
-#![allow(unsafe_code)]
+use laser_cpu::simd;
 
 use crate::Neighbours;
 use crate::kernel::{SOURCE_STRIPE, TARGET_STRIPE};
@@ -232,46 +232,31 @@ pub(crate) fn keep(
 /// Values that are compared at once.
 const CHUNK: usize = 16;
 
-/// The first chunk at or after `from` that has a value at or above its row's or its column's bar.
-#[inline]
-fn next_chunk(values: &[f32], bars: &[f32], bar: f32, from: usize, width: usize) -> Option<usize> {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: AVX2 was just detected.
-        return unsafe { next_chunk_avx2(values, bars, bar, from, width) };
-    }
-    scan(values, bars, bar, from, width)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn next_chunk_avx2(
-    values: &[f32],
-    bars: &[f32],
-    bar: f32,
-    from: usize,
-    width: usize,
-) -> Option<usize> {
-    scan(values, bars, bar, from, width)
-}
-
-/// Written so that the compiler turns the inner loop into vector comparisons.
-#[inline(always)]
-fn scan(values: &[f32], bars: &[f32], bar: f32, from: usize, width: usize) -> Option<usize> {
-    let mut at = from;
-    while at < width {
-        let values: &[f32; CHUNK] = values[at..at + CHUNK].try_into().expect("a whole chunk");
-        let bars: &[f32; CHUNK] = bars[at..at + CHUNK].try_into().expect("a whole chunk");
-        let mut hits = 0u32;
-        for lane in 0..CHUNK {
-            hits |= u32::from(values[lane] >= bar) | u32::from(values[lane] >= bars[lane]);
+simd! {
+    /// The first chunk at or after `from` that has a value at or above its row's or its column's bar. Written
+    /// so that the compiler turns the inner loop into vector comparisons.
+    fn next_chunk(
+        values: &[f32],
+        bars: &[f32],
+        bar: f32,
+        from: usize,
+        width: usize,
+    ) -> Option<usize> {
+        let mut at = from;
+        while at < width {
+            let values: &[f32; CHUNK] = values[at..at + CHUNK].try_into().expect("a whole chunk");
+            let bars: &[f32; CHUNK] = bars[at..at + CHUNK].try_into().expect("a whole chunk");
+            let mut hits = 0u32;
+            for lane in 0..CHUNK {
+                hits |= u32::from(values[lane] >= bar) | u32::from(values[lane] >= bars[lane]);
+            }
+            if hits != 0 {
+                return Some(at);
+            }
+            at += CHUNK;
         }
-        if hits != 0 {
-            return Some(at);
-        }
-        at += CHUNK;
+        None
     }
-    None
 }
 
 /// The greatest `f32` below `value`, so that rounding never raises a bar.
@@ -279,40 +264,25 @@ fn below(value: f64) -> f32 {
     (value as f32).next_down()
 }
 
-/// Dot product in `f64`; products of two `f32` are exact there.
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: AVX2 was just detected.
-        return unsafe { dot_avx2(a, b) };
-    }
-    dot_lanes(a, b)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn dot_avx2(a: &[f32], b: &[f32]) -> f64 {
-    dot_lanes(a, b)
-}
-
-/// Sixteen sums side by side, for the compiler to keep in vectors; the order of additions is
-/// fixed, so equal rows give equal sums on every processor.
-#[inline(always)]
-fn dot_lanes(a: &[f32], b: &[f32]) -> f64 {
-    let mut sums = [0.0f64; 16];
-    let (a, a_rest) = a.as_chunks::<16>();
-    let (b, b_rest) = b.as_chunks::<16>();
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..16 {
-            sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
+simd! {
+    /// Dot product in `f64`; products of two `f32` are exact there. Sixteen sums side by side, for the compiler
+    /// to keep in vectors; the order of additions is fixed, so equal rows give equal sums on every processor.
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
+        let mut sums = [0.0f64; 16];
+        let (a, a_rest) = a.as_chunks::<16>();
+        let (b, b_rest) = b.as_chunks::<16>();
+        for (a, b) in a.iter().zip(b) {
+            for lane in 0..16 {
+                sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
+            }
         }
+        let rest: f64 = a_rest
+            .iter()
+            .zip(b_rest)
+            .map(|(&a, &b)| f64::from(a) * f64::from(b))
+            .sum();
+        sums.iter().sum::<f64>() + rest
     }
-    let rest: f64 = a_rest
-        .iter()
-        .zip(b_rest)
-        .map(|(&a, &b)| f64::from(a) * f64::from(b))
-        .sum();
-    sums.iter().sum::<f64>() + rest
 }
 
 /// Sum of squares in `f64`, as [`dot`] of a row with itself.

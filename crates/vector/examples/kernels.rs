@@ -35,10 +35,7 @@ fn rows<E: Element>() -> Vec<Vec<E>> {
 }
 
 fn main() {
-    println!(
-        "{:?}, {DIMENSIONS} dimensions",
-        laser_vector::kernels::instruction_set()
-    );
+    println!("{:?}, {DIMENSIONS} dimensions", laser_cpu::Isa::detect());
     let f = rows::<f32>();
     time("f32 dot", |i| f32::dot(&f[0], &f[i]).into());
     time("f32 l2", |i| f32::l2_squared(&f[0], &f[i]).into());

@@ -11,6 +11,8 @@
 use ::half::f16;
 use std::sync::LazyLock;
 
+use laser_cpu::Isa;
+
 /// Partial sums of a kernel.
 const LANES: usize = 32;
 
@@ -156,52 +158,17 @@ mod x86 {
     }
 }
 
-/// The instruction sets that kernels exist for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InstructionSet {
-    /// What the target has at least.
-    Baseline,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// AVX-512 F and VL.
-    Avx512,
-}
-
-impl InstructionSet {
-    /// The best one that this processor has.
-    pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            if avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                return Self::Avx512;
-            }
-            if avx2 {
-                return Self::Avx2;
-            }
-        }
-        Self::Baseline
-    }
-}
-
-static SET: LazyLock<InstructionSet> = LazyLock::new(InstructionSet::detect);
-
-/// The instruction set in use.
-pub fn instruction_set() -> InstructionSet {
-    *SET
-}
+static SET: LazyLock<Isa> = LazyLock::new(Isa::detect);
 
 macro_rules! dispatch {
     ($set:expr, $module:ident, $plain:ident, $kernel:ident, $a:expr, $b:expr) => {
         match $set {
-            // SAFETY: `InstructionSet::detect` found the features.
+            // SAFETY: `Isa::detect` found the features.
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => unsafe { x86::avx2::$module::$kernel($a, $b) },
+            Isa::Avx2 => unsafe { x86::avx2::$module::$kernel($a, $b) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 => unsafe { x86::avx512::$module::$kernel($a, $b) },
+            Isa::Avx512 => unsafe { x86::avx512::$module::$kernel($a, $b) },
             _ => $plain::$kernel($a, $b),
         }
     };
@@ -298,18 +265,6 @@ mod tests {
         sums
     }
 
-    fn available() -> Vec<InstructionSet> {
-        let mut sets = vec![InstructionSet::Baseline];
-        let best = InstructionSet::detect();
-        if best != InstructionSet::Baseline {
-            sets.push(InstructionSet::Avx2);
-        }
-        if best == InstructionSet::Avx512 {
-            sets.push(InstructionSet::Avx512);
-        }
-        sets
-    }
-
     macro_rules! agree {
         ($test:ident, $element:ty, $module:ident, $plain:ident) => {
             #[test]
@@ -321,7 +276,7 @@ mod tests {
                     let expected = reference(&a, &b);
                     // Every product is below 4; a sum of n/32 + 5 roundings of size 2^-24.
                     let bound = 4.0 * n as f64 * (n as f64 / 32.0 + 8.0) * 2f64.powi(-24) + 1e-30;
-                    for set in available() {
+                    for &set in Isa::all() {
                         let [dot] = dispatch!(set, $module, $plain, dot, &a, &b);
                         let [l2] = dispatch!(set, $module, $plain, l2_squared, &a, &b);
                         let [l1] = dispatch!(set, $module, $plain, l1, &a, &b);

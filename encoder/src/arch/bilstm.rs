@@ -17,6 +17,7 @@ use laser_kernels::arena::Arena;
 use laser_kernels::clock::thread_seconds;
 use laser_kernels::gemm::Start;
 use laser_kernels::lstm::{interleaved, padded};
+use laser_kernels::packing::Packing;
 use laser_kernels::product::{Operand, Sums, Weights as Product};
 use laser_kernels::{Isa, gather};
 use laser_model::config::{BilstmConfig, BilstmPooling};
@@ -54,59 +55,22 @@ pub(super) struct Layers {
     pooling: BilstmPooling,
 }
 
-/// Which token of which sentence is where: see the module's text.
-pub(super) struct Packing {
-    /// Sentences that have step t.
-    pub active: Vec<usize>,
-    /// First token of step t; one more entry than `active`, the last being the number of tokens.
-    pub offset: Vec<usize>,
+/// Where the tokens of sentences lie that come longest first.
+pub(super) fn packing(sequences: &[&[u32]]) -> Packing {
+    let lengths: Vec<usize> = sequences.iter().map(|s| s.len()).collect();
+    Packing::new(&lengths)
 }
 
-impl Packing {
-    /// Of sentences in descending length, none of them empty.
-    pub fn new(sequences: &[&[u32]]) -> Self {
-        let steps = sequences.first().map_or(0, |s| s.len());
-        debug_assert!(
-            sequences.windows(2).all(|w| w[0].len() >= w[1].len()),
-            "sorted by length"
-        );
-        let mut active = Vec::with_capacity(steps);
-        let mut offset = Vec::with_capacity(steps + 1);
-        let mut tokens = 0;
-        let mut rows = sequences.len();
-        for t in 0..steps {
-            while sequences[rows - 1].len() <= t {
-                rows -= 1;
-            }
-            active.push(rows);
-            offset.push(tokens);
-            tokens += rows;
-        }
-        offset.push(tokens);
-        Self { active, offset }
-    }
-
-    /// Length of the longest sentence.
-    pub fn steps(&self) -> usize {
-        self.active.len()
-    }
-
-    /// Tokens of whole steps from `t` on, or up to `t` in reverse: at least [`CHUNK`] if there are.
-    fn chunk(&self, t: usize, reverse: bool) -> Range<usize> {
-        if reverse {
-            let end = self.offset[t + 1];
-            let first = (0..=t).rfind(|t| end - self.offset[*t] >= CHUNK);
-            self.offset[first.unwrap_or(0)]..end
-        } else {
-            let start = self.offset[t];
-            let last = (t..self.steps()).find(|t| self.offset[t + 1] - start >= CHUNK);
-            start..last.map_or(self.tokens(), |t| self.offset[t + 1])
-        }
-    }
-
-    /// Tokens of all sentences.
-    pub fn tokens(&self) -> usize {
-        self.offset[self.steps()]
+/// Tokens of whole steps from `t` on, or up to `t` in reverse: at least [`CHUNK`] if there are.
+fn chunk(packing: &Packing, t: usize, reverse: bool) -> Range<usize> {
+    if reverse {
+        let end = packing.offset(t + 1);
+        let first = (0..=t).rfind(|t| end - packing.offset(*t) >= CHUNK);
+        packing.offset(first.unwrap_or(0))..end
+    } else {
+        let start = packing.offset(t);
+        let last = (t..packing.steps()).find(|t| packing.offset(t + 1) - start >= CHUNK);
+        start..last.map_or(packing.tokens(), |t| packing.offset(t + 1))
     }
 }
 
@@ -182,7 +146,7 @@ impl Layers {
             .enumerate()
         {
             let out = &mut out[column..column + hidden];
-            let at = |t: usize| &states[(packing.offset[t] + row) * width..][..hidden];
+            let at = |t: usize| &states[(packing.offset(t) + row) * width..][..hidden];
             match self.pooling {
                 BilstmPooling::Max => unreachable!("fused into the recurrent step"),
                 BilstmPooling::Last => {
@@ -296,14 +260,14 @@ impl Direction {
     ) {
         let (width, reverse) = (self.recurrent.columns() / 4, self.reverse);
         work.cell.clear();
-        work.cell.resize(packing.active[0] * width, 0.0);
+        work.cell.resize(packing.active(0) * width, 0.0);
         // The tokens whose input products are there.
         let mut ready = 0..0;
         for i in 0..packing.steps() {
             let t = if reverse { packing.steps() - 1 - i } else { i };
-            let at = packing.offset[t]..packing.offset[t + 1];
+            let at = packing.offset(t)..packing.offset(t + 1);
             if !ready.contains(&at.start) {
-                ready = packing.chunk(t, reverse);
+                ready = chunk(packing, t, reverse);
                 work.products.resize(ready.len() * 4 * width, 0.0);
                 self.input_products(isa, input, ready.clone(), &mut work.products);
             }
@@ -311,9 +275,9 @@ impl Direction {
             let previous = if i == 0 {
                 0..0
             } else if reverse {
-                at.end..at.end + packing.active[t + 1]
+                at.end..at.end + packing.active(t + 1)
             } else {
-                let before = packing.offset[t - 1];
+                let before = packing.offset(t - 1);
                 before..before + at.len()
             };
             let sums = Sums {
@@ -362,7 +326,7 @@ pub(crate) fn faster_than_f32(
 ) -> Result<Vec<Precision>, EncoderError> {
     let isa = Isa::detect();
     let sequence = [0; PROBE.1];
-    let packing = Packing::new(&[&sequence[..]; PROBE.0]);
+    let packing = self::packing(&[&sequence[..]; PROBE.0]);
     let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 7) as f32 / 7.0 - 0.5).collect() };
     super::faster_than_f32(|precision| {
         let arena = Arena::default();
@@ -418,13 +382,13 @@ impl Layers {
         if sequences.is_empty() {
             return;
         }
-        let packing = Packing::new(sequences);
+        let packing = packing(sequences);
         let tokens = packing.tokens();
         let mut row = vec![0f32; self.layers[0][0].input[0].depth()];
         let mut embedded = self.layers[0][0].input[0].operand(tokens);
         for t in 0..packing.steps() {
-            for (sentence, ids) in sequences[..packing.active[t]].iter().enumerate() {
-                let at = packing.offset[t] + sentence;
+            for (sentence, ids) in sequences[..packing.active(t)].iter().enumerate() {
+                let at = packing.offset(t) + sentence;
                 embed(ids[t], &mut row);
                 embedded.set(at..at + 1, &row, row.len());
             }

@@ -11,9 +11,10 @@ use candle_nn::ops::sigmoid;
 use laser_cuda::lstm::{self, Pooling, Steps};
 
 use super::Model;
-use super::bilstm::Packing;
+use super::bilstm::packing;
 use crate::EncoderError;
 use crate::batch::Budget;
+use laser_kernels::packing::Packing;
 use laser_model::config::{BilstmConfig, BilstmPooling};
 use laser_model::folder::Weights;
 
@@ -117,7 +118,7 @@ impl LayersCandle {
     fn embed(&self, table: &Tensor, sequences: &[&[u32]], packing: &Packing) -> Result<Tensor> {
         let mut ids = Vec::with_capacity(packing.tokens());
         for t in 0..packing.steps() {
-            ids.extend(sequences[..packing.active[t]].iter().map(|s| s[t]));
+            ids.extend(sequences[..packing.active(t)].iter().map(|s| s[t]));
         }
         let ids = Tensor::from_vec(ids, packing.tokens(), &self.device)?;
         table.index_select(&ids, 0)?.to_dtype(self.dtype)
@@ -175,14 +176,14 @@ impl LayersCandle {
             .broadcast_add(&layer.weights.bias.get(direction)?)?;
         let zeros = |rows: usize, dtype| Tensor::zeros((rows, hidden), dtype, &self.device);
         let mut state = zeros(
-            packing.active[if reverse { packing.steps() - 1 } else { 0 }],
+            packing.active(if reverse { packing.steps() - 1 } else { 0 }),
             self.dtype,
         )?;
         let mut cell = state.to_dtype(DType::F32)?;
         let mut states = Vec::with_capacity(packing.steps());
         for i in 0..packing.steps() {
             let t = if reverse { packing.steps() - 1 - i } else { i };
-            let (rows, before) = (packing.active[t], cell.dim(0)?);
+            let (rows, before) = (packing.active(t), cell.dim(0)?);
             // Forwards, sentences end; backwards, they begin, from zero.
             if rows > before {
                 let new = rows - before;
@@ -192,7 +193,7 @@ impl LayersCandle {
                 state = state.narrow(0, 0, rows)?;
                 cell = cell.narrow(0, 0, rows)?;
             }
-            let mut sums = products.narrow(0, packing.offset[t], rows)?;
+            let mut sums = products.narrow(0, packing.offset(t), rows)?;
             if i > 0 {
                 sums = (sums + state.matmul(&recurrent)?.to_dtype(DType::F32)?)?;
             }
@@ -254,7 +255,7 @@ impl LayersCandle {
         if sequences.is_empty() {
             return Ok(());
         }
-        let packing = Packing::new(sequences);
+        let packing = packing(sequences);
         if self.fused {
             return self.pooled(table, sequences, &packing, out);
         }
@@ -264,7 +265,7 @@ impl LayersCandle {
             .zip(out.chunks_exact_mut(width))
             .enumerate()
         {
-            let at = |t: usize| &states[(packing.offset[t] + row) * width..][..width];
+            let at = |t: usize| &states[(packing.offset(t) + row) * width..][..width];
             self.pool(ids.len(), at, out);
         }
         Ok(())

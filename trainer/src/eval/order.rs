@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::EvalError;
 use super::set::{EvalSet, Line};
 use crate::data::perturb::{Kind, perturb};
-use crate::ops::matrix::Arithmetic;
+use laser_kernels::training::Arithmetic;
 
 /// Cosines that differ by less are equal.
 const TIE: f32 = 1e-6;

@@ -20,9 +20,9 @@ use crate::data::Ragged;
 use crate::ops::dense::{self, DenseGradients, DenseParameters, DenseSaved};
 use crate::ops::dropout::dropout;
 use crate::ops::lstm_device::LstmDevice;
-use crate::ops::matrix::Arithmetic;
 use crate::ops::pool::Occurrences;
 use crate::ops::threads::{Threads, cut};
+use laser_kernels::training::Arithmetic;
 pub use parameters::{Parameter, Parameters};
 
 /// Failures of making and loading models.

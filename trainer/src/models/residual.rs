@@ -13,7 +13,7 @@ use super::parameters::Parameters;
 use super::{Model, ModelError, Regularization};
 use crate::data::Ragged;
 use crate::ops::pool::{self, Occurrences};
-use crate::ops::simd::{add, axpy, dot};
+use laser_kernels::slices::{add, axpy, dot};
 
 /// What the backward pass needs.
 #[derive(Debug)]

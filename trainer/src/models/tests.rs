@@ -134,7 +134,7 @@ fn gradients_match_finite_differences() {
         let mut occurrences = Vec::new();
         for shard in shards {
             for (sum, part) in gradients.iter_mut().zip(&shard.dense) {
-                crate::ops::simd::add(part, sum);
+                laser_kernels::slices::add(part, sum);
             }
             occurrences.push(shard.embeddings);
         }

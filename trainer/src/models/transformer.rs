@@ -345,7 +345,7 @@ pub(super) fn backward(
             let grads = (group.output * dy)?.sum_all()?.backward()?;
             for (variable, total) in saved.variables.iter().zip(gradients.iter_mut()) {
                 if let Some(gradient) = grads.get(variable) {
-                    crate::ops::simd::add(&gradient.flatten_all()?.to_vec1::<f32>()?, total);
+                    laser_kernels::slices::add(&gradient.flatten_all()?.to_vec1::<f32>()?, total);
                 }
             }
             let Some(gradient) = grads.get(&group.embedded) else {

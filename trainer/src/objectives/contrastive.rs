@@ -10,9 +10,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::ops::matrix::{Arithmetic, product};
-use crate::ops::simd::{add, dot, exp_in_place, simd};
 use crate::ops::threads::Threads;
+use laser_cpu::simd;
+use laser_kernels::slices::{add, dot, exp_in_place};
+use laser_kernels::training::{Arithmetic, product};
 
 /// Elements of the similarity matrix that are kept between the two passes; a larger matrix is
 /// computed twice. 256 MiB.

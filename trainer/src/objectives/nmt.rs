@@ -14,9 +14,9 @@ use crate::models::Model;
 use crate::models::parameters::random;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::{Steps, cell, cell_backward};
-use crate::ops::matrix::Arithmetic;
-use crate::ops::simd::{add, exp_in_place, largest, scale, shift};
 use crate::ops::threads::Threads;
+use laser_kernels::slices::{add, exp_in_place, largest, scale, shift};
+use laser_kernels::training::Arithmetic;
 
 /// Sizes of the decoder; the defaults are LASER's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -285,11 +285,11 @@ impl Decoder {
         let mut cells = vec![0f32; rows * h];
         let mut hidden = vec![0f32; rows * h];
         for t in 0..steps.len() {
-            let (at, active) = (steps.offsets[t], steps.active(t));
+            let (at, active) = (steps.offset(t), steps.active(t));
             let (past, present) = hidden.split_at_mut(at * h);
             let state = match t {
                 0 => &hidden0[..active * h],
-                _ => &past[steps.offsets[t - 1] * h..][..active * h],
+                _ => &past[steps.offset(t - 1) * h..][..active * h],
             };
             let step = &mut gates[at * g..(at + active) * g];
             recurrent.multiply(active, state, step, true);
@@ -297,7 +297,7 @@ impl Decoder {
             for s in 0..active {
                 let previous = match t {
                     0 => &cell0[s * h..(s + 1) * h],
-                    _ => &past_cells[(steps.offsets[t - 1] + s) * h..][..h],
+                    _ => &past_cells[(steps.offset(t - 1) + s) * h..][..h],
                 };
                 let at = s * h..(s + 1) * h;
                 cell(
@@ -350,18 +350,18 @@ impl Decoder {
             let active = steps.active(t);
             previous_hidden.extend_from_slice(match t {
                 0 => &hidden0[..active * h],
-                _ => &hidden[steps.offsets[t - 1] * h..][..active * h],
+                _ => &hidden[steps.offset(t - 1) * h..][..active * h],
             });
         }
         let recurrent = a.right(g, h, values[at::RECURRENT]);
         for t in (0..steps.len()).rev() {
-            let (at, active) = (steps.offsets[t], steps.active(t));
+            let (at, active) = (steps.offset(t), steps.active(t));
             let (past, present) = d_hidden.split_at_mut(at * h);
             for s in 0..active {
                 let row = at + s;
                 let previous = match t {
                     0 => &cell0[s * h..(s + 1) * h],
-                    _ => &cells[(steps.offsets[t - 1] + s) * h..][..h],
+                    _ => &cells[(steps.offset(t - 1) + s) * h..][..h],
                 };
                 cell_backward(
                     &mut gates[row * g..(row + 1) * g],
@@ -373,7 +373,7 @@ impl Decoder {
             }
             let to = match t {
                 0 => &mut d_hidden0[..active * h],
-                _ => &mut past[steps.offsets[t - 1] * h..][..active * h],
+                _ => &mut past[steps.offset(t - 1) * h..][..active * h],
             };
             let step = &gates[at * g..(at + active) * g];
             recurrent.multiply(active, step, to, true);

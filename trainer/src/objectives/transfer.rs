@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::simd::{dot, sum_of_squares};
+use laser_kernels::slices::{dot, sum_of_squares};
 
 /// Distance between student and teacher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

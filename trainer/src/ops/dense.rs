@@ -3,8 +3,10 @@
 
 use laser_model::config::Activation;
 
-use crate::ops::matrix::Arithmetic;
-use crate::ops::simd::{add, dot, exp, simd, sum_of_squares, tanh};
+use laser_cpu::simd;
+use laser_kernels::approximate::{erf, exp, tanh};
+use laser_kernels::slices::{add, dot, sum_of_squares};
+use laser_kernels::training::Arithmetic;
 
 /// Added to the variance in layer normalisation, as in the encoder.
 pub const NORM_EPSILON: f32 = 1e-5;
@@ -43,17 +45,6 @@ pub struct DenseSaved {
     linear: Vec<f32>,
     /// Normalised values and inverse deviation of each row, if layer-normalised.
     norm: Option<(Vec<f32>, Vec<f32>)>,
-}
-
-/// Error function, absolute error below 2e-7 (Abramowitz and Stegun 7.1.26).
-#[inline(always)]
-fn erf(x: f32) -> f32 {
-    let a = x.abs();
-    let t = 1.0 / (1.0 + 0.327_591_1 * a);
-    let p = t
-        * (0.254_829_6
-            + t * (-0.284_496_74 + t * (1.421_413_7 + t * (-1.453_152 + t * 1.061_405_4))));
-    (1.0 - p * exp(-a * a)).copysign(x)
 }
 
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
@@ -248,7 +239,7 @@ pub fn normalize(x: &mut [f32], width: usize) -> Vec<f32> {
     x.chunks_exact_mut(width)
         .map(|row| {
             let norm = sum_of_squares(row).sqrt().max(1e-6);
-            crate::ops::simd::scale(1.0 / norm, row);
+            laser_kernels::slices::scale(1.0 / norm, row);
             norm
         })
         .collect()

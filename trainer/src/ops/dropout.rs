@@ -1,7 +1,7 @@
 //! Dropout whose mask is a function of a seed and the position, so that the backward pass makes
 //! it again instead of keeping it.
 
-use crate::ops::simd::simd;
+use laser_cpu::simd;
 
 simd! {
     fn apply(x: &mut [f32], threshold: u32, keep: f32, seed: u32) {

@@ -14,9 +14,12 @@ use laser_model::config::BilstmPooling;
 
 use crate::data::Ragged;
 use crate::ops::dropout::dropout;
-use crate::ops::matrix::Arithmetic;
 use crate::ops::pool::{Occurrences, look_up};
-use crate::ops::simd::{add, sigmoid, simd, tanh};
+use laser_cpu::simd;
+use laser_kernels::approximate::{sigmoid, tanh};
+use laser_kernels::packing::Packing;
+use laser_kernels::slices::add;
+use laser_kernels::training::Arithmetic;
 
 /// Rows of a batch of sequences, ordered by step and, within a step, by descending length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +28,7 @@ pub struct Steps {
     pub order: Vec<usize>,
     /// Tokens of each sentence, in that order.
     pub lengths: Vec<usize>,
-    /// Rows of step t are `offsets[t]..offsets[t + 1]`.
-    pub offsets: Vec<usize>,
+    packing: Packing,
 }
 
 impl Steps {
@@ -36,27 +38,21 @@ impl Steps {
         let mut order: Vec<usize> = sentences.collect();
         order.sort_by_key(|s| std::cmp::Reverse(length(s)));
         let lengths: Vec<usize> = order.iter().map(length).collect();
-        let longest = lengths.first().copied().unwrap_or(0);
-        let mut offsets = vec![0];
-        for t in 0..longest {
-            let active = lengths.partition_point(|l| *l > t);
-            offsets.push(offsets[t] + active);
-        }
         Self {
+            packing: Packing::new(&lengths),
             order,
             lengths,
-            offsets,
         }
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        self.offsets[self.offsets.len() - 1]
+        self.packing.tokens()
     }
 
     /// Number of steps.
     pub fn len(&self) -> usize {
-        self.offsets.len() - 1
+        self.packing.steps()
     }
 
     /// Whether no sentence has a token.
@@ -66,11 +62,12 @@ impl Steps {
 
     /// Sentences at step t; 0 beyond the last.
     pub fn active(&self, t: usize) -> usize {
-        if t < self.len() {
-            self.offsets[t + 1] - self.offsets[t]
-        } else {
-            0
-        }
+        self.packing.active(t)
+    }
+
+    /// First row of step t.
+    pub fn offset(&self, t: usize) -> usize {
+        self.packing.offset(t)
     }
 
     /// Token ids in the order of the rows.
@@ -180,11 +177,11 @@ fn visits(steps: &Steps, reverse: bool) -> Box<dyn Iterator<Item = usize>> {
 pub(super) fn before(steps: &Steps, t: usize, reverse: bool) -> (usize, usize) {
     if reverse {
         let active = steps.active(t + 1);
-        (if active > 0 { steps.offsets[t + 1] } else { 0 }, active)
+        (if active > 0 { steps.offset(t + 1) } else { 0 }, active)
     } else if t == 0 {
         (0, 0)
     } else {
-        (steps.offsets[t - 1], steps.active(t))
+        (steps.offset(t - 1), steps.active(t))
     }
 }
 
@@ -220,7 +217,7 @@ pub fn direction_forward(
     let mut hidden = vec![0f32; rows * h];
     let recurrent = arithmetic.right_transposed(4 * h, h, weights.recurrent);
     for t in visits(steps, reverse) {
-        let (at, n) = (steps.offsets[t], steps.active(t));
+        let (at, n) = (steps.offset(t), steps.active(t));
         let (from, known) = before(steps, t, reverse);
         if known > 0 {
             let state = &hidden[from * h..(from + known) * h];
@@ -287,7 +284,7 @@ pub fn direction_backward(
     let recurrent = arithmetic.right(4 * h, h, weights.recurrent);
     // The visits backwards: the other direction's order.
     for t in visits(steps, !reverse) {
-        let (at, n) = (steps.offsets[t], steps.active(t));
+        let (at, n) = (steps.offset(t), steps.active(t));
         let (from, known) = before(steps, t, reverse);
         for s in 0..n {
             let row = at + s;
@@ -409,7 +406,7 @@ impl LstmStack<'_> {
                 for (d, direction) in top.iter().enumerate() {
                     let to = at + d * h..at + (d + 1) * h;
                     let row = |t: usize| {
-                        let r = steps.offsets[t] + s;
+                        let r = steps.offset(t) + s;
                         &direction.hidden[r * h..(r + 1) * h]
                     };
                     let out = &mut out[to.clone()];
@@ -426,7 +423,7 @@ impl LstmStack<'_> {
                         }
                         BilstmPooling::Mean => {
                             (0..*length).for_each(|t| add(row(t), out));
-                            crate::ops::simd::scale(1.0 / *length as f32, out);
+                            laser_kernels::slices::scale(1.0 / *length as f32, out);
                         }
                     }
                 }
@@ -472,7 +469,7 @@ impl LstmStack<'_> {
             for (d, d_output) in d_outputs.iter_mut().enumerate() {
                 let from = at + d * h..at + (d + 1) * h;
                 let dy = &dy[from.clone()];
-                let row = |t: usize| (steps.offsets[t] + s) * h;
+                let row = |t: usize| (steps.offset(t) + s) * h;
                 match self.pooling {
                     BilstmPooling::Max => {
                         for (k, (g, t)) in dy.iter().zip(&winners[from]).enumerate() {
@@ -486,7 +483,7 @@ impl LstmStack<'_> {
                     BilstmPooling::Mean => {
                         for t in 0..*length {
                             let r = row(t);
-                            crate::ops::simd::axpy(
+                            laser_kernels::slices::axpy(
                                 1.0 / *length as f32,
                                 dy,
                                 &mut d_output[r..r + h],

@@ -15,8 +15,8 @@ use rayon::prelude::*;
 use super::dropout::dropout;
 use super::lstm::{LstmStack, Steps, layer_seed};
 use super::pool::{Occurrences, look_up};
-use super::simd::add;
 use crate::data::Ragged;
+use laser_kernels::slices::{add, scale};
 
 /// Embeddings that a thread copies at a time.
 const BLOCK: usize = 1024;
@@ -273,7 +273,7 @@ impl LstmStack<'_> {
             let to = &mut out[(sentence - first) * width..][..width];
             to.copy_from_slice(row);
             if self.pooling == BilstmPooling::Mean {
-                super::simd::scale(1.0 / *length as f32, to);
+                scale(1.0 / *length as f32, to);
             }
         }
     }
@@ -286,7 +286,7 @@ impl LstmStack<'_> {
             let begin = rows.len();
             rows.extend_from_slice(&dy[(sentence - first) * width..][..width]);
             if self.pooling == BilstmPooling::Mean {
-                super::simd::scale(1.0 / *length as f32, &mut rows[begin..]);
+                scale(1.0 / *length as f32, &mut rows[begin..]);
             }
         }
         rows

@@ -11,14 +11,9 @@
     reason = "coefficients stand as published"
 )]
 
-pub mod bf16;
-#[cfg(target_arch = "x86_64")]
-mod bf16_dot;
 pub mod dense;
 pub mod dropout;
 pub mod lstm;
 pub mod lstm_device;
-pub mod matrix;
 pub mod pool;
-pub mod simd;
 pub mod threads;

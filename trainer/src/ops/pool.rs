@@ -1,8 +1,9 @@
 //! Token embeddings: weighted mean over a sentence, and the sparse gradient of the table.
 
 use crate::data::Ragged;
-use crate::ops::simd::{dot, simd};
 use crate::ops::threads::{Threads, cut};
+use laser_cpu::simd;
+use laser_kernels::slices::dot;
 use std::ops::Range;
 
 simd! {

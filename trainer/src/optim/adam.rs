@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::models::Parameters;
 use crate::models::parameters::Parameter;
 use crate::ops::pool::SparseGradient;
-use crate::ops::simd::{average, simd, sum_of_squares};
 use crate::ops::threads::Threads;
+use laser_cpu::simd;
+use laser_kernels::slices::{average, sum_of_squares};
 
 /// How the rows of embedding tables are updated. Rows without gradient stay as they are, with
 /// their moments (lazy updates).

@@ -7,9 +7,9 @@ use super::config::DevSet;
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::data::{Ragged, text_hash};
 use crate::models::{Model, ModelError};
-use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
 use crate::tokenizer::Loaded;
+use laser_kernels::training::Arithmetic;
 
 /// A tokenised dev set.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use crate::data::{PackedCorpus, Sampler};
 use crate::models::{Model, ModelError};
 use crate::objectives::nmt::Decoder;
 use crate::ops::lstm_device::LstmDevice;
-use crate::ops::matrix::Arithmetic;
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
+use laser_kernels::training::Arithmetic;
 
 /// How a run is started.
 #[derive(Clone, Debug, Default)]
@@ -234,7 +234,7 @@ fn start_values(config: &TrainConfig, corpus: &PackedCorpus, model: &mut Model) 
     let weighted = model.has_token_weights();
     let list = model.parameters_mut().list_mut();
     if let Some(std) = config.model.embedding_std {
-        crate::ops::simd::scale(std * (width as f32).sqrt(), &mut list[0].value);
+        laser_kernels::slices::scale(std * (width as f32).sqrt(), &mut list[0].value);
     }
     let exponent = config.model.token_weight_exponent;
     if weighted && exponent != 0.0 {

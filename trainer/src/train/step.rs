@@ -14,9 +14,9 @@ use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest}
 use crate::objectives::nmt::{Decoder, Noise, Targets};
 use crate::objectives::transfer::transfer;
 use crate::ops::pool::{self, Occurrences};
-use crate::ops::simd::{add, scale};
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
+use laser_kernels::slices::{add, scale};
 
 /// A batch that was drawn and waits for its turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::export::{self, ExportOptions, Format};
 use crate::models::Model;
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;
-use crate::ops::matrix::Arithmetic;
+use laser_kernels::training::Arithmetic;
 
 const WORDS: u32 = 40;
 

@@ -56,8 +56,8 @@ pub(super) fn forward(
             let (before, continued) = steps.previous(t, reverse);
             for row in 0..steps.active(t) {
                 let goes_on = row < continued;
-                let token = (steps.offsets[t] as usize + row) * 2 + direction;
-                let last = (steps.offsets[before] as usize + row) * 2 + direction;
+                let token = (steps.packing.offset(t) + row) * 2 + direction;
+                let last = (steps.packing.offset(before) + row) * 2 + direction;
                 let gates = &mut gates[token * 4 * h..][..4 * h];
                 for (r, sum) in gates.iter_mut().enumerate() {
                     *sum += bias[direction * 4 * h + r];
@@ -144,7 +144,7 @@ pub(super) fn backward(
             let (before, continued) = steps.previous(t, reverse);
             let (after, going_on) = steps.previous(t, !reverse);
             for row in 0..steps.active(t) {
-                let at = |t: usize| (steps.offsets[t] as usize + row) * 2 + direction;
+                let at = |t: usize| (steps.packing.offset(t) + row) * 2 + direction;
                 let token = at(t);
                 for k in 0..h {
                     let sentence = (row * 2 + direction) * h + k;

@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use laser_vector::kernels::{InstructionSet, instruction_set};
+use laser_cpu::Isa;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -17,25 +17,22 @@ pub type DotI8 = fn(&[i8], &[i8]) -> i32;
 
 static DOT_I8: LazyLock<DotI8> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
-    match instruction_set() {
-        InstructionSet::Avx512
-            if std::arch::is_x86_feature_detected!("avx512bw")
-                && std::arch::is_x86_feature_detected!("avx512vnni") =>
-        {
+    match Isa::detect() {
+        Isa::Avx512 if laser_cpu::has_vnni() => {
             return |a, b| {
                 assert_eq!(a.len(), b.len());
                 // SAFETY: the CPU has AVX-512 with BW and VNNI, the lengths are equal.
                 unsafe { avx512::dot_i8(a, b) }
             };
         }
-        InstructionSet::Avx512 | InstructionSet::Avx2 => {
+        Isa::Avx512 | Isa::Avx2 => {
             return |a, b| {
                 assert_eq!(a.len(), b.len());
                 // SAFETY: the CPU has AVX2, the lengths are equal.
                 unsafe { avx2::dot_i8(a, b) }
             };
         }
-        InstructionSet::Baseline => {}
+        Isa::Portable => {}
     }
     portable::dot_i8
 });
@@ -44,21 +41,6 @@ static DOT_I8: LazyLock<DotI8> = LazyLock::new(|| {
 /// every vector that it sees, and does not want to ask each time what the CPU can do.
 pub fn dot_i8() -> DotI8 {
     *DOT_I8
-}
-
-/// Asks for the bytes to be loaded into the cache, all at once.
-#[inline(always)]
-pub fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(64) {
-        // SAFETY: a hint, which does not even read the address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
 }
 
 /// Rounds `x * factor` to the nearest of -127..=127.
@@ -76,9 +58,9 @@ pub fn round_i8(x: &[f32], factor: f32, out: &mut [i8]) {
 #[inline]
 pub fn dot_f32_i8(a: &[f32], b: &[i8]) -> f32 {
     assert_eq!(a.len(), b.len());
-    match instruction_set() {
+    match Isa::detect() {
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx2 => {
+        Isa::Avx512 | Isa::Avx2 => {
             // SAFETY: the CPU has AVX2 and FMA, the lengths are equal.
             unsafe { avx2::dot_f32_i8(a, b) }
         }
@@ -97,13 +79,13 @@ pub fn dot_f32_i12(a: &[f32], coarse: &[i8], fine: &[u8]) -> f32 {
     let (head, rest) = a.split_at(whole);
     let (coarse, coarse_rest) = coarse.split_at(whole);
     let (fine, fine_rest) = fine.split_at(whole / 2);
-    let sum = match instruction_set() {
+    let sum = match Isa::detect() {
         // SAFETY: the CPU has AVX-512 F; `whole` is a multiple of 16 and the length of all three.
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => unsafe { avx512::dot_f32_i12(head, coarse, fine) },
+        Isa::Avx512 => unsafe { avx512::dot_f32_i12(head, coarse, fine) },
         // SAFETY: the CPU has AVX2 and FMA; as above.
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => unsafe { avx2::dot_f32_i12(head, coarse, fine) },
+        Isa::Avx2 => unsafe { avx2::dot_f32_i12(head, coarse, fine) },
         _ => portable::dot_f32_i12(head, coarse, fine),
     };
     sum + portable::dot_f32_i12(rest, coarse_rest, fine_rest)
@@ -146,7 +128,7 @@ mod tests {
     fn dots() -> Vec<DotI8> {
         let mut all: Vec<DotI8> = vec![portable::dot_i8, dot_i8()];
         #[cfg(target_arch = "x86_64")]
-        if instruction_set() != InstructionSet::Baseline {
+        if Isa::detect() != Isa::Portable {
             // SAFETY: the CPU has AVX2, the slices have the same length.
             all.push(|a, b| unsafe { avx2::dot_i8(a, b) });
         }
@@ -159,7 +141,7 @@ mod tests {
     fn twelves() -> Vec<DotI12> {
         let mut all: Vec<DotI12> = vec![portable::dot_f32_i12, dot_f32_i12];
         #[cfg(target_arch = "x86_64")]
-        if instruction_set() != InstructionSet::Baseline {
+        if Isa::detect() != Isa::Portable {
             // SAFETY: the CPU has AVX2 and FMA, the lengths are as they must be.
             all.push(|a, c, f| unsafe { avx2::dot_f32_i12(a, c, f) });
         }

@@ -24,7 +24,7 @@ use half::bf16;
 use super::arena::{Arena, Block};
 use super::gemm::{PANEL, Start, check_output, check_rows};
 use super::lstm::{Recurrent, UNITS};
-use super::{Isa, int8, quantized};
+use super::{Isa, int8, units};
 use crate::Precision;
 
 /// Rows of the largest tile in vector registers.
@@ -70,19 +70,13 @@ impl Unit {
 
     /// Whether this processor has it, of these instruction sets.
     fn exists(self, isa: Isa) -> bool {
-        #[cfg(target_arch = "x86_64")]
         match self {
-            Self::AmxInt8 => isa == Isa::Avx512 && quantized::has_matrix_unit(),
-            Self::AmxBf16 => Self::Bf16.exists(isa) && quantized::has_matrix_unit(),
-            Self::Vnni => isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni"),
-            Self::Bf16 => isa == Isa::Avx512 && is_x86_feature_detected!("avx512bf16"),
-            Self::AvxVnni => isa != Isa::Portable && is_x86_feature_detected!("avxvnni"),
+            Self::AmxInt8 => isa == Isa::Avx512 && units::has_matrix_unit(),
+            Self::AmxBf16 => Self::Bf16.exists(isa) && units::has_matrix_unit(),
+            Self::Vnni => isa == Isa::Avx512 && laser_cpu::has_vnni(),
+            Self::Bf16 => isa == Isa::Avx512 && laser_cpu::has_bf16(),
+            Self::AvxVnni => isa != Isa::Portable && laser_cpu::has_avx_vnni(),
             Self::Words => isa != Isa::Portable,
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = isa;
-            false
         }
     }
 
@@ -474,7 +468,7 @@ struct Tiles {
 impl Tiles {
     /// For a unit that exists.
     fn new() -> Self {
-        quantized::configure_thread();
+        units::configure_thread();
         Self {
             // SAFETY: the processor has matrix units, and the thread has asked for them.
             #[cfg(target_arch = "x86_64")]

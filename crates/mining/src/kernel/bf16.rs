@@ -17,12 +17,6 @@ pub(crate) struct Columns {
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
 
-/// Whether this processor multiplies bfloat16 matrices in units of its own.
-pub(super) fn has_matrix_units() -> bool {
-    let units = numkong::cap::SAPPHIREAMX | numkong::cap::GRANITEAMX;
-    numkong::available() & units != 0
-}
-
 pub(super) fn pack(
     rows: &[f32],
     inverse: &[f64],

@@ -91,7 +91,7 @@ impl<'a> Engine<'a> {
     /// Prepares the calling thread for [`Engine::compare`]: AMX tiles are granted per thread.
     pub fn prepare_thread(&self) {
         if matches!(self.units, Units::Kernel(Kernel::Bf16)) {
-            numkong::configure_thread();
+            laser_kernels::units::configure_thread();
         }
     }
 

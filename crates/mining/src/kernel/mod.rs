@@ -59,7 +59,7 @@ impl Kernel {
     /// has.
     pub fn resolve(self) -> Kernel {
         match self {
-            Kernel::Auto if bf16::has_matrix_units() => Kernel::Bf16,
+            Kernel::Auto if laser_kernels::units::has_matrix_unit() => Kernel::Bf16,
             Kernel::Bf16 => Kernel::Bf16,
             Kernel::F32 => Kernel::F32,
             #[cfg(target_arch = "x86_64")]

@@ -12,6 +12,8 @@ mod register;
 mod avx2;
 mod avx512;
 
+use laser_cpu::Isa;
+
 use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
 
 /// Value of a component of 1. Its square, with room for rounding, fits into 31 bits, and
@@ -31,12 +33,8 @@ impl Units {
     /// Whether this processor has them.
     pub fn exist(self) -> bool {
         match self {
-            Units::Avx2 => is_x86_feature_detected!("avx2"),
-            Units::Avx512Vnni => {
-                Units::Avx2.exist()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
+            Units::Avx2 => Isa::detect() != Isa::Portable,
+            Units::Avx512Vnni => laser_cpu::has_vnni(),
         }
     }
 

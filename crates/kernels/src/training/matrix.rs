@@ -4,7 +4,8 @@
 //! accumulation ([`bf16`]), which only pay on processors with bf16 units.
 #![allow(unsafe_code)]
 
-use crate::ops::bf16;
+use super::bf16;
+use crate::units;
 
 /// How the operands of a product are rounded. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub enum Arithmetic {
 impl Arithmetic {
     /// bf16 where the processor multiplies bf16 in hardware, f32 elsewhere.
     pub fn detect() -> Self {
-        if bf16::in_hardware() {
+        if units::has_bf16_unit() {
             Arithmetic::Bf16
         } else {
             Arithmetic::F32

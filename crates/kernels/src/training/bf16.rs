@@ -4,36 +4,22 @@
 //!
 //! NumKong multiplies A by a packed Bᵀ whose rows are contiguous; operands that lie the other way
 //! are transposed while they are rounded. Worth it only where the processor multiplies bf16
-//! ([`in_hardware`]); elsewhere the results are the same and slower than f32.
+//! ([`units::has_bf16_unit`]); elsewhere the results are the same and slower than f32.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
 
+use laser_cpu::simd;
 use numkong::Dots;
-use numkong::cap;
 
 #[cfg(target_arch = "x86_64")]
-use crate::ops::bf16_dot::{self, Left, Panels};
-use crate::ops::simd::simd;
-
-/// Whether this processor has bf16 multiply units (AVX-512 BF16, AMX, or their Arm relatives).
-pub fn in_hardware() -> bool {
-    const UNITS: u64 = cap::GENOA
-        | cap::SAPPHIREAMX
-        | cap::GRANITEAMX
-        | cap::DIAMOND
-        | cap::NEONBFDOT
-        | cap::SVEBFDOT
-        | cap::SME;
-    numkong::available() & UNITS != 0
-}
+use super::bf16_dot::{self, Left, Panels};
+use crate::units;
 
 /// Whether the kernels of [`bf16_dot`] are the fastest here.
 #[cfg(target_arch = "x86_64")]
 fn by_dot() -> bool {
-    const AMX: u64 = cap::SAPPHIREAMX | cap::GRANITEAMX | cap::DIAMOND;
-    static CHOICE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *CHOICE.get_or_init(|| bf16_dot::available() && numkong::available() & AMX == 0)
+    laser_cpu::has_bf16() && !units::has_matrix_unit()
 }
 
 #[derive(Default)]
@@ -52,7 +38,7 @@ struct Aligned(#[expect(dead_code, reason = "only its size and alignment matter"
 thread_local! {
     /// Buffers that are kept between products; creating them also prepares the thread for AMX.
     static SCRATCH: RefCell<Scratch> = {
-        numkong::configure_thread();
+        units::configure_thread();
         RefCell::default()
     };
 }
@@ -156,7 +142,7 @@ fn multiply(
         );
     }
     if add {
-        crate::ops::simd::add(&result[..m * n], &mut c[..m * n]);
+        crate::slices::add(&result[..m * n], &mut c[..m * n]);
     }
 }
 

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 };
 use std::cell::RefCell;
 
-use crate::ops::simd::simd;
+use laser_cpu::simd;
 
 /// Columns of a panel: two registers.
 const COLUMNS: usize = 32;
@@ -24,14 +24,6 @@ const ROWS: usize = 12;
 const DEPTH: usize = 192;
 /// Rows of the left operand of one pass over all panels: 180 KiB.
 const BLOCK: usize = 20 * ROWS;
-
-/// Whether this processor has the instruction.
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512bf16")
-}
 
 /// The nearest bf16, ties to even. NaN stays NaN.
 #[inline(always)]
@@ -193,7 +185,7 @@ thread_local! {
 /// # Panics
 /// If the processor lacks the instruction, or a matrix is too short for its sizes.
 pub fn multiply(m: usize, left: Left<'_>, right: &Panels, c: &mut [f32], add: bool) {
-    assert!(available(), "this processor has no AVX-512 BF16");
+    assert!(laser_cpu::has_bf16(), "this processor has no AVX-512 BF16");
     let (n, k) = (right.n, right.k);
     let (Left::Rows(a) | Left::Columns(a)) = left;
     assert!(a.len() >= m * k, "the left operand is too short");
@@ -309,7 +301,7 @@ mod tests {
 
     #[test]
     fn blocks_and_edges_agree_with_the_definition() {
-        if !available() {
+        if !laser_cpu::has_bf16() {
             eprintln!("skipped: this processor has no AVX-512 BF16");
             return;
         }
