@@ -413,6 +413,40 @@ fn policies_see_distances_as_they_are() -> Result<()> {
         all.len()
     );
 
+    // Also where a policy searches a table: `t` is searched for what is nearest to a row of `docs`.
+    client.batch_execute(
+        "CREATE TABLE docs AS SELECT 'another text about ' || md5((i + 5000)::text) AS body FROM generate_series(1, 50) i;
+         GRANT SELECT ON docs TO reader; ALTER TABLE t DISABLE ROW LEVEL SECURITY;
+         ALTER TABLE docs ENABLE ROW LEVEL SECURITY",
+    )?;
+    let minimum = "(SELECT min(t.body <=> docs.body) FROM t)";
+    client.batch_execute("SET enable_indexscan = off")?;
+    let bounds = client.query(&format!("SELECT {minimum} FROM docs"), &[])?;
+    let bounds: Vec<f64> = bounds.iter().map(|row| row.get(0)).collect();
+    client.batch_execute("RESET enable_indexscan")?;
+    let mut seen_in = |settings: &str| -> Result<i64> {
+        client.batch_execute(settings)?;
+        let mut count = 0;
+        for bound in &bounds {
+            // Hides the rows whose minimum this is.
+            client.batch_execute(&format!(
+                "DROP POLICY IF EXISTS p ON docs; CREATE POLICY p ON docs USING ({minimum} <> {bound})"
+            ))?;
+            client.batch_execute("SET ROLE reader")?;
+            count += client
+                .query_one("SELECT count(*) FROM docs", &[])?
+                .get::<_, i64>(0);
+            client.batch_execute("RESET ROLE")?;
+        }
+        Ok(count)
+    };
+    let (by_index, by_rows) = (
+        seen_in("SET enable_seqscan = off")?,
+        seen_in("RESET enable_seqscan; SET enable_indexscan = off")?,
+    );
+    ensure!(by_index == by_rows, "{by_index} and {by_rows}");
+    client.batch_execute("RESET enable_indexscan; ALTER TABLE t ENABLE ROW LEVEL SECURITY")?;
+
     // The usual policies leave a search as cheap as it is.
     client.batch_execute("DROP POLICY p ON t; CREATE POLICY p ON t USING (tenant = current_user AND body IS NOT NULL)")?;
     let embedded = cost(&mut client, || {

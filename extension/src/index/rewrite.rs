@@ -21,7 +21,8 @@
 //!
 //! Columns are not replaced in statements that write, or lock rows: a row that changed meanwhile
 //! is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`). Filters are
-//! not, where a table with row-level security or a security-barrier view is part of the statement.
+//! not, where a table with row-level security or a security-barrier view is part of the statement, nor is
+//! anything in its subplans: policies may have some.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -96,9 +97,13 @@ unsafe extern "C-unwind" fn rewrite_guarded(planned: *mut pg_sys::PlannedStmt) {
 unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
     // SAFETY: by contract; the lists are of plans, some of which may be null, and of range table entries.
     unsafe {
-        let mut found = Found::default();
+        let mut found = Found {
+            in_main_plan: true,
+            ..Found::default()
+        };
         found.visit(statement.planTree, None);
         for plan in members(statement.subplans) {
+            found.in_main_plan = false;
             found.visit(plan.ptr_value.cast(), None);
         }
         if found.scans.is_empty() {
@@ -117,7 +122,11 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
             hide_unread(level.plan, &found);
         }
         for operator in found.operators() {
-            for number in 0..found.levels.len() {
+            for (number, level) in found.levels.iter().enumerate() {
+                // It may be part of what decides who sees a row.
+                if secure && !level.in_main_plan {
+                    continue;
+                }
                 let scans = || found.scans_of(number, operator);
                 let own: usize = scans().map(|scan| mentions(scan.cast(), operator)).sum();
                 if own > 0 && found.mentions(number, operator) == own {
@@ -155,6 +164,8 @@ unsafe fn mentions(part: *const c_void, operator: pg_sys::Oid) -> usize {
 struct Found {
     /// What the server plans at a time, and knows the order of.
     levels: Vec<Level>,
+    /// See [`Level`]; of those that are visited now.
+    in_main_plan: bool,
     /// Scans of text indexes, each with the number of its level.
     scans: Vec<(usize, *mut pg_sys::IndexScan)>,
 }
@@ -164,6 +175,8 @@ struct Level {
     plan: *mut pg_sys::Plan,
     /// The number of the one around it.
     around: Option<usize>,
+    /// And not in one of the plans that its expressions call.
+    in_main_plan: bool,
 }
 
 impl Found {
@@ -214,7 +227,11 @@ impl Found {
     /// A plan of the server's, or null.
     unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, around: Option<usize>) {
         if !plan.is_null() {
-            self.levels.push(Level { plan, around });
+            self.levels.push(Level {
+                plan,
+                around,
+                in_main_plan: self.in_main_plan,
+            });
             // SAFETY: by contract.
             unsafe { self.walk(plan, self.levels.len() - 1) };
         }
