@@ -415,7 +415,7 @@ fn policies_see_distances_as_they_are() -> Result<()> {
 
     // Also where a policy searches a table: `t` is searched for what is nearest to a row of `docs`.
     client.batch_execute(
-        "CREATE TABLE docs AS SELECT 'another text about ' || md5((i + 5000)::text) AS body FROM generate_series(1, 50) i;
+        "CREATE TABLE docs AS SELECT 'another text about ' || md5((i + 5000)::text) AS body FROM generate_series(1, 8) i;
          GRANT SELECT ON docs TO reader; ALTER TABLE t DISABLE ROW LEVEL SECURITY;
          ALTER TABLE docs ENABLE ROW LEVEL SECURITY",
     )?;
