@@ -37,8 +37,11 @@ pub(crate) fn plan(lengths: &[usize], lanes: usize, padded: bool, most: Budget) 
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(lengths[i]));
     let total: usize = lengths.iter().sum();
-    let fair = total.div_ceil(lanes.max(1));
-    let budget = most.tokens.min(fair.max(1));
+    // One at a time: splitting would only leave less for each launch.
+    let budget = match lanes {
+        0 | 1 => most.tokens,
+        lanes => most.tokens.min(total.div_ceil(lanes).max(1)),
+    };
     let mut batches = Vec::new();
     let mut current: Vec<usize> = Vec::new();
     let mut tokens = 0;

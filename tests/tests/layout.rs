@@ -146,3 +146,32 @@ fn what_documents_name_exists() {
     }
     assert!(folders > 20, "only {folders} lines of the code map");
 }
+
+/// The table of invariants names tests that exist.
+#[test]
+fn invariants_have_their_tests() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a document");
+    let (_, table) = text
+        .split_once("| invariant | tests |")
+        .expect("the table of invariants");
+    let (mut sources, mut found) = (String::new(), 0);
+    for line in table
+        .lines()
+        .take_while(|line| line.is_empty() || line.starts_with('|'))
+    {
+        for code in line.split('`').skip(1).step_by(2) {
+            if code.ends_with(".rs") {
+                let places =
+                    ["tests/tests", "encoder/tests", "."].map(|f| root().join(f).join(code));
+                let file = places.iter().find(|path| path.exists());
+                let file = file.unwrap_or_else(|| panic!("there is no {code}"));
+                sources = std::fs::read_to_string(file).expect("a source");
+            } else if code.contains('_') && sources.contains("#[test]") {
+                let is_there = sources.contains(&format!("fn {code}("));
+                assert!(is_there || code == "unsafe_code", "there is no test {code}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 15, "only {found} tests");
+}

@@ -234,9 +234,22 @@ const DENSE_HEAD: usize = 64;
 /// Counts in front of the levels.
 const GRAPH_HEAD: usize = 40;
 
-/// Where things are in a serialized graph (usearch 2.26, `index_dense.hpp` and `index.hpp`,
-/// `save_to_stream`): rows and columns, the vectors, two headers, the level of every node, the
-/// nodes.
+/// Where things are in a serialized graph of n nodes (usearch 2.26, `index_dense.hpp` and `index.hpp`,
+/// `save_to_stream`). Numbers are little-endian.
+///
+/// ```text
+/// 0          u32 n, u32 bytes of a vector
+/// 8          n vectors, one behind the other: the graph parts that [`Codec`] makes
+/// …          64 bytes: "usearch", version, kinds, counts (none of which is read here)
+/// …          u64 n; u64 edges of a node on levels above the lowest (m); u64 those on the lowest (2m);
+///            u64 top level; u64 entry, a node of the top level
+/// …          n times i16: the highest level of each node
+/// …          n nodes: u64 key, i16 level, then for each level from the lowest up
+///            u32 number of edges, and room for all that it may have: u32 each, a node's number
+/// ```
+///
+/// Nodes are of different lengths, for they have as many lists as levels: [`Layout::nodes`] goes through them,
+/// and [`crate::walk`] knows where one begins by the sum of the levels before it.
 #[derive(Debug)]
 pub struct Layout<'a> {
     bytes: &'a [u8],
