@@ -1,10 +1,10 @@
 //! PyTorch checkpoints: zip archives, pickles, tensors.
 #![no_main]
 
+use laser_fuzz::folder;
 use laser_import::pickle::Pickle;
 use laser_import::torch::Checkpoint;
 use laser_import::zip;
-use laser_fuzz::folder;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {

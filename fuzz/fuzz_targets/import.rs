@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use laser_import::{Kind, Options, Table, import};
 use laser_fuzz::{folder, part};
+use laser_import::{Kind, Options, Table, import};
 use libfuzzer_sys::fuzz_target;
 
 // Byte 0: kind; byte 1: storage of the table; then files: name and contents, each with its length.

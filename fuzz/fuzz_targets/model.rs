@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use laser_model::folder::{CONFIG, TOKENIZER, WEIGHTS};
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
-use laser_model::LocalEncoder;
 use laser_fuzz::{TEXTS, folder, part};
+use laser_model::LocalEncoder;
+use laser_model::folder::{CONFIG, TOKENIZER, WEIGHTS};
 use libfuzzer_sys::fuzz_target;
 
 // Byte 0: precision; then tokenizer and configuration, each with its length; the rest are weights.

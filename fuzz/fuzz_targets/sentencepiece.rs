@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use laser_fuzz::TEXTS;
 use laser_import::spm::SentencePiece;
 use laser_model::ngrams::read_tokenizer;
-use laser_fuzz::TEXTS;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {

@@ -3,9 +3,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use laser_fuzz::TEXTS;
 use laser_model::ngrams::read_tokenizer;
 use laser_model::words::Words;
-use laser_fuzz::TEXTS;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use laser_encoder::Config;
-use laser_model::folder::{self, CONFIG, TOKENIZER, Tensor, Tensors, WEIGHTS};
 use laser_fuzz::push_part;
+use laser_model::folder::{self, CONFIG, TOKENIZER, Tensor, Tensors, WEIGHTS};
 
 use crate::{Corpora, numbers};
 
