@@ -220,7 +220,7 @@ __device__ void forward(const Forward<Element>& p) {
           // Of equal states the first wins, whatever the order of the visits.
           const bool larger = fresh || (direction ? state >= before : state > before);
           p.pooled[sentence] = larger ? state : before;
-          if (p.winners && larger) p.winners[sentence] = t;
+          if (p.argmax && larger) p.argmax[sentence] = t;
         } else {
           p.pooled[sentence] = p.pooling == SUM ? before + state : state;
         }
@@ -234,7 +234,7 @@ __device__ void forward(const Forward<Element>& p) {
 
 // Gradients of the gates before their non-linearity. Those of a state are the sum of what comes
 // from above and of what the next visited step sends back, which all its gates contribute to: the
-// blocks exchange those, four times as much as on the way forward, gate by gate.
+// blocks exchange those, four times as much as in the forward pass, gate by gate.
 template <int ROWS>
 __device__ void backward(const Backward<Element>& p) {
   using Sums = Product<ROWS, UNITS, 1, 1>;
@@ -258,7 +258,7 @@ __device__ void backward(const Backward<Element>& p) {
     const uint32_t begin = p.offsets[t];
     const int rows = p.offsets[t + 1] - begin;
     const Previous previous(p.offsets, p.steps, t, direction);
-    // The next in the direction's order, visited before this one on the way back.
+    // The next in the direction's order, visited before this one in the backward pass.
     const Previous next(p.offsets, p.steps, t, !direction);
     if (threadIdx.x == 0) wait_for(arrivals, i * gridDim.x);
     __syncthreads();
@@ -284,7 +284,7 @@ __device__ void backward(const Backward<Element>& p) {
         const bool last = row >= next.rows;
         float d_state = sent_back ? Sums::at(sums, local, threadIdx.x % UNITS) : 0.0f;
         if (p.d_states) d_state += __bfloat162float(p.d_states[token * h + unit]);
-        if (p.pooling == MAX) d_state += p.winners[sentence] == t ? p.d_pooled[sentence] : 0.0f;
+        if (p.pooling == MAX) d_state += p.argmax[sentence] == t ? p.d_pooled[sentence] : 0.0f;
         if (p.pooling == SUM) d_state += p.d_pooled[sentence];
         if (p.pooling == LAST) d_state += last ? p.d_pooled[sentence] : 0.0f;
 

@@ -18,7 +18,7 @@ struct Forward {
   float* cell;               // [sentences, 2, H], need not be set
   uint32_t* arrivals;        // [groups, 2], zeros
   float* pooled;             // [sentences, 2, H] if pooling != NONE
-  uint32_t* winners;         // [sentences, 2, H] or null: steps of the maxima
+  uint32_t* argmax;         // [sentences, 2, H] or null: steps of the maxima
   Element* gates;            // [tokens, 2, 4H] or null: after their non-linearity
   float* cells;              // [tokens, 2, H] or null
   uint32_t hidden;
@@ -26,7 +26,7 @@ struct Forward {
   uint32_t pooling;
 };
 
-// The way back through a layer. Either `d_states` is given or `d_pooled` with `pooling`.
+// The backward pass through a layer. Either `d_states` is given or `d_pooled` with `pooling`.
 template <typename Element>
 struct Backward {
   const Element* recurrent;  // [2, H, 4H]: those of Forward, transposed
@@ -35,7 +35,7 @@ struct Backward {
   const float* cells;        // [tokens, 2, H]
   const Element* d_states;   // [tokens, 2, H] or null
   const float* d_pooled;     // [sentences, 2, H] or null
-  const uint32_t* winners;   // [sentences, 2, H] if pooling == MAX
+  const uint32_t* argmax;   // [sentences, 2, H] if pooling == MAX
   Element* d_products;       // [tokens, 2, 4H]
   float* d_cell;             // [sentences, 2, H], need not be set
   uint32_t* arrivals;        // [groups, 2], zeros

@@ -151,8 +151,8 @@ fn emulate<T: Element + WithDType>(case: &Case, tolerance: f32, rows: usize, gro
             if let Some(pooled) = &expected.pooled {
                 assert_close(&out.pooled, &floats(pooled), 2.0 * tolerance);
             }
-            if let (Some(winners), DType::F32) = (&saved.winners, T::DTYPE) {
-                assert_eq!(out.winners, numbers::<u32>(winners));
+            if let (Some(argmax), DType::F32) = (&saved.argmax, T::DTYPE) {
+                assert_eq!(out.argmax, numbers::<u32>(argmax));
             }
             let gradients = Gradients {
                 transposed: &transposed,

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::layers::{self, Names};
-use super::torch::Checkpoint;
-use super::{Model, Options, read, read_text};
+use crate::files::{read, read_text};
+use crate::layers::{self, Names};
+use crate::model::Model;
+use crate::options::Options;
+use crate::torch::Checkpoint;
 use laser_model::ModelError;
 use laser_model::config::{
     Activation, Architecture, Config, Dense, FORMAT, NormPosition, TextConfig, TransformerConfig,

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::spm::SentencePiece;
-use super::torch::Checkpoint;
-use super::{Model, Options, find, read, read_text};
+use crate::files::{find, read, read_text};
+use crate::model::{EMBEDDINGS, Model};
+use crate::options::Options;
+use crate::spm::SentencePiece;
+use crate::torch::Checkpoint;
 use laser_model::config::{
     Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, FastBpe, Moses, NonPrinting,
     Segmentation, TextConfig,
@@ -86,10 +88,7 @@ fn open(path: &Path) -> Result<Laser, ModelError> {
     }
     let state = checkpoint.tensors(checkpoint.find(root, "model")?)?;
     let mut tensors = Tensors::new();
-    let mut names = vec![(
-        "embed_tokens.weight".to_owned(),
-        vec![size, encoder.embedding_size],
-    )];
+    let mut names = vec![(EMBEDDINGS.to_owned(), vec![size, encoder.embedding_size])];
     let hidden = encoder.hidden_size;
     for l in 0..encoder.layers {
         let input = if l == 0 {
@@ -157,8 +156,7 @@ impl Laser {
 
 /// Lengthens the embedding table to `rows` rows with copies of the unknown token's.
 pub(super) fn extend_table(tensors: &mut Tensors, rows: usize) {
-    const NAME: &str = "embed_tokens.weight";
-    let table = &tensors[NAME];
+    let table = &tensors[EMBEDDINGS];
     let [size, width] = table.shape()[..] else {
         return;
     };
@@ -170,7 +168,7 @@ pub(super) fn extend_table(tensors: &mut Tensors, rows: usize) {
     for _ in size..rows {
         data.extend_from_slice(&unknown);
     }
-    tensors.insert(NAME.into(), Tensor::f32(&[rows, width], data));
+    tensors.insert(EMBEDDINGS.into(), Tensor::f32(&[rows, width], data));
 }
 
 /// LASER2: SentencePiece on normalised, lower-cased text.

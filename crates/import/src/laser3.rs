@@ -5,12 +5,14 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::laser::{MAX_TOKENS, SPECIAL, UNKNOWN, extend_table};
-use super::layers::{self, Names};
-use super::pickle::{Id, Node, Pickle};
-use super::spm::SentencePiece;
-use super::torch::Checkpoint;
-use super::{Model, Options, find, read, read_text};
+use crate::files::{find, read, read_text};
+use crate::laser::{MAX_TOKENS, SPECIAL, UNKNOWN, extend_table};
+use crate::layers::{self, Names};
+use crate::model::{EMBEDDINGS, Model};
+use crate::options::Options;
+use crate::pickle::{Id, Node, Pickle};
+use crate::spm::SentencePiece;
+use crate::torch::Checkpoint;
 use laser_model::ModelError;
 use laser_model::config::{
     Activation, Architecture, Config, FORMAT, NonPrinting, NormPosition, TextConfig,
@@ -201,7 +203,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         dictionary.entry(piece.to_owned()).or_insert(size);
         size += 1;
     }
-    let table = tensor("embed_tokens.weight", None)?;
+    let table = tensor(EMBEDDINGS, None)?;
     let rows = match table.shape()[..] {
         // One more for a mask symbol that fairseq adds.
         [rows, width] if width == d && rows >= size => rows,
@@ -211,7 +213,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
             )));
         }
     };
-    tensors.insert("embed_tokens.weight".into(), table);
+    tensors.insert(EMBEDDINGS.into(), table);
 
     let path = find(source, "spm")?;
     let fail = |message| ModelError::import(&path, message);

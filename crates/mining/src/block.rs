@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Mutex;
 
+use crate::control::Control;
+use crate::cosine;
 use crate::kernel::Packed;
-use crate::knn::Control;
 use crate::run::Run;
 use crate::tile::{self, Exact};
 use crate::{Error, Rows, Side};
@@ -54,7 +55,7 @@ impl<'a> Set<'a> {
             control.check()?;
             let range = first..(first + READ).min(count);
             for row in input.rows.read(range, dimensions)?.chunks_exact(dimensions) {
-                let square = tile::square(row);
+                let square = cosine::square(row);
                 if !square.is_finite() {
                     return Err(Error::NotFinite {
                         side,

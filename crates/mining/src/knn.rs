@@ -8,36 +8,17 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 pub(crate) use crate::block::Input;
 use crate::block::{Block, Set, block_rows};
-use crate::kernel::{Device, Engine, Kernel};
+pub use crate::control::Control;
+use crate::cosine;
+use crate::engine::Engine;
+use crate::kernel::{Device, Kernel};
 use crate::run::Run;
-use crate::tile::{self, Stripe};
+use crate::tile::Stripe;
 use crate::{Error, Neighbours, Rows, Side};
-
-/// What a running search shares with whoever watches it from another thread.
-#[derive(Debug, Default)]
-pub struct Control {
-    /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,
-    /// that is every few milliseconds.
-    pub cancel: AtomicBool,
-    /// Pairs of rows compared so far, by all searches that had this control.
-    pub done: AtomicU64,
-    /// Pairs of rows to compare by the searches that have begun.
-    pub total: AtomicU64,
-}
-
-impl Control {
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.cancel.load(Ordering::Relaxed) {
-            Err(Error::Cancelled)
-        } else {
-            Ok(())
-        }
-    }
-}
 
 /// How a search is run. None of it changes the result.
 #[derive(Clone, Debug)]
@@ -148,8 +129,8 @@ pub fn forward(
 /// When their dimensions differ.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "embeddings of different dimensions");
-    let inverse = |row| 1.0 / tile::square(row).sqrt();
-    tile::cosine(a, inverse(a), b, inverse(b))
+    let inverse = |row| 1.0 / cosine::square(row).sqrt();
+    cosine::cosine(a, inverse(a), b, inverse(b))
 }
 
 /// Searches and adds what it finds to the lists, which are made when there are none. A list that

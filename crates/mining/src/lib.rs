@@ -26,6 +26,9 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_macros))]
 
 mod block;
+mod control;
+mod cosine;
+mod engine;
 mod error;
 mod evaluate;
 mod kernel;

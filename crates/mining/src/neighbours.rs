@@ -142,7 +142,7 @@ impl Neighbours {
 
     /// The cosine that a candidate must reach to enter the list of `row`: the lowest of a full
     /// list, else negative infinity.
-    pub(crate) fn bar(&self, row: usize) -> f64 {
+    pub(crate) fn threshold(&self, row: usize) -> f64 {
         let room = self.room(row);
         if self.counts[row] as usize == room {
             self.cosines[self.start(row) + room - 1]

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use laser_memory::threads;
 
 use crate::Error;
-use crate::kernel::Engine;
-use crate::knn::Control;
+use crate::control::Control;
+use crate::engine::Engine;
 
 /// What all phases of a search share.
 pub(crate) struct Run<'a> {

@@ -1,17 +1,13 @@
-//! Candidates of a stripe of rows, and the sieve that finds them in a tile of approximate cosines.
+//! Candidates of a stripe of rows, and the filter that finds them in a tile of approximate cosines.
 //!
-//! Invariant: a row's `bar` never exceeds its k-th best exact cosine over all candidates minus the
+//! Invariant: a row's `threshold` never exceeds its k-th best exact cosine over all candidates minus the
 //! error bound of the kernel. So every true neighbour has an approximate cosine at or above the
-//! bar and is never dropped, and what is kept is decided by exact cosines.
+//! threshold and is never dropped, and what is kept is decided by exact cosines.
 use laser_cpu::simd;
 
 use crate::Neighbours;
-use crate::kernel::{SOURCE_STRIPE, TARGET_STRIPE};
-
-/// Cosines are multiples of this, far above the noise of `f64` sums (near 1e-15) and far below any
-/// difference that matters: so equal rows have a cosine of exactly 1, equal cosines are recognised
-/// as such, and sums of cosines are exact in any order.
-pub(crate) const GRAIN: f64 = 1.0 / (1u64 << 40) as f64;
+use crate::cosine::cosine;
+use crate::kernel::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
 
 /// One of the two blocks of rows that are being compared, as exact cosines need it.
 #[derive(Clone, Copy)]
@@ -47,13 +43,6 @@ impl Exact<'_> {
     }
 }
 
-/// Cosine of two rows with the given inverse norms, computed in `f64` and rounded to a multiple of
-/// [`GRAIN`]. Symmetric to the last bit.
-pub(crate) fn cosine(a: &[f32], a_inverse: f64, b: &[f32], b_inverse: f64) -> f64 {
-    let cosine = dot(a, b) * (a_inverse * b_inverse);
-    (cosine / GRAIN).round_ties_even() * GRAIN
-}
-
 /// Candidates of the rows of one stripe.
 pub(crate) struct Stripe {
     /// Position of the stripe's first row in its block.
@@ -61,7 +50,7 @@ pub(crate) struct Stripe {
     /// Exact lists so far.
     pub lists: Neighbours,
     /// Approximate cosine from which on a candidate is kept, for each row.
-    bars: Vec<f32>,
+    thresholds: Vec<f32>,
     /// `room` approximate candidates (cosine, row of the other block) for each row.
     waiting: Vec<(f32, u32)>,
     counts: Vec<u32>,
@@ -88,9 +77,9 @@ impl Stripe {
     ) -> laser_memory::Result<Self> {
         let room = room(lists.k());
         let rows = lists.rows();
-        let bar = |row| {
+        let threshold = |row| {
             if wanted {
-                below(lists.bar(row) - error)
+                below(lists.threshold(row) - error)
             } else {
                 f32::INFINITY
             }
@@ -98,7 +87,7 @@ impl Stripe {
         let waiting = if wanted { rows.saturating_mul(room) } else { 0 };
         Ok(Stripe {
             first,
-            bars: laser_memory::collect((0..rows).map(bar))?,
+            thresholds: laser_memory::collect((0..rows).map(threshold))?,
             waiting: laser_memory::filled((0.0, 0), waiting)?,
             counts: laser_memory::filled(0, rows)?,
             room,
@@ -108,17 +97,17 @@ impl Stripe {
     }
 
     /// Approximate cosine from which on a candidate is kept, for each row.
-    pub fn bars(&self) -> &[f32] {
-        &self.bars
+    pub fn thresholds(&self) -> &[f32] {
+        &self.thresholds
     }
 
     fn keep(&mut self, row: usize, cosine: f32, other: u32, own: &Exact<'_>, others: &Exact<'_>) {
         if self.counts[row] as usize == self.room {
-            self.tighten(row);
+            self.raise_threshold(row);
             if self.counts[row] as usize > self.room * 3 / 4 {
-                self.settle(row, own, others);
+                self.rescore(row, own, others);
             }
-            if cosine < self.bars[row] {
+            if cosine < self.thresholds[row] {
                 return;
             }
         }
@@ -126,21 +115,21 @@ impl Stripe {
         self.counts[row] += 1;
     }
 
-    /// Raises the bar to what the waiting candidates prove, and drops those below it. The k-th
+    /// Raises the threshold to what the waiting candidates prove, and drops those below it. The k-th
     /// best of them has an exact cosine of at least its approximate one minus the error.
-    fn tighten(&mut self, row: usize) {
+    fn raise_threshold(&mut self, row: usize) {
         let count = self.counts[row] as usize;
         let k = self.lists.k();
         let waiting = &mut self.waiting[row * self.room..][..count];
         if count >= k {
             waiting.select_nth_unstable_by(k - 1, |a, b| b.0.total_cmp(&a.0));
-            let bar = below(f64::from(waiting[k - 1].0) - 2.0 * self.error);
-            self.bars[row] = self.bars[row].max(bar);
+            let threshold = below(f64::from(waiting[k - 1].0) - 2.0 * self.error);
+            self.thresholds[row] = self.thresholds[row].max(threshold);
         }
-        let bar = self.bars[row];
+        let threshold = self.thresholds[row];
         let mut kept = 0;
         for at in 0..count {
-            if waiting[at].0 >= bar {
+            if waiting[at].0 >= threshold {
                 waiting[kept] = waiting[at];
                 kept += 1;
             }
@@ -149,19 +138,19 @@ impl Stripe {
     }
 
     /// Decides the waiting candidates of a row by their exact cosines.
-    fn settle(&mut self, row: usize, own: &Exact<'_>, others: &Exact<'_>) {
+    fn rescore(&mut self, row: usize, own: &Exact<'_>, others: &Exact<'_>) {
         let count = self.counts[row] as usize;
         let waiting = &mut self.waiting[row * self.room..][..count];
-        // Best first: the bar rises at once and spares the rest.
+        // Best first: the threshold rises at once and spares the rest.
         waiting.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
         for &(approximate, other) in waiting.iter() {
-            if approximate < self.bars[row] {
+            if approximate < self.thresholds[row] {
                 break;
             }
             let cosine = own.cosine(self.first + row, others, other as usize);
             if self.lists.insert(row, others.label(other as usize), cosine) {
-                let bar = below(self.lists.bar(row) - self.error);
-                self.bars[row] = self.bars[row].max(bar);
+                let threshold = below(self.lists.threshold(row) - self.error);
+                self.thresholds[row] = self.thresholds[row].max(threshold);
             }
         }
         self.counts[row] = 0;
@@ -171,37 +160,38 @@ impl Stripe {
     pub fn finish(&mut self, own: &Exact<'_>, others: &Exact<'_>) {
         for row in 0..self.counts.len() {
             if self.counts[row] > 0 {
-                self.tighten(row);
-                self.settle(row, own, others);
+                self.raise_threshold(row);
+                self.rescore(row, own, others);
             }
         }
     }
 }
 
 /// Takes the candidates out of a tile of approximate cosines, for its rows and its columns.
-pub(crate) fn sieve(
+pub(crate) fn filter_candidates(
     tile: &[f32],
     rows: &mut Stripe,
     columns: &mut Stripe,
     source: &Exact<'_>,
     target: &Exact<'_>,
 ) {
-    let mut bars = [f32::INFINITY; TARGET_STRIPE];
-    let width = columns.bars.len();
-    bars[..width].copy_from_slice(&columns.bars);
-    assert!(rows.bars.len() <= SOURCE_STRIPE && tile.len() == SOURCE_STRIPE * TARGET_STRIPE);
-    for row in 0..rows.bars.len() {
+    let mut thresholds = [f32::INFINITY; TARGET_STRIPE];
+    let width = columns.thresholds.len();
+    thresholds[..width].copy_from_slice(&columns.thresholds);
+    assert!(rows.thresholds.len() <= SOURCE_STRIPE && tile.len() == SOURCE_STRIPE * TARGET_STRIPE);
+    for row in 0..rows.thresholds.len() {
         let values = &tile[row * TARGET_STRIPE..][..TARGET_STRIPE];
         let mut chunk = 0;
-        while let Some(found) = next_chunk(values, &bars, rows.bars[row], chunk, width) {
+        while let Some(found) = next_chunk(values, &thresholds, rows.thresholds[row], chunk, width)
+        {
             for column in found..(found + CHUNK).min(width) {
                 let cosine = values[column];
-                if cosine >= rows.bars[row] {
+                if cosine >= rows.thresholds[row] {
                     rows.keep(row, cosine, (columns.first + column) as u32, source, target);
                 }
-                if cosine >= bars[column] {
+                if cosine >= thresholds[column] {
                     columns.keep(column, cosine, (rows.first + row) as u32, target, source);
-                    bars[column] = columns.bars[column];
+                    thresholds[column] = columns.thresholds[column];
                 }
             }
             chunk = found + CHUNK;
@@ -209,10 +199,12 @@ pub(crate) fn sieve(
     }
 }
 
-/// Takes what are candidates among some approximate cosines (row, column, cosine) of a tile, for
-/// its rows and its columns.
+/// A candidate: row and column of a tile, and their approximate cosine.
+pub(crate) type Hit = (u32, u32, f32);
+
+/// Takes what are candidates among some approximate cosines of a tile, for its rows and its columns.
 pub(crate) fn keep(
-    hits: &[(u32, u32, f32)],
+    hits: &[Hit],
     rows: &mut Stripe,
     columns: &mut Stripe,
     source: &Exact<'_>,
@@ -220,10 +212,10 @@ pub(crate) fn keep(
 ) {
     for &(row, column, cosine) in hits {
         let (row, column) = (row as usize, column as usize);
-        if cosine >= rows.bars[row] {
+        if cosine >= rows.thresholds[row] {
             rows.keep(row, cosine, (columns.first + column) as u32, source, target);
         }
-        if cosine >= columns.bars[column] {
+        if cosine >= columns.thresholds[column] {
             columns.keep(column, cosine, (rows.first + row) as u32, target, source);
         }
     }
@@ -233,22 +225,22 @@ pub(crate) fn keep(
 const CHUNK: usize = 16;
 
 simd! {
-    /// The first chunk at or after `from` that has a value at or above its row's or its column's bar. Written
+    /// The first chunk at or after `from` that has a value at or above its row's or its column's threshold. Written
     /// so that the compiler turns the inner loop into vector comparisons.
     fn next_chunk(
         values: &[f32],
-        bars: &[f32],
-        bar: f32,
+        thresholds: &[f32],
+        threshold: f32,
         from: usize,
         width: usize,
     ) -> Option<usize> {
         let mut at = from;
         while at < width {
             let values: &[f32; CHUNK] = values[at..at + CHUNK].try_into().expect("a whole chunk");
-            let bars: &[f32; CHUNK] = bars[at..at + CHUNK].try_into().expect("a whole chunk");
+            let thresholds: &[f32; CHUNK] = thresholds[at..at + CHUNK].try_into().expect("a whole chunk");
             let mut hits = 0u32;
             for lane in 0..CHUNK {
-                hits |= u32::from(values[lane] >= bar) | u32::from(values[lane] >= bars[lane]);
+                hits |= u32::from(values[lane] >= threshold) | u32::from(values[lane] >= thresholds[lane]);
             }
             if hits != 0 {
                 return Some(at);
@@ -259,33 +251,7 @@ simd! {
     }
 }
 
-/// The greatest `f32` below `value`, so that rounding never raises a bar.
+/// The greatest `f32` below `value`, so that rounding never raises a threshold.
 fn below(value: f64) -> f32 {
     (value as f32).next_down()
-}
-
-simd! {
-    /// Dot product in `f64`; products of two `f32` are exact there. Sixteen sums side by side, for the compiler
-    /// to keep in vectors; the order of additions is fixed, so equal rows give equal sums on every processor.
-    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
-        let mut sums = [0.0f64; 16];
-        let (a, a_rest) = a.as_chunks::<16>();
-        let (b, b_rest) = b.as_chunks::<16>();
-        for (a, b) in a.iter().zip(b) {
-            for lane in 0..16 {
-                sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
-            }
-        }
-        let rest: f64 = a_rest
-            .iter()
-            .zip(b_rest)
-            .map(|(&a, &b)| f64::from(a) * f64::from(b))
-            .sum();
-        sums.iter().sum::<f64>() + rest
-    }
-}
-
-/// Sum of squares in `f64`, as [`dot`] of a row with itself.
-pub(crate) fn square(row: &[f32]) -> f64 {
-    dot(row, row)
 }

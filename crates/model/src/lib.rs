@@ -11,6 +11,7 @@ mod error;
 mod files;
 pub mod folder;
 mod local;
+mod long_text;
 mod matrix;
 pub mod mean;
 pub mod ngrams;

@@ -9,9 +9,9 @@ use serde_json::Value;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::ModelError;
+use crate::long_text::first_tokens;
 use crate::ngrams::{NgramConfig, Ngrams};
 use crate::subwords::Subwords;
-use crate::tokenize::first_tokens;
 use crate::word_cache::WordCache;
 
 /// Words that are remembered: 8 MB.

@@ -4,7 +4,7 @@
 //! The loop encodes on its own thread (the encoder spreads large batches over its pool). While it
 //! does, requests pile up in the sockets and become the next batch: batches grow with the load by
 //! themselves, and a lone text is encoded the moment it is read, without a hand-over between
-//! threads. A batch is limited to about [`BATCH_SECONDS`], so that a single text never waits long
+//! threads. A batch is limited to about [`batch::SECONDS`], so that a single text never waits long
 //! behind another session's thousands. Texts whose tokens may be expensive are tokenized by threads
 //! ([`tokens`]); what is tokenized on the loop is a little at a time. Loading of models, writing to
 //! slow readers and searches have threads of their own.
@@ -12,9 +12,12 @@
 //! What is under work is noted ([`laser_protocol::work`]): texts under which the last process died run
 //! alone, and those under which processes die again and again are refused.
 
+mod batch;
+mod log;
 mod models;
 mod queue;
 mod search;
+mod socket;
 mod stats;
 mod sys;
 mod tokens;
@@ -22,31 +25,33 @@ mod writer;
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions, Tokenized};
+use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions};
 use laser_protocol::work::{Hash, Record, Suspicion};
 use laser_protocol::{
     ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Search, VERSION,
     decode_request, encode_embeddings_reply, encode_reply,
 };
 
+use batch::{Input, cost_of_batch, encode_inputs, failure};
 use models::{Lookup, Models, Report};
-use queue::{Batch, Budget, Job, Queue, SessionId, text_cost};
+use queue::{Batch, Budget, Job, Queue, SessionId};
 use search::Searches;
+use socket::identity;
 use stats::Stats;
 use sys::{Epoll, Event, Waker};
 use tokens::{Done, Tokens};
 use writer::{Output, Writer};
 
+pub use log::log;
+pub use socket::bind;
 pub use sys::{bound_processors, die_with_parent, exit_now, prepare_process};
 
-/// Seconds that a batch should take at most.
-const BATCH_SECONDS: f64 = 0.06;
 /// Texts of a batch that are taken in spite of that: smaller products waste the processor.
 const BATCH_LEAST: usize = 32;
 /// Seconds after which no more texts of a batch are tokenized on the loop; the rest are left to the
@@ -54,10 +59,6 @@ const BATCH_LEAST: usize = 32;
 const TOKENIZE_SECONDS: f64 = 0.02;
 /// Bytes of the texts that are tokenized on the loop until the time is looked at.
 const TOKENIZE_BYTES: usize = 2 * queue::INLINE_BYTES;
-/// Cost of the first batch of a model, whose speed is not known yet.
-const FIRST_BUDGET: usize = 1024;
-/// Largest cost of a batch, whatever the speed.
-const MAX_BUDGET: usize = 1 << 18;
 /// Requests of one session that may wait; beyond it, the session's socket is not read.
 const MAX_REQUESTS: usize = 64;
 /// Replies of one session in bytes that may wait for it to read them.
@@ -91,36 +92,6 @@ pub struct Options {
     pub record: Option<std::fs::File>,
     /// Whether the last one was ended because it hung.
     pub hung: bool,
-}
-
-/// Writes a line for the server log to standard error.
-pub fn log(message: &str) {
-    eprintln!("{}", message.replace('\n', " "));
-}
-
-/// Opens the socket. A file that nobody listens on is left over from a crash and is replaced.
-pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).is_ok() {
-                return Err(io::Error::new(
-                    ErrorKind::AddrInUse,
-                    "another encoder listens on this socket",
-                ));
-            }
-            log("replacing a socket file that nobody listens on");
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        other => other,
-    }
-}
-
-/// Device and inode of a file, if there is one.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let found = path.symlink_metadata().ok()?;
-    Some((found.dev(), found.ino()))
 }
 
 struct Session {
@@ -684,7 +655,7 @@ impl Server {
                 continue;
             };
             let budget = Budget {
-                cost: batch_cost(model.seconds_per_cost),
+                cost: cost_of_batch(model.seconds_per_cost),
                 least: BATCH_LEAST,
             };
             let encoder = model.encoder.clone();
@@ -729,7 +700,7 @@ impl Server {
         }
         if batch.alone {
             // Nothing else may be to blame if the process dies now.
-            let done = self.tokens.settle();
+            let done = self.tokens.wait_for_all();
             self.take_tokens(done);
         }
         let hashes: Vec<Hash> = items.iter().filter_map(|item| self.hash(item)).collect();
@@ -949,59 +920,4 @@ impl Server {
         encode_reply(reply, &mut self.reply);
         self.writer.send(&session.output, &mut self.reply);
     }
-}
-
-fn failure(error: &EncoderError) -> Failure {
-    Failure {
-        code: ErrorCode::Internal,
-        message: error.to_string(),
-        hint: "See the server log.".into(),
-    }
-}
-
-/// A text of a batch.
-enum Input {
-    Tokens(Tokenized),
-    /// Its tokens could not be had, which is to be reported.
-    Text(String),
-}
-
-impl Input {
-    fn cost(&self) -> usize {
-        match self {
-            Self::Tokens(tokens) => tokens.ids.len() + 2,
-            Self::Text(text) => text_cost(text),
-        }
-    }
-}
-
-/// Encodes; returns the number of tokens as well.
-fn encode_inputs(encoder: &Encoder, inputs: &[Input]) -> Result<(Embeddings, u64), EncoderError> {
-    let mut tokenized = Vec::with_capacity(inputs.len());
-    for input in inputs.iter() {
-        tokenized.push(match input {
-            Input::Tokens(tokens) => (tokens.ids.clone(), tokens.truncated),
-            Input::Text(text) => {
-                let tokens = encoder.tokenize_here(&[text])?.swap_remove(0);
-                (tokens.ids, tokens.truncated)
-            }
-        });
-    }
-    let (ids, truncated): (Vec<_>, Vec<_>) = tokenized.into_iter().unzip();
-    let tokens = ids.iter().map(|ids| ids.len() as u64).sum();
-    Ok((
-        Embeddings {
-            truncated,
-            ..encoder.encode_ids(&ids)?
-        },
-        tokens,
-    ))
-}
-
-/// Cost of a batch that takes about [`BATCH_SECONDS`].
-fn batch_cost(seconds_per_cost: f64) -> usize {
-    if seconds_per_cost <= 0.0 {
-        return FIRST_BUDGET;
-    }
-    ((BATCH_SECONDS / seconds_per_cost) as usize).clamp(1, MAX_BUDGET)
 }

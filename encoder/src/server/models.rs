@@ -13,7 +13,7 @@ use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::folder;
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
-use super::log;
+use super::log::log;
 use super::sys::Waker;
 
 /// A model in memory.

@@ -16,12 +16,12 @@ use laser_encoder::DeviceChoice;
 use laser_mining::{Device, Error, RowStore, knn};
 use laser_protocol::{ErrorCode, Failure, Reply, Search, encode_reply, receive_files};
 
-use super::log;
+use super::log::log;
 
 /// How often a session hears of the progress, and how soon it is noticed that it has gone.
-const PULSE: Duration = Duration::from_millis(100);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a session may take to read or to send what this end waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Searches of all sessions.
 pub struct Searches {
@@ -86,7 +86,7 @@ impl Shared {
             match self.turn.try_lock() {
                 Ok(turn) => return Ok(turn),
                 Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PULSE / 4),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PROGRESS_INTERVAL / 4),
             }
         }
         Err(Error::Cancelled)
@@ -112,8 +112,8 @@ fn open(_: DeviceChoice) -> Option<Device> {
 
 fn serve(shared: &Shared, stream: &UnixStream, id: u64, search: &Search) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(SOCKET_TIMEOUT))?;
+    stream.set_write_timeout(Some(SOCKET_TIMEOUT))?;
     let device = shared.device();
     let name = device.map(Device::name).unwrap_or_default();
     send(stream, &Reply::Ready { id, device: name })?;
@@ -162,7 +162,7 @@ fn watch(
 ) -> io::Result<Result<(), Error>> {
     stream.set_nonblocking(true)?;
     let result = loop {
-        match receiver.recv_timeout(PULSE) {
+        match receiver.recv_timeout(PROGRESS_INTERVAL) {
             Ok(found) => break found,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {

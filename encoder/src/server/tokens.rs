@@ -94,15 +94,15 @@ impl Tokens {
     }
 
     /// Waits until no thread works.
-    pub fn settle(&mut self) -> Vec<Done> {
-        let mut settled = self.reports();
+    pub fn wait_for_all(&mut self) -> Vec<Done> {
+        let mut done_so_far = self.reports();
         while self.busy > 0
             && let Ok(done) = self.done.recv()
         {
             self.busy -= 1;
-            settled.push(done);
+            done_so_far.push(done);
         }
-        settled
+        done_so_far
     }
 }
 

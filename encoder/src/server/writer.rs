@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use super::log::log;
 use super::sys::{Waker, poll_writable};
 
 /// The sending half of a connection.
@@ -114,7 +115,7 @@ fn write_rests(incoming: &Receiver<Rest>, waker: &Waker) {
         let writable = match poll_writable(waker.as_raw_fd(), &fds) {
             Ok(writable) => writable,
             Err(e) => {
-                super::log(&format!("could not wait for readers: {e}"));
+                log(&format!("could not wait for readers: {e}"));
                 return;
             }
         };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::eval::{ModelArgs, SetArgs, measure, write_out};
+use super::measured::{ModelArgs, SetArgs, measure, write_out};
 use crate::eval::tables::{Form, TableOptions, render};
 use crate::eval::{Metric, SetResult};
 

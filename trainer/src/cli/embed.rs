@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use super::eval::ModelArgs;
+use super::measured::ModelArgs;
 use crate::data::input::{Line, Lines};
 
 /// Form of embeddings.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::args::spinner;
-use super::eval::{ModelArgs, SetArgs, write_out};
+use super::measured::{ModelArgs, SetArgs, write_out};
 use crate::data::perturb::{Kind, LANGUAGE};
 use crate::eval::embed::embed_all;
 use crate::eval::mixed::mixed;

@@ -9,6 +9,7 @@ mod export;
 mod import;
 mod lexmix;
 mod meaning;
+mod measured;
 mod pack;
 mod tokenizer;
 mod train;

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::temporary::unnamed_file;
 use super::{DataError, Result};
 
 const PARTITIONS: usize = 256;
@@ -98,7 +99,7 @@ impl Dedup {
         let spill = match &mut self.spill {
             Some(spill) => spill,
             None => {
-                let file = super::pack::unnamed_file(&self.folder)?;
+                let file = unnamed_file(&self.folder)?;
                 self.spill.insert(Spill {
                     file,
                     runs: Vec::new(),

@@ -19,6 +19,7 @@ pub mod pipeline;
 pub mod readers;
 pub mod report;
 pub mod sampler;
+mod temporary;
 
 pub use packed::{LanguageId, PackedCorpus, Ragged, SentenceId, SourceId};
 pub use sampler::{Batch, Pair, Sampler, SamplerOptions, SamplerState};

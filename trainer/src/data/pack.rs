@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use super::packed::{Header, MAGIC};
 use super::pipeline::Pipeline;
 use super::report::Report;
+use super::temporary::unnamed_file;
 use super::{DataError, Group, Result, hash64, perturb, text_hash};
 use crate::tokenizer::Loaded;
 
@@ -31,24 +32,6 @@ impl Section {
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes)
     }
-}
-
-/// An unnamed file: it is gone when it is closed, however the program ends.
-pub(super) fn unnamed_file(folder: &Path) -> std::io::Result<File> {
-    let name = folder.join(format!(".pack-{}-{:x}", std::process::id(), unique()));
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&name)?;
-    std::fs::remove_file(&name)?;
-    Ok(file)
-}
-
-fn unique() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    COUNTER.fetch_add(1, Ordering::Relaxed)
 }
 
 /// One sentence as it is written.

@@ -5,7 +5,11 @@
 //! [`Model::forward`] and [`Model::backward`] split a batch over threads.
 
 mod body;
+mod error;
+mod lstm;
 pub mod parameters;
+mod pass;
+mod regularization;
 mod residual;
 #[cfg(test)]
 mod tests;
@@ -23,37 +27,11 @@ use crate::ops::lstm_device::LstmDevice;
 use crate::ops::pool::Occurrences;
 use crate::ops::threads::{Threads, cut};
 use laser_kernels::training::Arithmetic;
+
+pub use error::ModelError;
 pub use parameters::{Parameter, Parameters};
-
-/// Failures of making and loading models.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    /// The configuration contradicts itself or asks for something that is not there.
-    #[error("{0}")]
-    Config(String),
-    /// The device that the model is trained on failed.
-    #[error("device: {0}")]
-    Device(#[from] candle_core::Error),
-    /// A checkpoint lacks a tensor or has one of another shape.
-    #[error("checkpoint \"{path}\": {message}")]
-    Checkpoint {
-        /// The file.
-        path: String,
-        /// What is wrong with it.
-        message: String,
-    },
-}
-
-/// How a forward pass differs between training and use.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Regularization {
-    /// Dropout of token embeddings (BiLSTM) or of the pooled embedding (mean).
-    pub embedding: f32,
-    /// Dropout between the layers of the encoder and before every dense layer.
-    pub hidden: f32,
-    /// Seed of the masks: the same seed and the same split over threads give the same masks.
-    pub seed: u64,
-}
+use pass::Pass;
+pub use regularization::Regularization;
 
 /// A sentence encoder with its parameters.
 #[derive(Clone, Debug)]
@@ -239,6 +217,24 @@ impl Model {
         )
     }
 
+    /// What a pass of the body works on.
+    fn pass<'a>(
+        &'a self,
+        batch: &'a Ragged,
+        sentences: Range<usize>,
+        regularization: Regularization,
+    ) -> Pass<'a> {
+        Pass {
+            parameters: &self.parameters,
+            dense: self.parameters.sparse()..self.dense_begin,
+            arithmetic: self.arithmetic,
+            device: self.device.as_ref(),
+            batch,
+            sentences,
+            regularization,
+        }
+    }
+
     /// Embeddings [sentences, dimensions] of some sentences of a batch, on the calling thread.
     ///
     /// # Errors
@@ -255,7 +251,8 @@ impl Model {
             seed,
             ..regularization
         };
-        let (mut x, body) = body::forward(self, batch, sentences.clone(), shard)?;
+        let pass = self.pass(batch, sentences.clone(), shard);
+        let (mut x, body) = body::forward(&self.config.encoder, &pass)?;
         let mut saved = Vec::with_capacity(self.config.dense.len());
         for (i, layer) in self.config.dense.iter().enumerate() {
             dropout(&mut x, regularization.hidden, dense_seed(seed, i));
@@ -313,15 +310,8 @@ impl Model {
                 dense_seed(saved_seed(&regularization), i),
             );
         }
-        let embeddings = body::backward(
-            self,
-            batch,
-            saved.sentences,
-            saved.body,
-            dx,
-            &mut dense,
-            regularization,
-        )?;
+        let pass = self.pass(batch, saved.sentences, regularization);
+        let embeddings = body::backward(&self.config.encoder, &pass, saved.body, dx, &mut dense)?;
         let frozen = self.parameters.frozen() > 0;
         let embeddings = if frozen {
             Occurrences::default()
@@ -391,7 +381,7 @@ impl Model {
             .zip(shards.iter().cloned())
             .collect();
         let results = threads.map(work, |_, (out, range): (&mut [f32], Range<usize>)| {
-            // A device gets the weights anew for every block.
+            // A device gets the weights again for every block.
             let size = if self.device.is_some() { 2048 } else { 256 };
             let begin = range.start;
             for from in range.clone().step_by(size) {

@@ -8,9 +8,10 @@ use std::ops::Range;
 use laser_model::config::{MeanPooling, ResidualBilstmConfig};
 use rayon::prelude::*;
 
-use super::body::{LstmSaved, lstm_backward, lstm_forward};
+use super::error::ModelError;
+use super::lstm::{self, LstmSaved};
 use super::parameters::Parameters;
-use super::{Model, ModelError, Regularization};
+use super::pass::Pass;
 use crate::data::Ragged;
 use crate::ops::pool::{self, Occurrences};
 use laser_kernels::slices::{add, axpy, dot};
@@ -46,8 +47,8 @@ pub(super) fn initialise(c: &ResidualBilstmConfig, parameters: &mut Parameters, 
 }
 
 /// Position of the gate; projection and bias follow.
-fn gate_at(model: &Model, c: &ResidualBilstmConfig) -> usize {
-    model.parameters.sparse() + 8 * c.layers
+fn gate_at(pass: &Pass<'_>, c: &ResidualBilstmConfig) -> usize {
+    pass.dense.start + 8 * c.layers
 }
 
 /// The tokens of each step, and the steps of each sentence.
@@ -109,21 +110,18 @@ fn mean_of_steps(
     (mean, factors)
 }
 
-/// Outputs [sentences, E] of some sentences. Fails where a device does.
+/// Outputs [sentences, E] of the sentences of a pass. Fails where a device does.
 pub(super) fn forward(
-    model: &Model,
+    pass: &Pass<'_>,
     c: &ResidualBilstmConfig,
-    batch: &Ragged,
-    sentences: Range<usize>,
-    regularization: Regularization,
 ) -> Result<(Vec<f32>, ResidualSaved), ModelError> {
-    let (width, count) = (c.embedding_size, sentences.len());
-    let table = model.parameters.value(0);
-    let weights = (c.pooling == MeanPooling::Weighted).then(|| model.parameters.value(1));
-    let (steps, of_sentences) = split(c, batch, sentences.clone());
+    let (width, count) = (c.embedding_size, pass.sentences.len());
+    let table = pass.parameters.value(0);
+    let weights = (c.pooling == MeanPooling::Weighted).then(|| pass.parameters.value(1));
+    let (steps, of_sentences) = split(c, pass.batch, pass.sentences.clone());
     let mut inputs = vec![0f32; steps.len() * width];
     // A device takes all sentences at once, so that no other thread is at work on them.
-    let parallel = model.device.is_some();
+    let parallel = pass.device.is_some();
     let parts = if parallel { PARTS } else { 1 };
     let block = steps.len().div_ceil(parts).max(1);
     let make = |(i, inputs): (usize, &mut [f32])| {
@@ -140,20 +138,12 @@ pub(super) fn forward(
     let step_factors = step_factors.concat();
     let (mean, factors) = mean_of_steps(weights, &steps, &of_sentences, &inputs, width, parallel);
     let bilstm = c.bilstm();
-    let (states, lstm) = lstm_forward(
-        model,
-        &bilstm,
-        &inputs,
-        &of_sentences,
-        0..count,
-        regularization,
-    )?;
-    let at = gate_at(model, c);
-    let [gate, projection, bias] = [0, 1, 2].map(|i| model.parameters.value(at + i));
+    let (states, lstm) = lstm::forward(pass, &bilstm, &inputs, &of_sentences, 0..count)?;
+    let at = gate_at(pass, c);
+    let [gate, projection, bias] = [0, 1, 2].map(|i| pass.parameters.value(at + i));
     let mut residual = bias.repeat(count);
     let sizes = (count, width, 2 * c.hidden_size);
-    model
-        .arithmetic
+    pass.arithmetic
         .nt(sizes, &states, projection, &mut residual, true);
     let mut out = mean.clone();
     axpy(gate[0], &residual, &mut out);
@@ -172,27 +162,22 @@ pub(super) fn forward(
 
 /// Gradient of the embedding table; those of dense parameters are added to `dense`. Fails where a
 /// device does.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one call site, each argument of another kind"
-)]
 pub(super) fn backward(
-    model: &Model,
+    pass: &Pass<'_>,
     c: &ResidualBilstmConfig,
-    batch: &Ragged,
-    sentences: Range<usize>,
     saved: ResidualSaved,
     dy: Vec<f32>,
     dense: &mut [Vec<f32>],
-    regularization: Regularization,
 ) -> Result<Occurrences, ModelError> {
-    let (width, count, states) = (c.embedding_size, sentences.len(), 2 * c.hidden_size);
-    let at = gate_at(model, c);
-    let gate = model.parameters.value(at)[0];
+    let (width, states) = (c.embedding_size, 2 * c.hidden_size);
+    let (batch, sentences) = (pass.batch, pass.sentences.clone());
+    let count = sentences.len();
+    let at = gate_at(pass, c);
+    let gate = pass.parameters.value(at)[0];
     dense[at][0] += dot(&dy, &saved.residual);
     let mut d_residual = vec![0f32; dy.len()];
     axpy(gate, &dy, &mut d_residual);
-    let arithmetic = model.arithmetic;
+    let arithmetic = pass.arithmetic;
     arithmetic.tn(
         (width, states, count),
         &d_residual,
@@ -204,18 +189,11 @@ pub(super) fn backward(
         add(row, &mut dense[at + 2]);
     }
     let mut d_states = vec![0f32; count * states];
-    let projection = model.parameters.value(at + 1);
+    let projection = pass.parameters.value(at + 1);
     let sizes = (count, states, width);
     arithmetic.nn(sizes, &d_residual, projection, &mut d_states, false);
-    let of_inputs = lstm_backward(
-        model,
-        &c.bilstm(),
-        saved.lstm,
-        &d_states,
-        dense,
-        regularization,
-    )?;
-    if model.parameters.frozen() > 0 {
+    let of_inputs = lstm::backward(pass, &c.bilstm(), saved.lstm, &d_states, dense)?;
+    if pass.parameters.frozen() > 0 {
         return Ok(Occurrences::default());
     }
     let mut d_inputs = vec![0f32; saved.inputs.len()];

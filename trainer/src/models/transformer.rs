@@ -9,8 +9,8 @@ use std::ops::Range;
 use candle_core::{D, Device, Result, Tensor, Var};
 use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
 
-use super::Regularization;
 use super::parameters::Parameters;
+use super::regularization::Regularization;
 use crate::data::Ragged;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::Steps;

@@ -356,7 +356,7 @@ pub struct StackSaved {
     /// Input of each layer, after dropout, with its two directions.
     layers: Vec<(Vec<f32>, [DirectionSaved; 2])>,
     /// For max pooling, the step that gave each element of the result.
-    winners: Vec<u32>,
+    argmax: Vec<u32>,
 }
 
 /// Seeds of the dropout masks of a layer's input.
@@ -396,10 +396,10 @@ impl LstmStack<'_> {
             layers.push((std::mem::take(&mut input), outputs));
         }
         let mut out = vec![0f32; count * 2 * h];
-        let mut winners = Vec::new();
+        let mut argmax = Vec::new();
         if let Some((_, top)) = layers.last() {
             if self.pooling == BilstmPooling::Max {
-                winners = vec![0u32; count * 2 * h];
+                argmax = vec![0u32; count * 2 * h];
             }
             for (s, (sentence, length)) in steps.order.iter().zip(&steps.lengths).enumerate() {
                 let at = (sentence - begin) * 2 * h;
@@ -415,7 +415,7 @@ impl LstmStack<'_> {
                         BilstmPooling::Max => {
                             out.copy_from_slice(row(0));
                             for t in 1..*length {
-                                maximum(row(t), t as u32, out, &mut winners[to.clone()]);
+                                maximum(row(t), t as u32, out, &mut argmax[to.clone()]);
                             }
                         }
                         BilstmPooling::Last => {
@@ -435,7 +435,7 @@ impl LstmStack<'_> {
                 steps,
                 ids,
                 layers,
-                winners,
+                argmax,
             },
         )
     }
@@ -456,7 +456,7 @@ impl LstmStack<'_> {
             steps,
             ids,
             mut layers,
-            winners,
+            argmax,
         } = saved;
         let rows = steps.rows();
         let begin = steps.order.iter().min().copied().unwrap_or(0);
@@ -472,7 +472,7 @@ impl LstmStack<'_> {
                 let row = |t: usize| (steps.offset(t) + s) * h;
                 match self.pooling {
                     BilstmPooling::Max => {
-                        for (k, (g, t)) in dy.iter().zip(&winners[from]).enumerate() {
+                        for (k, (g, t)) in dy.iter().zip(&argmax[from]).enumerate() {
                             d_output[row(*t as usize) + k] = *g;
                         }
                     }
@@ -538,8 +538,8 @@ impl LstmStack<'_> {
 }
 
 simd! {
-    fn maximum(row: &[f32], t: u32, best: &mut [f32], winners: &mut [u32]) {
-        for ((b, w), v) in best.iter_mut().zip(winners).zip(row) {
+    fn maximum(row: &[f32], t: u32, best: &mut [f32], argmax: &mut [u32]) {
+        for ((b, w), v) in best.iter_mut().zip(argmax).zip(row) {
             let larger = *v > *b;
             *b = if larger { *v } else { *b };
             *w = if larger { t } else { *w };

@@ -1,7 +1,7 @@
 //! The BiLSTM of [`super::lstm`] on a device of candle: a GPU, or for tests the processor.
 //!
 //! Parameters, token embeddings and optimiser stay in host memory; a pass copies the weights and
-//! the embeddings of its tokens to the device, a way back copies the gradients from there. Products
+//! the embeddings of its tokens to the device, a backward pass copies the gradients from there. Products
 //! are candle's, the recurrence is that of `laser_cuda`. Dropout makes the masks that the
 //! processor's version makes, so that both compute the same but for rounding.
 
@@ -61,7 +61,7 @@ impl LstmDevice {
     }
 }
 
-/// One layer as the way back needs it.
+/// One layer as the backward pass needs it.
 #[derive(Debug)]
 struct Layer {
     /// Input after dropout, [tokens, inputs].
@@ -77,7 +77,7 @@ struct Layer {
     saved: kernels::Saved,
 }
 
-/// What the way back of a stack needs.
+/// What the backward pass of a stack needs.
 #[derive(Debug)]
 pub struct DeviceSaved {
     steps: Steps,

@@ -100,7 +100,7 @@ pub struct Outputs<T> {
     /// [sentences, 2, H].
     pub pooled: Vec<f32>,
     /// [sentences, 2, H].
-    pub winners: Vec<u32>,
+    pub argmax: Vec<u32>,
     /// [tokens, 2, 4H].
     pub gates: Vec<T>,
     /// [tokens, 2, H].
@@ -129,7 +129,7 @@ pub fn lstm_forward<T: Element>(
     let mut out = Outputs {
         states: vec![T::default(); tokens * 2 * h],
         pooled: vec![f32::NAN; sentences * 2 * h],
-        winners: vec![u32::MAX; sentences * 2 * h],
+        argmax: vec![u32::MAX; sentences * 2 * h],
         gates: vec![T::default(); tokens * 8 * h],
         cells: vec![f32::NAN; tokens * 2 * h],
     };
@@ -144,7 +144,7 @@ pub fn lstm_forward<T: Element>(
         cell: cell.as_mut_ptr(),
         arrivals: arrivals.as_mut_ptr(),
         pooled: out.pooled.as_mut_ptr(),
-        winners: out.winners.as_mut_ptr(),
+        argmax: out.argmax.as_mut_ptr(),
         gates: out.gates.as_mut_ptr(),
         cells: out.cells.as_mut_ptr(),
         hidden: h as u32,
@@ -155,14 +155,14 @@ pub fn lstm_forward<T: Element>(
     Ok(out)
 }
 
-/// Inputs of the way back, as `kernels/lstm.cuh` describes them.
+/// Inputs of the backward pass, as `kernels/lstm.cuh` describes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradients<'a, T> {
     /// [2, H, 4H].
     pub transposed: &'a [T],
     /// [steps + 1].
     pub offsets: &'a [u32],
-    /// Those of the way forward.
+    /// Those of the forward pass.
     pub saved: &'a Outputs<T>,
     /// [tokens, 2, H], or else `d_pooled`.
     pub d_states: Option<&'a [T]>,
@@ -193,7 +193,7 @@ pub fn lstm_backward<T: Element>(
     assert_eq!(inputs.transposed.len(), 8 * h * h);
     assert_eq!(inputs.saved.gates.len(), tokens * 8 * h);
     assert_eq!(inputs.saved.cells.len(), tokens * 2 * h);
-    assert_eq!(inputs.saved.winners.len(), sentences * 2 * h);
+    assert_eq!(inputs.saved.argmax.len(), sentences * 2 * h);
     assert!(inputs.d_states.is_none_or(|d| d.len() == tokens * 2 * h));
     assert!(inputs.d_pooled.is_none_or(|d| d.len() == sentences * 2 * h));
     assert_eq!(inputs.d_pooled.is_some(), inputs.pooling != 0);
@@ -207,7 +207,7 @@ pub fn lstm_backward<T: Element>(
         cells: inputs.saved.cells.as_ptr(),
         d_states: inputs.d_states.map_or(null(), <[T]>::as_ptr),
         d_pooled: inputs.d_pooled.map_or(null(), <[f32]>::as_ptr),
-        winners: inputs.saved.winners.as_ptr(),
+        argmax: inputs.saved.argmax.as_ptr(),
         d_products: d_products.as_mut_ptr(),
         d_cell: d_cell.as_mut_ptr(),
         arrivals: arrivals.as_mut_ptr(),

@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 use half::bf16;
 
-use super::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
+use super::types::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
 
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
@@ -44,7 +44,7 @@ pub(super) fn forward(
     let mut states = vec![0f32; steps.tokens() * 2 * h];
     let mut cells = vec![0f32; steps.tokens() * 2 * h];
     let mut pooled = vec![0f32; steps.sentences() * 2 * h];
-    let mut winners = vec![0u32; steps.sentences() * 2 * h];
+    let mut argmax = vec![0u32; steps.sentences() * 2 * h];
     for direction in 0..2 {
         let reverse = direction == 1;
         for visit in 0..steps.len() {
@@ -81,25 +81,25 @@ pub(super) fn forward(
                         Some(Pooling::Max) if goes_on => {
                             // Of equal states the first wins.
                             if state > pooled[at] || (reverse && state == pooled[at]) {
-                                (pooled[at], winners[at]) = (state, t as u32);
+                                (pooled[at], argmax[at]) = (state, t as u32);
                             }
                         }
-                        _ => (pooled[at], winners[at]) = (state, t as u32),
+                        _ => (pooled[at], argmax[at]) = (state, t as u32),
                     }
                 }
             }
         }
     }
     let shape = (steps.sentences(), 2 * h);
-    let winners = match pooling {
-        Some(Pooling::Max) => Some(Tensor::from_vec(winners, shape, &Device::Cpu)?),
+    let argmax = match pooling {
+        Some(Pooling::Max) => Some(Tensor::from_vec(argmax, shape, &Device::Cpu)?),
         _ => None,
     };
     let saved = match save {
         true => Some(Saved {
             gates: tensor(gates, 8 * h, dtype)?,
             cells: tensor(cells, 2 * h, DType::F32)?,
-            winners,
+            argmax,
         }),
         false => None,
     };
@@ -124,8 +124,8 @@ pub(super) fn backward(
     let round = rounding(dtype)?;
     let recurrent = numbers(recurrent)?;
     let (gates, cells) = (numbers(&saved.gates)?, numbers(&saved.cells)?);
-    let winners: Vec<u32> = match &saved.winners {
-        Some(winners) => winners.flatten_all()?.to_vec1()?,
+    let argmax: Vec<u32> = match &saved.argmax {
+        Some(argmax) => argmax.flatten_all()?.to_vec1()?,
         None => Vec::new(),
     };
     let given = match gradient {
@@ -151,7 +151,7 @@ pub(super) fn backward(
                     let mut d_state = match gradient {
                         Gradient::States(_) => given[token * h + k],
                         Gradient::Pooled(_, Pooling::Sum) => given[sentence],
-                        Gradient::Pooled(_, Pooling::Max) if winners[sentence] == t as u32 => {
+                        Gradient::Pooled(_, Pooling::Max) if argmax[sentence] == t as u32 => {
                             given[sentence]
                         }
                         Gradient::Pooled(_, Pooling::Last) if row >= going_on => given[sentence],

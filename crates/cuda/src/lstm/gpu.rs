@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::arguments::{Backward, Forward};
 use super::plan::{Limits, Plan, THREADS, UNITS};
-use super::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
+use super::types::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
 
 mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
@@ -145,7 +145,7 @@ pub(super) fn forward(
     let mut pooled = pooling
         .map(|_| unsafe { device.alloc::<f32>(sentences * width) })
         .transpose()?;
-    let mut winners = (save && pooling == Some(Pooling::Max))
+    let mut argmax = (save && pooling == Some(Pooling::Max))
         // SAFETY: likewise.
         .then(|| unsafe { device.alloc::<u32>(sentences * width) })
         .transpose()?;
@@ -179,7 +179,7 @@ pub(super) fn forward(
         let (cell, _cell) = cell.device_ptr_mut(&stream);
         let (arrivals, _arrivals) = arrivals.device_ptr_mut(&stream);
         let pooled = pooled.as_mut().map(|x| x.device_ptr_mut(&stream));
-        let winners = winners.as_mut().map(|x| x.device_ptr_mut(&stream));
+        let argmax = argmax.as_mut().map(|x| x.device_ptr_mut(&stream));
         let gates = gates.as_mut().map(|x| x.device_ptr_mut(&stream));
         let cells = cells.as_mut().map(|x| x.device_ptr_mut(&stream));
         let arguments = Forward::<bf16> {
@@ -191,7 +191,7 @@ pub(super) fn forward(
             cell: cell as *mut f32,
             arrivals: arrivals as *mut u32,
             pooled: pooled.as_ref().map_or(null_mut(), |x| x.0 as *mut f32),
-            winners: winners.as_ref().map_or(null_mut(), |x| x.0 as *mut u32),
+            argmax: argmax.as_ref().map_or(null_mut(), |x| x.0 as *mut u32),
             gates: gates.as_ref().map_or(null_mut(), |x| x.0 as *mut bf16),
             cells: cells.as_ref().map_or(null_mut(), |x| x.0 as *mut f32),
             hidden: hidden as u32,
@@ -205,7 +205,7 @@ pub(super) fn forward(
     let saved = gates.zip(cells).map(|(gates, cells)| Saved {
         gates: tensor(device, gates, (tokens, 4 * width)),
         cells: tensor(device, cells, (tokens, width)),
-        winners: winners.map(|winners| tensor(device, winners, (sentences, width))),
+        argmax: argmax.map(|argmax| tensor(device, argmax, (sentences, width))),
     });
     Ok(Outputs {
         states: tensor(device, states, (tokens, width)),
@@ -247,20 +247,20 @@ pub(super) fn backward(
         Gradient::States(d) => (Some(operand(d)?), None, 0),
         Gradient::Pooled(d, pooling) => (None, Some(operand(d)?), pooling as u32),
     };
-    let winners = saved.winners.as_ref().map(operand).transpose()?;
+    let argmax = saved.argmax.as_ref().map(operand).transpose()?;
     let states = states.as_ref().map(|x| x.view::<bf16>()).transpose()?;
     let pooled = pooled.as_ref().map(|x| x.view::<f32>()).transpose()?;
-    let winners = winners.as_ref().map(|x| x.view::<u32>()).transpose()?;
+    let argmax = argmax.as_ref().map(|x| x.view::<u32>()).transpose()?;
     {
         let stream = device.cuda_stream();
-        // As on the way forward.
+        // As in the forward pass.
         let (recurrent, _recurrent) = recurrent.device_ptr(&stream);
         let (offsets, _offsets) = offsets.device_ptr(&stream);
         let (gates, _gates) = gates.device_ptr(&stream);
         let (cells, _cells) = cells.device_ptr(&stream);
         let states = states.as_ref().map(|x| x.device_ptr(&stream));
         let pooled = pooled.as_ref().map(|x| x.device_ptr(&stream));
-        let winners = winners.as_ref().map(|x| x.device_ptr(&stream));
+        let argmax = argmax.as_ref().map(|x| x.device_ptr(&stream));
         let (d_products, _d_products) = d_products.device_ptr_mut(&stream);
         let (d_cell, _d_cell) = d_cell.device_ptr_mut(&stream);
         let (arrivals, _arrivals) = arrivals.device_ptr_mut(&stream);
@@ -271,7 +271,7 @@ pub(super) fn backward(
             cells: cells as *const f32,
             d_states: states.as_ref().map_or(null_mut(), |x| x.0 as *mut bf16),
             d_pooled: pooled.as_ref().map_or(null_mut(), |x| x.0 as *mut f32),
-            winners: winners.as_ref().map_or(null_mut(), |x| x.0 as *mut u32),
+            argmax: argmax.as_ref().map_or(null_mut(), |x| x.0 as *mut u32),
             d_products: d_products as *mut bf16,
             d_cell: d_cell as *mut f32,
             arrivals: arrivals as *mut u32,
@@ -279,7 +279,7 @@ pub(super) fn backward(
             steps: steps.len() as u32,
             pooling,
         };
-        // SAFETY: as on the way forward.
+        // SAFETY: as in the forward pass.
         unsafe { launch(device, "lstm_backward", hidden, &plan, &arguments) }?;
     }
     Ok(tensor(device, d_products, (tokens, 4 * width)))

@@ -7,7 +7,7 @@ const COLUMNS: usize = 4 * UNITS;
 /// Elements between rows in shared memory.
 const PAD: usize = 8;
 /// Bytes of the sums of a block: the warps that are not needed for the rows of a product share its
-/// depth, so there are always 128 rows of sums. The way back needs less of everything.
+/// depth, so there are always 128 rows of sums. The backward pass needs less of everything.
 const SUMS: usize = 128 * (COLUMNS + 4) * 4;
 
 /// Threads of a block.

@@ -4,7 +4,8 @@
 use half::bf16;
 use numkong::Dots;
 
-use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
+use super::rounding::residual;
+use super::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
 
 /// Target rows in the layout of NumKong's `dots_pack`.
 pub(crate) struct Columns {
@@ -17,12 +18,12 @@ pub(crate) struct Columns {
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
 
-pub(super) fn pack(
+/// Rounded source rows, and the largest residual of one.
+pub(super) fn pack_rows(
     rows: &[f32],
     inverse: &[f64],
     dimensions: usize,
-    target: bool,
-) -> laser_memory::Result<(Packed, f64)> {
+) -> laser_memory::Result<(Vec<bf16>, f64)> {
     let mut rounded = laser_memory::with_capacity(rows.len())?;
     let mut worst = 0.0f64;
     for (row, &inverse) in rows.chunks_exact(dimensions).zip(inverse) {
@@ -37,9 +38,16 @@ pub(super) fn pack(
             rounded[from..].iter().map(|&v| v.to_f64()),
         ));
     }
-    if !target {
-        return Ok((Packed::Bf16(rounded), worst));
-    }
+    Ok((rounded, worst))
+}
+
+/// The same of target rows.
+pub(super) fn pack_columns(
+    rows: &[f32],
+    inverse: &[f64],
+    dimensions: usize,
+) -> laser_memory::Result<(Columns, f64)> {
+    let (rounded, worst) = pack_rows(rows, inverse, dimensions)?;
     let count = rounded.len() / dimensions;
     let size = numkong::bf16::dots_packed_size(count, dimensions);
     let mut bytes = laser_memory::filled(Line([0; 64]), size.div_ceil(64))?;
@@ -54,8 +62,7 @@ pub(super) fn pack(
             bytes.as_mut_ptr().cast(),
         );
     }
-    let columns = Columns { rows: count, bytes };
-    Ok((Packed::Bf16Columns(columns), worst))
+    Ok((Columns { rows: count, bytes }, worst))
 }
 
 pub(super) fn tile(source: &[bf16], target: &Columns, dimensions: usize, out: &mut [f32]) {

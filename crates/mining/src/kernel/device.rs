@@ -1,7 +1,7 @@
 //! A processor beside the CPU, such as a GPU, that multiplies `f32` matrices through candle.
 //!
-//! A tile of cosines stays on the device; what comes back is little. With `bar(i, j)` the lower of
-//! the bars of row `i` and column `j`, the device computes `cosine(i, j) - bar(i, j)` and the
+//! A tile of cosines stays on the device; what comes back is little. With `threshold(i, j)` the lower of
+//! the thresholds of row `i` and column `j`, the device computes `cosine(i, j) - threshold(i, j)` and the
 //! maximum of it over strips of [`STRIP`] rows of one column. A strip whose maximum is negative
 //! has no candidate (a difference of two `f32` has the sign of the exact one); the cosines of the
 //! others are fetched. All of it are operations that candle has for every device, on contiguous
@@ -17,6 +17,7 @@
 )]
 
 use crate::Error;
+use crate::tile::Hit;
 
 /// A device for [`crate::knn::Options`]. Without the feature `candle` there is none.
 #[derive(Debug)]
@@ -33,9 +34,6 @@ pub(crate) enum DeviceRows {
     #[cfg(feature = "candle")]
     Candle(candle::Rows),
 }
-
-/// A candidate: row and column of a tile, and their cosine.
-pub(crate) type Hit = (u32, u32, f32);
 
 #[cfg(feature = "candle")]
 impl Device {
@@ -78,21 +76,21 @@ impl Device {
         }
     }
 
-    /// Finds all cosines of source and target rows that are at or above the bar of their row or of
+    /// Finds all cosines of source and target rows that are at or above the threshold of their row or of
     /// their column, and some others; hands them on batch by batch.
     pub(crate) fn hits(
         &self,
         source: &DeviceRows,
         target: &DeviceRows,
-        row_bars: &[f32],
-        column_bars: &[f32],
+        row_thresholds: &[f32],
+        column_thresholds: &[f32],
         each: impl FnMut(&[Hit]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         match self.0 {
             #[cfg(feature = "candle")]
             Backend::Candle(ref device) => {
                 let (DeviceRows::Candle(source), DeviceRows::Candle(target)) = (source, target);
-                device.hits(source, target, (row_bars, column_bars), each)
+                device.hits(source, target, (row_thresholds, column_thresholds), each)
             }
         }
     }
@@ -102,9 +100,10 @@ impl Device {
 mod candle {
     use candle_core::{DeviceLocation, Tensor};
 
-    use super::Hit;
     use crate::Error;
-    use crate::kernel::error_of_sums;
+    use crate::cosine::dot;
+    use crate::kernel::rounding::error_of_sums;
+    use crate::tile::Hit;
 
     /// Rows of a strip, a power of two.
     const STRIP: usize = 64;
@@ -151,10 +150,10 @@ mod candle {
             &self,
             source: &Rows,
             target: &Rows,
-            bars: (&[f32], &[f32]),
+            thresholds: (&[f32], &[f32]),
             mut each: impl FnMut(&[Hit]) -> Result<(), Error>,
         ) -> Result<(), Error> {
-            let tile = self.tile(source, target, bars).map_err(failed)?;
+            let tile = self.tile(source, target, thresholds).map_err(failed)?;
             let mut hits = Vec::new();
             for strips in tile.above.chunks(BATCH) {
                 let cosines = tile.fetch(strips, &self.0).map_err(failed)?;
@@ -177,15 +176,19 @@ mod candle {
             &self,
             source: &Rows,
             target: &Rows,
-            (row_bars, column_bars): (&[f32], &[f32]),
+            (row_thresholds, column_thresholds): (&[f32], &[f32]),
         ) -> candle_core::Result<Tile> {
             let cosines = source.rows.matmul(&target.rows.t()?)?;
             let (height, width) = cosines.dims2()?;
-            let bars = self
-                .bars(row_bars, height)?
+            let thresholds = self
+                .thresholds(row_thresholds, height)?
                 .reshape((height, 1))?
-                .broadcast_minimum(&self.bars(column_bars, width)?.reshape((1, width))?)?;
-            let mut over = (&cosines - bars)?;
+                .broadcast_minimum(
+                    &self
+                        .thresholds(column_thresholds, width)?
+                        .reshape((1, width))?,
+                )?;
+            let mut over = (&cosines - thresholds)?;
             let step = height / STRIP;
             let mut rows = height;
             while rows > step {
@@ -209,10 +212,10 @@ mod candle {
         }
 
         /// Rows that do not exist have no candidates.
-        fn bars(&self, bars: &[f32], padded: usize) -> candle_core::Result<Tensor> {
-            let mut bars = bars.to_vec();
-            bars.resize(padded, f32::INFINITY);
-            Tensor::from_vec(bars, padded, &self.0)
+        fn thresholds(&self, thresholds: &[f32], padded: usize) -> candle_core::Result<Tensor> {
+            let mut thresholds = thresholds.to_vec();
+            thresholds.resize(padded, f32::INFINITY);
+            Tensor::from_vec(thresholds, padded, &self.0)
         }
 
         /// Compares products with those in `f64`. Only few components of each row are not zero, so
@@ -233,14 +236,14 @@ mod candle {
                 });
             }
             let rows = self.upload(unit.clone(), DIMENSIONS)?;
-            let bars = [f32::NEG_INFINITY; ROWS];
+            let thresholds = [f32::NEG_INFINITY; ROWS];
             let bound = error_of_sums(FILLED);
             let mut seen = 0;
-            self.hits(&rows, &rows, (&bars[..], &bars[..]), |hits| {
+            self.hits(&rows, &rows, (&thresholds[..], &thresholds[..]), |hits| {
                 for &(row, column, cosine) in hits {
                     let row = &unit[row as usize * DIMENSIONS..][..DIMENSIONS];
                     let column = &unit[column as usize * DIMENSIONS..][..DIMENSIONS];
-                    let error = (f64::from(cosine) - crate::tile::dot(row, column)).abs();
+                    let error = (f64::from(cosine) - dot(row, column)).abs();
                     // An error that is not a number is one as well.
                     if error.is_nan() || error > bound {
                         return Err(Error::Device(format!(

@@ -1,19 +1,11 @@
 //! The `f32` kernel: one matrix product per tile by the gemm crate.
 #![allow(unsafe_code)]
 
-use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
-
-pub(super) fn pack(
-    rows: &[f32],
-    inverse: &[f64],
-    dimensions: usize,
-) -> laser_memory::Result<(Packed, f64)> {
-    let (unit, worst) = unit_rows(rows, inverse, dimensions)?;
-    Ok((Packed::Float(unit), worst))
-}
+use super::rounding::residual;
+use super::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
 
 /// Rows of norm 1, rounded, and the largest residual of one.
-pub(super) fn unit_rows(
+pub(crate) fn unit_rows(
     rows: &[f32],
     inverse: &[f64],
     dimensions: usize,

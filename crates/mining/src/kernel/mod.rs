@@ -13,21 +13,21 @@
 
 mod bf16;
 mod device;
-mod engine;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod int16;
+mod rounding;
+pub(crate) mod stripe;
 
 use half::bf16 as Bf16;
 
 pub use device::Device;
-use device::{DeviceRows, Hit};
-pub(crate) use engine::Engine;
+pub(crate) use device::DeviceRows;
+pub(crate) use float::unit_rows;
 
-/// Rows of a source stripe: a multiple of the register block of every kernel.
-pub(crate) const SOURCE_STRIPE: usize = 192;
-/// Rows of a target stripe: a multiple of the register block of every kernel.
-pub(crate) const TARGET_STRIPE: usize = 512;
+use crate::cosine::COSINE_QUANTUM;
+use rounding::{UNIT_ROUNDOFF, error_of_sums};
+use stripe::{SOURCE_STRIPE, TARGET_STRIPE};
 
 /// How approximate cosines are computed. Results never depend on it, only the time does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -84,33 +84,46 @@ impl Kernel {
     }
 
     /// Bytes that one packed value takes.
-    fn value_bytes(self) -> usize {
+    pub(crate) fn value_bytes(self) -> usize {
         if self == Kernel::F32 { 4 } else { 2 }
     }
 
     /// Rounds and packs one stripe of rows. `inverse` are the inverse norms. Returns the packed
     /// rows and the largest `r(u)`.
-    fn pack(
+    pub(crate) fn pack(
         self,
         rows: &[f32],
         inverse: &[f64],
         dimensions: usize,
         target: bool,
     ) -> laser_memory::Result<(Packed, f64)> {
-        match self {
+        Ok(match self {
             #[cfg(target_arch = "x86_64")]
-            Kernel::I16 => int16::pack(int16::Units::Avx2, rows, inverse, dimensions, target),
-            #[cfg(target_arch = "x86_64")]
-            Kernel::I16Vnni => {
-                int16::pack(int16::Units::Avx512Vnni, rows, inverse, dimensions, target)
+            Kernel::I16 | Kernel::I16Vnni => {
+                let units = match self {
+                    Kernel::I16 => int16::Units::Avx2,
+                    _ => int16::Units::Avx512Vnni,
+                };
+                let (panels, worst) = int16::pack(units, rows, inverse, dimensions, target)?;
+                (Packed::Int16(panels), worst)
             }
-            Kernel::Bf16 => bf16::pack(rows, inverse, dimensions, target),
-            _ => float::pack(rows, inverse, dimensions),
-        }
+            Kernel::Bf16 if target => {
+                let (columns, worst) = bf16::pack_columns(rows, inverse, dimensions)?;
+                (Packed::Bf16Columns(columns), worst)
+            }
+            Kernel::Bf16 => {
+                let (rows, worst) = bf16::pack_rows(rows, inverse, dimensions)?;
+                (Packed::Bf16(rows), worst)
+            }
+            _ => {
+                let (unit, worst) = unit_rows(rows, inverse, dimensions)?;
+                (Packed::Float(unit), worst)
+            }
+        })
     }
 
     /// Bound on the error of an approximate cosine, given the largest `r` of both sides.
-    fn error_bound(self, source: f64, target: f64, dimensions: usize) -> f64 {
+    pub(crate) fn error_bound(self, source: f64, target: f64, dimensions: usize) -> f64 {
         let rounding = source + (1.0 + source) * target;
         let products = match self {
             // The sum is exact; its conversion to f32, the scale and the scaling round once each.
@@ -118,15 +131,15 @@ impl Kernel {
             _ => error_of_sums(dimensions),
         };
         // The last terms cover the f64 arithmetic of norms, residuals and exact cosines, and the
-        // grain of the latter.
+        // quantum of the latter.
         (rounding + products * (1.0 + rounding)) * 1.000_001
             + 1e-13 * dimensions as f64
-            + crate::tile::GRAIN
+            + COSINE_QUANTUM
     }
 
     /// Approximate cosines of a source stripe and a target stripe into `out`, row-major with
     /// [`TARGET_STRIPE`] values a row. Values outside the two stripes' rows are meaningless.
-    fn tile(self, source: &Packed, target: &Packed, dimensions: usize, out: &mut [f32]) {
+    pub(crate) fn tile(self, source: &Packed, target: &Packed, dimensions: usize, out: &mut [f32]) {
         debug_assert_eq!(out.len(), SOURCE_STRIPE * TARGET_STRIPE);
         match (source, target) {
             #[cfg(target_arch = "x86_64")]
@@ -142,16 +155,6 @@ impl Kernel {
     }
 }
 
-/// Unit roundoff of `f32`.
-const UNIT_ROUNDOFF: f64 = f32::EPSILON as f64 / 2.0;
-
-/// Error of a sum of `f32` products of two unit rows: `γ_d` with doubled unit roundoff, for any
-/// order of summation and for units that truncate; the last term stands for flushed subnormals.
-fn error_of_sums(dimensions: usize) -> f64 {
-    let n = (dimensions + 2) as f64 * 2.0 * UNIT_ROUNDOFF;
-    n / (1.0 - n.min(0.5)) + (dimensions as f64) * 2.0 * f64::from(f32::MIN_POSITIVE)
-}
-
 /// A stripe of rounded rows in the layout of a kernel.
 pub(crate) enum Packed {
     Float(Vec<f32>),
@@ -160,16 +163,4 @@ pub(crate) enum Packed {
     #[cfg(target_arch = "x86_64")]
     Int16(int16::Panels),
     Device(DeviceRows),
-}
-
-/// Norm of the difference between a unit row and its rounded values.
-fn residual(row: &[f32], inverse: f64, rounded: impl Iterator<Item = f64>) -> f64 {
-    row.iter()
-        .zip(rounded)
-        .map(|(&value, rounded)| {
-            let difference = f64::from(value) * inverse - rounded;
-            difference * difference
-        })
-        .sum::<f64>()
-        .sqrt()
 }

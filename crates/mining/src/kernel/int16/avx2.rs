@@ -7,7 +7,8 @@ use std::arch::x86_64::{
     _mm256_setzero_si256 as zero, _mm256_storeu_ps, _mm256_storeu_si256 as store,
 };
 
-use super::{Block, SCALE, TARGET_STRIPE, Units};
+use super::block::{Block, SCALE, Units};
+use crate::kernel::stripe::TARGET_STRIPE;
 
 /// Source rows of a register block.
 pub(super) const MR: usize = 6;

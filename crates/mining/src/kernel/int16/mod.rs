@@ -1,6 +1,6 @@
 //! The 16-bit integer kernels.
 //!
-//! Unit rows are scaled by [`SCALE`] and rounded to `i16`. The processor multiplies pairs of them
+//! Unit rows are scaled by `SCALE` and rounded to `i16`. The processor multiplies pairs of them
 //! and adds both products to a 32-bit sum: twice the products of an `f32` FMA per instruction,
 //! while the rounding error stays near `sqrt(d / 3) / SCALE`. Sums never overflow: by the
 //! Cauchy-Schwarz inequality every partial sum of a dot product is at most `(SCALE * (1 + r))²`,
@@ -11,41 +11,20 @@ mod register;
 
 mod avx2;
 mod avx512;
+mod block;
 
-use laser_cpu::Isa;
+use super::rounding::residual;
+use super::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
+pub(crate) use block::Units;
+use block::{Block, SCALE};
 
-use super::{Packed, SOURCE_STRIPE, TARGET_STRIPE, residual};
-
-/// Value of a component of 1. Its square, with room for rounding, fits into 31 bits, and
-/// components fit into 15.
-const SCALE: f64 = 32000.0;
-
-/// The instructions that multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Units {
-    /// `vpmaddwd` and an addition on eight lanes.
-    Avx2,
-    /// `vpdpwssd` on sixteen lanes.
-    Avx512Vnni,
-}
-
-impl Units {
-    /// Whether this processor has them.
-    pub fn exist(self) -> bool {
-        match self {
-            Units::Avx2 => Isa::detect() != Isa::Portable,
-            Units::Avx512Vnni => laser_cpu::has_vnni(),
-        }
-    }
-
-    /// Rows of a panel of this side.
-    fn width(self, target: bool) -> usize {
-        match (self, target) {
-            (Units::Avx2, false) => avx2::MR,
-            (Units::Avx2, true) => avx2::NR,
-            (Units::Avx512Vnni, false) => avx512::MR,
-            (Units::Avx512Vnni, true) => avx512::NR,
-        }
+/// Rows of a panel of this side.
+fn width(units: Units, target: bool) -> usize {
+    match (units, target) {
+        (Units::Avx2, false) => avx2::MR,
+        (Units::Avx2, true) => avx2::NR,
+        (Units::Avx512Vnni, false) => avx512::MR,
+        (Units::Avx512Vnni, true) => avx512::NR,
     }
 }
 
@@ -65,8 +44,8 @@ pub(super) fn pack(
     inverse: &[f64],
     dimensions: usize,
     target: bool,
-) -> laser_memory::Result<(Packed, f64)> {
-    let width = units.width(target);
+) -> laser_memory::Result<(Panels, f64)> {
+    let width = width(units, target);
     let depth = dimensions.div_ceil(2);
     let panels = inverse.len().div_ceil(width);
     let mut pairs = laser_memory::filled([0i16; 2], panels * width * depth)?;
@@ -84,12 +63,12 @@ pub(super) fn pack(
         }
     }
     Ok((
-        Packed::Int16(Panels {
+        Panels {
             units,
             depth,
             panels,
             pairs,
-        }),
+        },
         worst,
     ))
 }
@@ -106,21 +85,6 @@ pub(super) fn tile(source: &Panels, target: &Panels, out: &mut [f32]) {
             sweep::<MR, NR, DEPTH>(source, target, out, block);
         }
     }
-}
-
-/// One register block of a tile: `MR` source rows and `NR` target rows.
-struct Block<'a> {
-    /// For each pair of dimensions of the sweep, that pair of `MR` source rows.
-    a: &'a [[i16; 2]],
-    /// For each of them, that pair of `NR` target rows.
-    b: &'a [[i16; 2]],
-    /// `MR` rows of `NR` values at a distance of [`TARGET_STRIPE`]: the bits of `i32` sums until
-    /// the last sweep turns them into `f32` cosines.
-    c: &'a mut [f32],
-    /// Whether the sums begin with zero.
-    first: bool,
-    /// Whether they end.
-    last: bool,
 }
 
 /// `DEPTH` pairs of dimensions at a time, so that a target panel stays in the first-level cache.

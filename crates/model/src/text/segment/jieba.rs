@@ -5,7 +5,7 @@ use std::path::Path;
 
 use jieba_rs::Jieba;
 
-use super::Segmenter;
+use super::segmenter::Segmenter;
 use crate::ModelError;
 
 impl Segmenter for Jieba {

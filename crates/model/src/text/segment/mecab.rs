@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use vibrato::errors::VibratoError;
 use vibrato::{Dictionary, SystemDictionaryBuilder, Tokenizer};
 
-use super::Segmenter;
+use super::segmenter::Segmenter;
 use crate::ModelError;
 
 /// Longest group of unknown characters, MeCab's default.

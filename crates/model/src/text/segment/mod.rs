@@ -5,22 +5,14 @@
 mod jieba;
 #[cfg(feature = "mecab")]
 mod mecab;
+mod segmenter;
 
 use std::path::Path;
 
 use crate::config::Segmentation;
 use crate::{ModelError, folder};
 
-/// A segmenter with its dictionary.
-pub(super) trait Segmenter: Send + Sync {
-    /// The words of a text, without white space.
-    fn words<'t>(&self, text: &'t str) -> Vec<&'t str>;
-
-    /// The text with single spaces between its words.
-    fn segment(&self, text: &str) -> String {
-        self.words(text).join(" ")
-    }
-}
+pub(super) use segmenter::Segmenter;
 
 /// Opens the dictionary of a model folder.
 pub(super) fn open(kind: Segmentation, folder: &Path) -> Result<Box<dyn Segmenter>, ModelError> {

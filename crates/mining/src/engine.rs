@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 
-use super::{Device, Hit, Kernel, Packed, SOURCE_STRIPE, TARGET_STRIPE, float};
-use crate::tile::{self, Exact, Stripe};
+use crate::kernel::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
+use crate::kernel::{Device, Kernel, Packed, unit_rows};
+use crate::tile::{self, Exact, Hit, Stripe};
 use crate::{Error, Side};
 
 /// Stripes of a device, source and target: a tile of cosines takes 64 MiB there.
@@ -109,7 +110,7 @@ impl<'a> Engine<'a> {
                 Ok(kernel.pack(rows, inverse, dimensions, side == Side::Target)?)
             }
             Units::Device(device) => {
-                let (unit, worst) = float::unit_rows(rows, inverse, dimensions)?;
+                let (unit, worst) = unit_rows(rows, inverse, dimensions)?;
                 Ok((Packed::Device(device.upload(unit, dimensions)?), worst))
             }
         }
@@ -140,11 +141,11 @@ impl<'a> Engine<'a> {
         };
         match (self.units, source, target) {
             (Units::Device(device), Packed::Device(source), Packed::Device(target)) => {
-                let bars = {
+                let thresholds = {
                     let (rows, columns) = lock();
                     (
-                        laser_memory::copied(rows.bars())?,
-                        laser_memory::copied(columns.bars())?,
+                        laser_memory::copied(rows.thresholds())?,
+                        laser_memory::copied(columns.thresholds())?,
                     )
                 };
                 let keep = |hits: &[Hit]| {
@@ -153,7 +154,7 @@ impl<'a> Engine<'a> {
                     tile::keep(hits, &mut rows, &mut columns, own, others);
                     Ok(())
                 };
-                device.hits(source, target, &bars.0, &bars.1, keep)
+                device.hits(source, target, &thresholds.0, &thresholds.1, keep)
             }
             (Units::Kernel(kernel), ..) => {
                 if scratch.is_empty() {
@@ -161,7 +162,7 @@ impl<'a> Engine<'a> {
                 }
                 kernel.tile(source, target, own.dimensions, scratch);
                 let (mut rows, mut columns) = lock();
-                tile::sieve(scratch, &mut rows, &mut columns, own, others);
+                tile::filter_candidates(scratch, &mut rows, &mut columns, own, others);
                 Ok(())
             }
             _ => unreachable!("stripes packed for a kernel"),

@@ -1,0 +1,27 @@
+//! Cancellation and progress of a search.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::Error;
+
+/// What a running search shares with whoever watches it from another thread.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,
+    /// that is every few milliseconds.
+    pub cancel: AtomicBool,
+    /// Pairs of rows compared so far, by all searches that had this control.
+    pub done: AtomicU64,
+    /// Pairs of rows to compare by the searches that have begun.
+    pub total: AtomicU64,
+}
+
+impl Control {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.cancel.load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
