@@ -37,6 +37,7 @@ mod handler;
 mod info;
 mod insert;
 mod kinds;
+mod mentions;
 mod merge;
 mod notice;
 pub mod options;

@@ -30,7 +30,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
 
-use super::build;
+use super::{build, mentions};
 use crate::lists::{members, node};
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
@@ -59,9 +59,6 @@ unsafe extern "C-unwind" {
         options: c_int,
         parameters: pg_sys::ParamListInfo,
     ) -> *mut pg_sys::PlannedStmt;
-
-    /// `src/backend/nodes/outfuncs.c`
-    fn nodeToString(node: *const c_void) -> *mut c_char;
 }
 
 /// Errors of the planner, and of functions that it evaluates, pass over this function as over one in C:
@@ -101,10 +98,10 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
             in_main_plan: true,
             ..Found::default()
         };
-        found.visit(statement.planTree, None);
+        found.visit(statement.planTree);
         for plan in members(statement.subplans) {
             found.in_main_plan = false;
-            found.visit(plan.ptr_value.cast(), None);
+            found.visit(plan.ptr_value.cast());
         }
         if found.scans.is_empty() {
             return;
@@ -128,34 +125,16 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                     continue;
                 }
                 let scans = || found.scans_of(number, operator);
-                let own: usize = scans().map(|scan| mentions(scan.cast(), operator)).sum();
-                if own > 0 && found.mentions(number, operator) == own {
+                let own: usize = scans()
+                    .filter_map(|scan| mentions::in_node(scan.cast(), operator))
+                    .sum();
+                if own > 0 && found.mentions(number, operator) == Some(own) {
                     for scan in scans() {
                         take_distance(&mut *scan, statement, (reads_only, reads_only && !secure));
                     }
                 }
             }
         }
-    }
-}
-
-/// How often a plan, or any part of one, has an operator, subqueries that are scanned included. The server
-/// writes down every field of every node, so nothing can be forgotten.
-///
-/// # Safety
-/// A node or a list of the server's, or null.
-unsafe fn mentions(part: *const c_void, operator: pg_sys::Oid) -> usize {
-    // SAFETY: by contract; the text ends with a zero and is freed after its last use.
-    unsafe {
-        let text = nodeToString(part);
-        let pattern = format!(":opno {} ", operator.to_u32());
-        let count = std::ffi::CStr::from_ptr(text)
-            .to_bytes()
-            .windows(pattern.len())
-            .filter(|window| *window == pattern.as_bytes())
-            .count();
-        pg_sys::pfree(text.cast());
-        count
     }
 }
 
@@ -166,15 +145,15 @@ struct Found {
     levels: Vec<Level>,
     /// See [`Level`]; of those that are visited now.
     in_main_plan: bool,
-    /// Scans of text indexes, each with the number of its level.
+    /// All nodes, each with the number of its level.
+    nodes: Vec<(usize, *mut pg_sys::Plan)>,
+    /// Scans of text indexes, likewise.
     scans: Vec<(usize, *mut pg_sys::IndexScan)>,
 }
 
 /// A (sub)query.
 struct Level {
     plan: *mut pg_sys::Plan,
-    /// The number of the one around it.
-    around: Option<usize>,
     /// And not in one of the plans that its expressions call.
     in_main_plan: bool,
 }
@@ -210,26 +189,26 @@ impl Found {
             .filter(move |scan| unsafe { operator_of(&**scan) } == operator)
     }
 
-    /// How often a level has an operator, subqueries not counted.
+    /// How often the nodes of a level have an operator; `None` where that is not known of one of them.
     ///
     /// # Safety
     /// The plan exists still.
-    unsafe fn mentions(&self, level: usize, operator: pg_sys::Oid) -> usize {
-        let within = self.levels.iter().filter(|l| l.around == Some(level));
+    unsafe fn mentions(&self, level: usize, operator: pg_sys::Oid) -> Option<usize> {
+        let nodes = self.nodes.iter().filter(|(of, _)| *of == level);
         // SAFETY: by contract.
-        let count = |level: &Level| unsafe { mentions(level.plan.cast(), operator) };
-        count(&self.levels[level]) - within.map(count).sum::<usize>()
+        nodes
+            .map(|(_, node)| unsafe { mentions::in_node(*node, operator) })
+            .sum()
     }
 
     /// Visits the plan of a (sub)query and all below it.
     ///
     /// # Safety
     /// A plan of the server's, or null.
-    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, around: Option<usize>) {
+    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan) {
         if !plan.is_null() {
             self.levels.push(Level {
                 plan,
-                around,
                 in_main_plan: self.in_main_plan,
             });
             // SAFETY: by contract.
@@ -248,29 +227,38 @@ impl Found {
                 return;
             }
             match (*plan).type_ {
+                // A subquery whose scan the server has left out, for it would do nothing.
+                NodeTag::T_Limit if self.levels[level].plan != plan => {
+                    self.visit(plan);
+                    return;
+                }
+                NodeTag::T_ModifyTable => {
+                    self.visit((*plan).lefttree);
+                    return;
+                }
+                _ => self.nodes.push((level, plan)),
+            }
+            match (*plan).type_ {
                 NodeTag::T_IndexScan => {
                     let scan = plan.cast::<pg_sys::IndexScan>();
                     if is_of_texts(&*scan) {
                         self.scans.push((level, scan));
                     }
                 }
-                NodeTag::T_ModifyTable => {
-                    self.visit((*plan).lefttree, Some(level));
-                    return;
-                }
-                // A subquery whose scan the server has left out, for it would do nothing.
-                NodeTag::T_Limit if self.levels[level].plan != plan => {
-                    self.visit(plan, Some(level));
-                    return;
-                }
                 NodeTag::T_SubqueryScan => {
-                    self.visit((*plan.cast::<pg_sys::SubqueryScan>()).subplan, Some(level));
+                    self.visit((*plan.cast::<pg_sys::SubqueryScan>()).subplan);
                 }
                 NodeTag::T_Append => {
                     self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans, level);
                 }
                 NodeTag::T_MergeAppend => {
                     self.walk_all((*plan.cast::<pg_sys::MergeAppend>()).mergeplans, level);
+                }
+                NodeTag::T_BitmapAnd => {
+                    self.walk_all((*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans, level);
+                }
+                NodeTag::T_BitmapOr => {
+                    self.walk_all((*plan.cast::<pg_sys::BitmapOr>()).bitmapplans, level);
                 }
                 NodeTag::T_CustomScan => {
                     self.walk_all((*plan.cast::<pg_sys::CustomScan>()).custom_plans, level);
@@ -435,8 +423,10 @@ unsafe fn take_distance(
                 parameter,
                 done: 0,
             };
-            let new = replace(list.cast(), (&raw mut replacement).cast());
-            let all = replacement.done == mentions(list.cast(), operator);
+            let new = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                replace(list.cast(), (&raw mut replacement).cast())
+            });
+            let all = replacement.done == mentions::in_expression(list, operator);
             (all && (allowed || replacement.done == 0)).then_some(new.cast())
         };
         let plan = &mut scan.scan.plan;
@@ -462,10 +452,19 @@ unsafe extern "C-unwind" {
         mutator: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> *mut pg_sys::Node,
         context: *mut c_void,
     ) -> *mut pg_sys::Node;
+
+    /// `src/backend/nodes/equalfuncs.c`
+    fn equal(a: *const c_void, b: *const c_void) -> bool;
+
+    /// `src/backend/utils/mmgr/mcxt.c`
+    fn palloc0(size: usize) -> *mut c_void;
+
+    /// `src/backend/nodes/list.c`
+    fn lappend(list: *mut pg_sys::List, datum: *mut c_void) -> *mut pg_sys::List;
 }
 
-/// A copy of an expression with the distance replaced.
-#[pgrx::pg_guard]
+/// A copy of an expression with the distance replaced. Errors of the server pass over it, as over
+/// `count` in [`super::mentions`].
 unsafe extern "C-unwind" fn replace(
     expression: *mut pg_sys::Node,
     context: *mut c_void,
@@ -476,23 +475,21 @@ unsafe extern "C-unwind" fn replace(
         if expression.is_null() {
             return expression;
         }
-        let replacement = &mut *context.cast::<Replacement>();
-        if !pg_sys::equal(expression.cast(), replacement.distance.cast()) {
-            return pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                expression_tree_mutator(expression, replace, context)
-            });
+        let replacement = context.cast::<Replacement>();
+        if !equal(expression.cast(), (*replacement).distance.cast()) {
+            return expression_tree_mutator(expression, replace, context);
         }
-        replacement.done += 1;
+        (*replacement).done += 1;
         let parameter = new::<pg_sys::Param>(NodeTag::T_Param);
         (*parameter).paramkind = pg_sys::ParamKind::PARAM_EXEC;
-        (*parameter).paramid = replacement.parameter;
+        (*parameter).paramid = (*replacement).parameter;
         (*parameter).paramtype = pg_sys::FLOAT8OID;
         (*parameter).paramtypmod = -1;
         (*parameter).location = -1;
         let either = new::<pg_sys::CoalesceExpr>(NodeTag::T_CoalesceExpr);
         (*either).coalescetype = pg_sys::FLOAT8OID;
-        let arguments = pg_sys::lappend(std::ptr::null_mut(), parameter.cast());
-        (*either).args = pg_sys::lappend(arguments, expression.cast());
+        let arguments = lappend(std::ptr::null_mut(), parameter.cast());
+        (*either).args = lappend(arguments, expression.cast());
         (*either).location = -1;
         either.cast()
     }
@@ -505,7 +502,7 @@ unsafe extern "C-unwind" fn replace(
 unsafe fn new<T>(tag: NodeTag) -> *mut T {
     // SAFETY: by contract; memory of that size.
     unsafe {
-        let node = pg_sys::palloc0(size_of::<T>()).cast::<pg_sys::Node>();
+        let node = palloc0(size_of::<T>()).cast::<pg_sys::Node>();
         (*node).type_ = tag;
         node.cast()
     }
