@@ -726,6 +726,101 @@ fn merges_continue_what_there_is() {
     }
 }
 
+/// Rows near the query that no transaction can see, as versions that VACUUM has not removed yet.
+#[test]
+fn dead_rows_do_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(8, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(16);
+    // The first 1000 are near the query.
+    let rows: Vec<Vec<f32>> = (0..4000)
+        .map(|i| {
+            let size = if i < 1000 { 0.01 } else { 1.0 };
+            (0..8)
+                .map(|_| size * rng.random_range(-1.0..1.0f32))
+                .collect()
+        })
+        .collect();
+    build(&store, &options, &rows);
+    let meta = Meta::read(&store).unwrap();
+    for ef in [10, 1000] {
+        let open = |s| {
+            let view =
+                cache::open(&store, &options.parameters, s, &folder.path().join("a")).unwrap();
+            view.refresh(&store, s, meta.dead_version).unwrap();
+            Rc::new(view)
+        };
+        let settings = Settings {
+            ef,
+            iterate: Iterate::Strict,
+            max_tuples: 300,
+            recheck: true,
+        };
+        let query = Query::new(Metric::L2, 8, &[0.0; 8]).unwrap();
+        let views = meta.segments.iter().map(open).collect();
+        let mut scan = Scan::new(&query, settings, views, PendingRows::default());
+        let mut live = Vec::new();
+        while let Some((_, tid)) = scan.next(&|| ()) {
+            if tid <= 1000 {
+                scan.was_dead();
+            } else {
+                live.push(tid);
+            }
+        }
+        let most = 300.max(ef);
+        assert_eq!(live.len(), most, "{ef}");
+        assert!(scan.was_cut());
+    }
+}
+
+/// What lies behind a group of rows around the query, which a filter excludes.
+#[test]
+fn rows_behind_a_crowd_are_found() {
+    const GROUPS: usize = 24;
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(32, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(14);
+    let mut point = |size: f32| -> Vec<f32> {
+        (0..32)
+            .map(|_| size * rng.random_range(-1.0..1.0f32))
+            .collect()
+    };
+    let centres: Vec<Vec<f32>> = (0..GROUPS).map(|_| point(1.0)).collect();
+    let rows: Vec<Vec<f32>> = (0..500 * GROUPS)
+        .map(|i| {
+            let noise = point(0.2);
+            centres[i % GROUPS]
+                .iter()
+                .zip(noise)
+                .map(|(c, x)| c + x)
+                .collect()
+        })
+        .collect();
+    build(&store, &options, &rows);
+    let (mut found, mut wanted) = (0, 0);
+    for own in 0..60 {
+        let is_other = |tid: u64| (tid as usize - 1) % GROUPS != own % GROUPS;
+        let mut exact: Vec<f64> = (1..=rows.len() as u64)
+            .filter(|tid| is_other(*tid))
+            .map(|tid| distance(Metric::L2, &rows[own], &rows[tid as usize - 1]))
+            .collect();
+        exact.sort_by(f64::total_cmp);
+        // As many rows as a query reads that wants ten of other groups.
+        let hits = search(&store, folder.path(), &rows[own], 40, Iterate::Strict, 510);
+        let near = |hit: &&(f64, u64)| {
+            let distance = distance(Metric::L2, &rows[own], &rows[hit.1 as usize - 1]);
+            is_other(hit.1) && distance <= exact[9] + 1e-6
+        };
+        found += hits.iter().filter(near).count();
+        wanted += 10;
+    }
+    assert!(100 * found >= 98 * wanted, "{found} of {wanted}");
+}
+
 /// Rows without a vector, and of vectors without a direction, are in the index: they come last.
 #[test]
 fn every_row_is_found() {
