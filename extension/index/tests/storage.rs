@@ -775,6 +775,75 @@ fn dead_rows_do_not_count() {
     }
 }
 
+/// Vectors that are much longer than those of a segment of inner products come by a merge: they hide none.
+#[test]
+fn long_vectors_are_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    // Dimensions, lengths, and the length of the long ones and how many they are; segments afterwards.
+    let cases = [
+        (48, 0.2..2.0, 20.0, 120, 1),
+        (32, 1.0..1.001, 2.4, 120, 1),
+        (8, 0.9..1.0, 1e6, 1, 2),
+        (48, 0.2..2.0, 1e6, 3, 2),
+    ];
+    for (dims, lengths, long, count, segments) in cases {
+        let name = format!("{dims} {long}");
+        let options = options(dims, Metric::InnerProduct, None, folder.path());
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(15);
+        let mut row = |length: f32| -> Vec<f32> {
+            let x: Vec<f32> = (0..dims)
+                .map(|_| (0..6).map(|_| rng.random_range(-1.0..1.0f32)).sum())
+                .collect();
+            let norm = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            x.iter().map(|x| x * length / norm).collect()
+        };
+        let step = (lengths.end - lengths.start) / 6000.0;
+        let mut rows: Vec<Vec<f32>> = (0..6000)
+            .map(|i| row(lengths.start + step * i as f32))
+            .collect();
+        build(&store, &options, &rows);
+        rows.extend((0..count).map(|_| row(long)));
+        for (i, x) in rows.iter().enumerate().skip(6000) {
+            insert(&store, i as u64 + 1, x);
+        }
+        for _ in 0..2 {
+            let how = Merge {
+                plan: Plan::All,
+                options: &options,
+            };
+            maintain::merge(&store, &how, |_, _| ()).unwrap();
+        }
+        let meta = Meta::read(&store).unwrap();
+        assert_eq!(meta.segments.len(), segments, "{name}");
+        let report = maintain::check(&store).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert_eq!(report.rows.len(), rows.len());
+        let (mut found, mut wanted) = (0, 0);
+        for _ in 0..40 {
+            let q = row(1.0);
+            let product = |tid: u64| distance(Metric::InnerProduct, &q, &rows[tid as usize - 1]);
+            let mut exact: Vec<f64> = (1..=6000).map(product).collect();
+            exact.sort_by(f64::total_cmp);
+            let before = (6001..=rows.len() as u64).filter(|tid| product(*tid) <= exact[9]);
+            let settings = Settings {
+                ef: 0,
+                iterate: Iterate::Strict,
+                max_tuples: 20_000,
+                recheck: false,
+            };
+            let k = before.count() + 10;
+            let (hits, scan) = scan(&store, folder.path(), &q, settings, k);
+            assert!(!scan.was_cut(), "{name}: {scan:?}");
+            let near = |hit: &&(f64, u64)| hit.1 <= 6000 && product(hit.1) <= exact[9] + 1e-6;
+            found += hits.iter().filter(near).count();
+            wanted += 10;
+        }
+        assert!(10 * found >= 9 * wanted, "{name}: {found} of {wanted}");
+    }
+}
+
 /// What lies behind a group of rows around the query, which a filter excludes.
 #[test]
 fn rows_behind_a_crowd_are_found() {
