@@ -8,13 +8,13 @@
 //! the number of rows to the power of `1/m`, where `m` is the intrinsic dimension, estimated from
 //! the sample's distances (Levina & Bickel 2004).
 
-use laser_vector::kernels::f32_l2_squared;
+use laser_vector::kernels::{f32_l2_squared, norm};
 
 use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::kernels::dot_i8;
 use crate::query::{Probe, Query};
 use crate::space::Space;
-use crate::trial;
+use crate::trial::{self, Lengths};
 
 /// Vectors that are enough to decide by.
 pub const SAMPLE: usize = 8192;
@@ -30,6 +30,14 @@ const GROWTH: f64 = 4.0;
 /// new one: vectors then keep their bytes through merges.
 const KEEP: f64 = 1.25;
 
+/// For inner products: vectors so many times as long as the middle one have a segment of their own, for beside
+/// them the others are all alike.
+const TOO_LONG: f64 = 100.0;
+/// Unless so many of a hundred are: the long ones of a segment are few.
+const LONG_ONES: usize = 1;
+/// What a sample has of the longest vectors besides, at most.
+const LONGEST: usize = 16;
+
 /// Vectors by which an encoding that is there is judged.
 const FEW: usize = 256;
 
@@ -42,6 +50,8 @@ pub struct Encoding {
     pub space: Space,
     /// The blur of eight bits as a share of the gap, where that was measured.
     pub noise: Option<f32>,
+    /// Length of the longest vector that it is for; [`Space::reaches`] has another limit.
+    pub longest: f64,
 }
 
 /// What there is when an encoding is chosen.
@@ -58,8 +68,8 @@ impl Encoding {
     /// The encoding of vectors like those of a sample, for a segment of about `rows`. `asked` is the
     /// quantization, if it is not left to the data.
     ///
-    /// The sample consists of prepared vectors ([`crate::space::prepare`]); for inner products the longest
-    /// ones of the segment are among them, or [`Space::reaches`] is asked of each vector that is added.
+    /// The sample consists of prepared vectors ([`crate::space::prepare`]). For inner products the encoding need not
+    /// be for all of them: [`Encoding::takes`] is asked of each vector that is added.
     /// `pause` is called now and then, and may unwind.
     pub fn choose(
         metric: Metric,
@@ -71,6 +81,11 @@ impl Encoding {
         pause: &dyn Fn(),
     ) -> Self {
         let Existing { encodings, grown } = existing;
+        let shorter = match metric {
+            Metric::InnerProduct => without_long(sample),
+            _ => None,
+        };
+        let sample = shorter.as_deref().unwrap_or(sample);
         let (quantization, noise) = match asked {
             Some(quantization) => (quantization, None),
             None => decide(metric, dims, sample, rows, pause),
@@ -84,10 +99,15 @@ impl Encoding {
                 Format::SecondInner => Space::fit_inner(dims, sample),
                 _ => Space::fit(metric, dims, sample, centred),
             };
+            let longest = match format {
+                Format::SecondInner => trial::longest_for_products(sample),
+                _ => f64::INFINITY,
+            };
             Self {
                 codec,
                 space,
                 noise,
+                longest,
             }
         };
         // From all over the sample: it begins with rows of the largest segment.
@@ -107,6 +127,7 @@ impl Encoding {
                 Some(old) => (
                     Self {
                         noise: new.noise.or(old.noise),
+                        longest: new.longest,
                         ..(*old).clone()
                     },
                     true,
@@ -114,18 +135,32 @@ impl Encoding {
                 None => (new, false),
             }
         };
-        let formats = encodings.iter().map(|old| old.codec.format);
-        let known = formats.clone().find(|format| *format != Format::First);
+        let lengths = match metric {
+            Metric::InnerProduct => Lengths::of(sample),
+            _ => Lengths::Alike,
+        };
+        let mut formats = encodings.iter().map(|old| old.codec.format);
+        let known = formats.find(|format| match format {
+            Format::First => false,
+            Format::Second => true,
+            Format::SecondInner => lengths != Lengths::Tailed,
+        });
         let (found, fits) = kept(fit(known.unwrap_or(codec.format)));
         // Data that have changed, or of which there were few, may need the other graph.
+        let hides = found.codec.format == Format::SecondInner && lengths == Lengths::Different;
         if metric == Metric::InnerProduct
-            && (grown || !fits)
+            && (grown || !fits || hides)
             && let Some(format) = trial::best(dims, sample, pause)
             && format != found.codec.format
         {
             return kept(fit(format)).0;
         }
         found
+    }
+
+    /// Whether a prepared vector may be in a segment of this encoding.
+    pub fn takes(&self, x: &[f32]) -> bool {
+        self.space.reaches(x) && (self.longest == f64::INFINITY || norm(x) <= self.longest)
     }
 
     /// Whether vectors are stored in the same way: the bytes of one are those of the other.
@@ -145,6 +180,20 @@ impl Encoding {
         }
         sum / f64::from(self.space.gain) / sample.len().max(1) as f64
     }
+}
+
+/// Those of a sample that one segment can be for, where that is not all of them.
+fn without_long(sample: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
+    let mut lengths: Vec<f64> = sample.iter().map(|x| norm(x)).collect();
+    lengths.sort_unstable_by(f64::total_cmp);
+    let few = LONGEST.max(sample.len() * LONG_ONES / 100);
+    let middle = lengths.get(lengths.len() / 2)?;
+    let long = lengths.get(lengths.len().saturating_sub(1 + few))?;
+    let limit = (TOO_LONG * middle).max(*long);
+    (*lengths.last()? > limit).then(|| {
+        let within = sample.iter().filter(|x| norm(x) <= limit);
+        within.cloned().collect()
+    })
 }
 
 /// The narrowest quantization that the data bear, and the blur of eight bits.
@@ -382,6 +431,7 @@ mod tests {
             codec,
             space: Space::fit(Metric::InnerProduct, 48, &wide, true),
             noise: None,
+            longest: f64::INFINITY,
         };
         let known = [&few];
         let existing = |grown| Existing {

@@ -261,6 +261,7 @@ pub fn encoding(
         codec,
         space,
         noise: head.noise(),
+        longest: f64::INFINITY,
     })
 }
 
@@ -444,48 +445,41 @@ pub fn merge<S: PageStore>(
                 && views[0].encoding().stores_like(&encoding)
         });
         let base = continued.then(|| views.remove(0));
-        let mut new = Vec::new();
         let with_capacity = BuildOptions {
             expected: expected + 1,
             ..options.clone()
         };
-        let start = || SegmentBuilder::new(with_capacity.clone(), encoding.clone(), None);
         let (own, how_stored) = (with_capacity.clone(), encoding.clone());
-        let mut builder = background::run(&pause, move |_| {
+        let builder = background::run(&pause, move |_| {
             SegmentBuilder::new(own, how_stored, base.as_ref())
         })?;
+        let mut output = Output {
+            store,
+            options: with_capacity,
+            builder,
+            new: Vec::new(),
+            long: Vec::new(),
+            pause: &pause,
+        };
         for view in views {
             let same = view.encoding().stores_like(&encoding);
             view.for_each(|slot, graph, fine| {
                 let tid = view.tid(slot);
                 if same {
-                    builder.push_stored(tid, graph, fine, &pause)?;
+                    output.push_stored(tid, graph, fine)
                 } else {
                     let (x, error) = view.vector(slot);
-                    builder.push_prepared(tid, &x, error, &pause)?;
+                    output.push(tid, x, error)
                 }
-                if builder.is_full() {
-                    let full = std::mem::replace(&mut builder, start()?);
-                    new.push(write(store, full, &pause)?);
-                }
-                Ok::<(), IndexError>(())
             })?;
-            view.unplaced().for_each(|tid| builder.push_unplaced(tid));
+            view.unplaced()
+                .for_each(|tid| output.builder.push_unplaced(tid));
         }
         let mut consumed = None;
         if let Some(list) = taken {
-            consumed = Some(push_list(
-                store,
-                &list,
-                &with_capacity,
-                &mut builder,
-                &mut new,
-                &pause,
-            )?);
+            consumed = Some(push_list(store, parameters, &list, &mut output)?);
         }
-        if !builder.is_empty() {
-            new.push(write(store, builder, &pause)?);
-        }
+        let new = output.finish()?;
         let entries: Vec<SegmentEntry> = new.iter().map(|(entry, _)| *entry).collect();
         let old: Vec<u64> = group.iter().map(|s| s.nonce).collect();
         let maps = group
@@ -546,16 +540,95 @@ fn compact(store: &impl PageStore, plan: Plan) -> Result<()> {
 
 type Written = (SegmentEntry, BuiltSegment);
 
-/// Adds the live entries of a sealed list to a segment.
-fn push_list(
-    store: &impl PageStore,
+/// What becomes of the entries of a merge: a segment, or several where one is full, and others for vectors that
+/// are too long for it.
+struct Output<'a, S> {
+    store: &'a S,
+    options: BuildOptions,
+    builder: SegmentBuilder,
+    new: Vec<Written>,
+    /// Vectors that [`Encoding::takes`] does not take, with their addresses and errors.
+    long: Vec<(u64, Vec<f32>, f64)>,
+    pause: &'a dyn Fn(),
+}
+
+impl<S: PageStore> Output<'_, S> {
+    fn push_stored(&mut self, tid: u64, graph: &[u8], fine: &[u8]) -> Result<()> {
+        self.builder.push_stored(tid, graph, fine, self.pause)?;
+        self.next_if_full()
+    }
+
+    fn push(&mut self, tid: u64, x: Vec<f32>, error: f64) -> Result<()> {
+        if self.builder.encoding().takes(&x) {
+            self.builder.push_prepared(tid, &x, error, self.pause)?;
+            return self.next_if_full();
+        }
+        self.long.push((tid, x, error));
+        let room = self.options.memory / 8 / (4 * self.options.parameters.dims);
+        if self.long.len() >= room.clamp(64, SAMPLE) {
+            self.write_long()?;
+        }
+        Ok(())
+    }
+
+    fn next_if_full(&mut self) -> Result<()> {
+        if self.builder.is_full() {
+            let encoding = self.builder.encoding().clone();
+            let next = SegmentBuilder::new(self.options.clone(), encoding, None)?;
+            let full = std::mem::replace(&mut self.builder, next);
+            self.new.push(write(self.store, full, self.pause)?);
+        }
+        Ok(())
+    }
+
+    /// Makes segments of the long vectors that there are. Some may be too long for the others.
+    fn write_long(&mut self) -> Result<()> {
+        while !self.long.is_empty() {
+            let long = std::mem::take(&mut self.long);
+            let sample: Vec<Vec<f32>> = long.iter().map(|(_, x, _)| x.clone()).collect();
+            let p = &self.options.parameters;
+            let encoding = Encoding::choose(
+                p.metric,
+                p.dims,
+                p.quantization,
+                &sample,
+                long.len(),
+                Existing::default(),
+                self.pause,
+            );
+            let options = BuildOptions {
+                expected: long.len(),
+                ..self.options.clone()
+            };
+            let mut builder = SegmentBuilder::new(options, encoding, None)?;
+            for (tid, x, error) in long {
+                if builder.encoding().takes(&x) {
+                    builder.push_prepared(tid, &x, error, self.pause)?;
+                } else {
+                    self.long.push((tid, x, error));
+                }
+            }
+            self.new.push(write(self.store, builder, self.pause)?);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<Written>> {
+        self.write_long()?;
+        if !self.builder.is_empty() {
+            self.new.push(write(self.store, self.builder, self.pause)?);
+        }
+        Ok(self.new)
+    }
+}
+
+/// Adds the live entries of a sealed list to what a merge makes.
+fn push_list<S: PageStore>(
+    store: &S,
+    parameters: &Parameters,
     list: &Pending,
-    options: &BuildOptions,
-    builder: &mut SegmentBuilder,
-    new: &mut Vec<Written>,
-    pause: &dyn Fn(),
+    output: &mut Output<'_, S>,
 ) -> Result<(u64, u32)> {
-    let parameters = &options.parameters;
     let mut at = *list;
     loop {
         // One page at a time: handing vectors to the threads may wait, reading must not.
@@ -577,7 +650,8 @@ fn push_list(
         })?;
         for (tid, x, error) in entries {
             if tid & UNPLACED != 0 {
-                builder.push_unplaced(tid);
+                output.builder.push_unplaced(tid);
+                output.next_if_full()?;
                 continue;
             }
             match space::prepare(parameters.metric, parameters.dims, &x)? {
@@ -587,14 +661,12 @@ fn push_list(
                         Metric::Cosine => 2.0 * error / norm(&x),
                         _ => error,
                     };
-                    builder.push_prepared(tid, &unit, error, pause)?;
+                    output.push(tid, unit, error)?;
                 }
-                None => builder.push_unplaced(tid | UNDIRECTED),
-            }
-            if builder.is_full() {
-                let encoding = builder.encoding().clone();
-                let next = SegmentBuilder::new(options.clone(), encoding, None)?;
-                new.push(write(store, std::mem::replace(builder, next), pause)?);
+                None => {
+                    output.builder.push_unplaced(tid | UNDIRECTED);
+                    output.next_if_full()?;
+                }
             }
         }
         at = Pending {

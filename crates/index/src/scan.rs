@@ -33,6 +33,10 @@ pub enum Iterate {
 pub const WALK_PART: usize = 16;
 /// How much wider each search is than the one before.
 const WIDEN: usize = 4;
+/// Of the candidates of a walk so large a part is given, the nearest; for more there is a wider one. What is
+/// farthest among the candidates is what was met on the way, and not what is nearest there: behind a group of rows
+/// that a filter excludes, most of the next ones are missing.
+pub const SURE: usize = 2;
 
 /// What a search knows of a row's distance.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,7 +59,7 @@ pub struct Settings {
     pub ef: usize,
     /// How it goes on.
     pub iterate: Iterate,
-    /// Rows that are given at most, but at least as many as the first
+    /// Rows that are given at most, without those that prove dead ([`Scan::was_dead`]), but at least as many as the first
     /// search keeps in a segment; without iteration the first search decides.
     pub max_tuples: usize,
     /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
@@ -109,6 +113,8 @@ pub struct Scan {
     seen: HashSet<u64>,
     last: f64,
     returned: usize,
+    /// Rows among them that nobody can see any more.
+    dead: usize,
     /// Rows may have been left out because of `max_tuples`.
     cut: bool,
     at_the_end: bool,
@@ -174,6 +180,7 @@ impl Scan {
             seen: HashSet::new(),
             last: f64::NEG_INFINITY,
             returned: 0,
+            dead: 0,
             cut: false,
             at_the_end: false,
             out_of_order: false,
@@ -191,6 +198,11 @@ impl Scan {
     /// [`Settings::max_tuples`].
     pub fn was_cut(&self) -> bool {
         self.cut
+    }
+
+    /// Tells that the row that was given last is dead to all transactions: it does not count as given.
+    pub fn was_dead(&mut self) {
+        self.dead += 1;
     }
 
     /// Whether a row has been given after farther ones, because the search had missed it.
@@ -236,17 +248,17 @@ impl Scan {
             } else if self.settings.iterate == Iterate::Off {
                 self.parts.iter_mut().for_each(|part| part.complete = true);
             } else if self.parts.iter().any(|part| !part.complete) {
-                let widest = self.limit();
-                if self.returned >= widest {
+                if self.returned >= self.limit() {
                     self.cut = true;
                     return None;
                 }
+                let widest = self.limit().saturating_mul(SURE);
                 let open = |part: &&mut Part| !part.complete;
                 if self
                     .parts
                     .iter_mut()
                     .filter(open)
-                    .all(|part| part.ef >= widest)
+                    .all(|part| part.ef >= widest && !part.is_small())
                 {
                     // The widest walk has been made; what it has found is given.
                     self.cut = true;
@@ -266,7 +278,7 @@ impl Scan {
     fn limit(&self) -> usize {
         match self.settings.iterate {
             Iterate::Off => usize::MAX,
-            _ => self.settings.max_tuples.max(self.first),
+            _ => self.settings.max_tuples.max(self.first) + self.dead,
         }
     }
 
@@ -325,9 +337,8 @@ impl Scan {
             self.searches += 1;
             let view = &part.view;
             if part.is_small() {
-                part.complete = true;
                 self.ranked += view.len();
-                let mut nearest = Vec::new();
+                let (mut nearest, mut more) = (Vec::new(), false);
                 let mut scratch = std::mem::take(&mut self.scratch);
                 view.scan(&part.probe, &mut scratch, pause, |(estimate, entry)| {
                     let tid = view.tid(entry as usize);
@@ -337,11 +348,17 @@ impl Scan {
                     nearest.push(self.found(estimate, tid));
                     // Twice the room, cut back now and then, keeps the nearest at little cost.
                     if nearest.len() / 2 >= left.max(1024) {
-                        self.cut |= keep(&mut nearest, left);
+                        more |= keep(&mut nearest, left);
                     }
                 });
                 self.scratch = scratch;
-                self.cut |= keep(&mut nearest, left);
+                more |= keep(&mut nearest, left);
+                // Where some of those prove dead, it looks again.
+                part.complete = !more;
+                if more {
+                    let farthest = nearest.iter().map(|found| found.key).max_by(f64::total_cmp);
+                    bound = bound.min(farthest.unwrap_or(f64::NEG_INFINITY));
+                }
                 fresh.append(&mut nearest);
             } else {
                 let found = view.search(&part.probe, part.ef, &mut self.scratch);
@@ -354,7 +371,7 @@ impl Scan {
                 }
                 // Where the graph's distance is coarse, so is its idea of who belongs to the
                 // nearest: of the many that were fetched only the best are trusted to be complete.
-                bound = bound.min(match keys.len().min(part.ef) {
+                bound = bound.min(match keys.len().min(part.ef).div_ceil(SURE) {
                     // Nothing is to be found here at all.
                     0 if view.is_barren() => {
                         part.complete = true;

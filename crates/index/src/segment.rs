@@ -309,6 +309,7 @@ impl SegmentHeader {
                 _ => Space::read(metric, dims, self.space.of(file))?,
             },
             noise: self.noise(),
+            longest: f64::INFINITY,
         })
     }
 

@@ -30,18 +30,67 @@ const LONGEST: usize = 16;
 const NEAREST: usize = 10;
 /// Candidates of the walks: as few as anybody asks for, so that differences show.
 const EF: usize = 40;
+/// The same for those who go on: a filter, or a large limit, wants what lies behind the longest vectors, of which
+/// the ten nearest say nothing.
+const DEEP: (usize, usize) = (200, 400);
 /// By how much the longest vector may be longer than the middle one for a graph of inner products.
 /// Vectors that are much longer than the others are the nearest of all queries, and there all edges lead to
 /// them: what lies behind is found by nobody, however many candidates are kept. Among a sample that does
 /// not show, for it has few of them.
 const TAIL: f64 = 2.5;
-/// Neighbours of a node, and candidates while one is added: the defaults.
-const GRAPH: (usize, usize) = (16, 64);
+/// Neighbours of a node, few, and candidates while one is added. In a graph of inner products edges lead to the long
+/// vectors, of which a segment has more than a node has edges; a sample has few, and shows it where edges are few
+/// as well.
+const GRAPH: (usize, usize) = (4, 64);
 /// By how much the graph of inner products must be better: where it is as good among few vectors, it
 /// is worse among many.
 const BETTER: f64 = 0.005;
-/// By how much it may be worse for queries from elsewhere.
+/// By how much it may be worse for queries from elsewhere, and for those who go on.
 const WORSE: f64 = 0.02;
+
+/// How much longer than the middle one the longest must be for a merge to try again: among vectors alike none is
+/// hidden.
+const ALIKE: f64 = 1.5;
+
+/// Which graph the lengths of vectors allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lengths {
+    /// Either.
+    Alike,
+    /// Either, but one of inner products may hide the shorter ones: that is to be tried.
+    Different,
+    /// That of distances: some vectors are so much longer that one of inner products would hide the others.
+    Tailed,
+}
+
+impl Lengths {
+    /// Those of a sample.
+    pub fn of(sample: &[Vec<f32>]) -> Self {
+        let (middle, longest) = middle_and_longest(sample);
+        if longest > TAIL * middle {
+            Self::Tailed
+        } else if longest > ALIKE * middle {
+            Self::Different
+        } else {
+            Self::Alike
+        }
+    }
+}
+
+/// The longest vector that a graph of inner products may have, among vectors like these.
+pub fn longest_for_products(sample: &[Vec<f32>]) -> f64 {
+    TAIL * middle_and_longest(sample).0
+}
+
+fn middle_and_longest(sample: &[Vec<f32>]) -> (f64, f64) {
+    let mut lengths: Vec<f64> = sample.iter().map(|x| norm(x)).collect();
+    lengths.sort_unstable_by(f64::total_cmp);
+    let middle = lengths.get(lengths.len() / 2);
+    (
+        middle.copied().unwrap_or(0.0),
+        lengths.last().copied().unwrap_or(0.0),
+    )
+}
 
 /// The form to take; `None` if there are too few vectors to tell, or none can be built.
 pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format> {
@@ -62,7 +111,7 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     let mut lengths: Vec<f64> = rows.iter().map(|x| norm(x)).collect();
     lengths.sort_by(|a, b| b.total_cmp(a));
     let long = lengths[LONGEST.min(lengths.len() - 1)];
-    if lengths[0] > TAIL * lengths[lengths.len() / 2] {
+    if Lengths::of(sample) == Lengths::Tailed {
         return Some(Format::Second);
     }
     let step = rows.len().div_ceil(ROWS);
@@ -93,7 +142,10 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     )
     .ok()?;
     Some(
-        if inner[0] > extended[0] + BETTER && inner[1] > extended[1] - WORSE {
+        if inner[0] > extended[0] + BETTER
+            && inner[1] > extended[1] - WORSE
+            && inner[2] > extended[2] - WORSE
+        {
             Format::SecondInner
         } else {
             Format::Second
@@ -101,14 +153,15 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     )
 }
 
-/// The share of the largest products that walks find, for each kind of queries.
+/// The share of the largest products that walks find, for each kind of queries, and for the first kind
+/// of those further on.
 fn recall(
     codec: Codec,
     space: &Space,
     rows: &[Vec<f32>],
     queries: &[Vec<Vec<f32>>; 2],
     pause: &dyn Fn(),
-) -> Result<[f64; 2]> {
+) -> Result<[f64; 3]> {
     let (first, second) = widths(GRAPH.0, GRAPH.1);
     let graph = Graph::new(codec, GRAPH.0, first)?;
     graph.reserve(rows.len(), 1)?;
@@ -137,17 +190,17 @@ fn recall(
     let layout = Layout::parse(&codec, &bytes)?;
     let keys = layout.keys()?;
     let walk = Walk::new(&layout)?;
-    let mut share = |queries: &[Vec<f32>]| -> Result<f64> {
+    let mut share = |queries: &[Vec<f32>], nearest: usize, ef: usize| -> Result<f64> {
         let (mut found, mut wanted) = (0, 0);
         for query in queries {
             pause();
             let mut products: Vec<f32> = rows.iter().map(|x| f32_dot(query, x)).collect();
             let by_row = products.clone();
-            let last = products.len().min(NEAREST) - 1;
+            let last = products.len().min(nearest) - 1;
             let (_, least, _) = products.select_nth_unstable_by(last, |a, b| b.total_cmp(a));
             let query = Query::new(codec.metric, codec.dims, query)?;
             let probe = Probe::new(codec, space, &query);
-            let hits = walk.search(&bytes, EF, |stored| {
+            let hits = walk.search(&bytes, ef, |stored| {
                 codec.graph_distance(&probe, stored, dot_i8(), &mut scratch)
             });
             let good = |slot: &&u32| by_row[keys[**slot as usize].1 as usize] >= *least;
@@ -156,7 +209,11 @@ fn recall(
         }
         Ok(found as f64 / wanted as f64)
     };
-    Ok([share(&queries[0])?, share(&queries[1])?])
+    Ok([
+        share(&queries[0], NEAREST, EF)?,
+        share(&queries[1], NEAREST, EF)?,
+        share(&queries[0], DEEP.0, DEEP.1)?,
+    ])
 }
 
 #[cfg(test)]
@@ -199,6 +256,15 @@ mod tests {
                 row.iter_mut().for_each(|x| *x /= length);
             }
             assert_eq!(best(32, &hidden, &|| ()), Some(Format::Second), "{ratio}");
+        }
+        // The same where they are not much longer: their share decides.
+        for one_of in [10, 20, 50, 100] {
+            let mut hidden: Vec<Vec<f32>> = sample(32, true);
+            for (i, row) in hidden.iter_mut().enumerate() {
+                let length = norm(row) as f32 / if i % one_of == 1 { 2.4 } else { 1.0 };
+                row.iter_mut().for_each(|x| *x /= length);
+            }
+            assert_eq!(best(32, &hidden, &|| ()), Some(Format::Second), "{one_of}");
         }
         // Rows in two places, and queries that point away from the farther one.
         let mut places: Vec<Vec<f32>> = sample(8, false);

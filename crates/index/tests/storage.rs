@@ -726,6 +726,170 @@ fn merges_continue_what_there_is() {
     }
 }
 
+/// Rows near the query that no transaction can see, as versions that VACUUM has not removed yet.
+#[test]
+fn dead_rows_do_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(8, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(16);
+    // The first 1000 are near the query.
+    let rows: Vec<Vec<f32>> = (0..4000)
+        .map(|i| {
+            let size = if i < 1000 { 0.01 } else { 1.0 };
+            (0..8)
+                .map(|_| size * rng.random_range(-1.0..1.0f32))
+                .collect()
+        })
+        .collect();
+    build(&store, &options, &rows);
+    let meta = Meta::read(&store).unwrap();
+    for ef in [10, 1000] {
+        let open = |s| {
+            let view =
+                cache::open(&store, &options.parameters, s, &folder.path().join("a")).unwrap();
+            view.refresh(&store, s, meta.dead_version).unwrap();
+            Rc::new(view)
+        };
+        let settings = Settings {
+            ef,
+            iterate: Iterate::Strict,
+            max_tuples: 300,
+            recheck: true,
+        };
+        let query = Query::new(Metric::L2, 8, &[0.0; 8]).unwrap();
+        let views = meta.segments.iter().map(open).collect();
+        let mut scan = Scan::new(&query, settings, views, PendingRows::default());
+        let mut live = Vec::new();
+        while let Some((_, tid)) = scan.next(&|| ()) {
+            if tid <= 1000 {
+                scan.was_dead();
+            } else {
+                live.push(tid);
+            }
+        }
+        let most = 300.max(ef);
+        assert_eq!(live.len(), most, "{ef}");
+        assert!(scan.was_cut());
+    }
+}
+
+/// Vectors that are much longer than those of a segment of inner products come by a merge: they hide none.
+#[test]
+fn long_vectors_are_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    // Dimensions, lengths, and the length of the long ones and how many they are; segments afterwards.
+    let cases = [
+        (48, 0.2..2.0, 20.0, 120, 1),
+        (32, 1.0..1.001, 2.4, 120, 1),
+        (8, 0.9..1.0, 1e6, 1, 2),
+        (48, 0.2..2.0, 1e6, 3, 2),
+    ];
+    for (dims, lengths, long, count, segments) in cases {
+        let name = format!("{dims} {long}");
+        let options = options(dims, Metric::InnerProduct, None, folder.path());
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(15);
+        let mut row = |length: f32| -> Vec<f32> {
+            let x: Vec<f32> = (0..dims)
+                .map(|_| (0..6).map(|_| rng.random_range(-1.0..1.0f32)).sum())
+                .collect();
+            let norm = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            x.iter().map(|x| x * length / norm).collect()
+        };
+        let step = (lengths.end - lengths.start) / 6000.0;
+        let mut rows: Vec<Vec<f32>> = (0..6000)
+            .map(|i| row(lengths.start + step * i as f32))
+            .collect();
+        build(&store, &options, &rows);
+        rows.extend((0..count).map(|_| row(long)));
+        for (i, x) in rows.iter().enumerate().skip(6000) {
+            insert(&store, i as u64 + 1, x);
+        }
+        for _ in 0..2 {
+            let how = Merge {
+                plan: Plan::All,
+                options: &options,
+            };
+            maintain::merge(&store, &how, |_, _| ()).unwrap();
+        }
+        let meta = Meta::read(&store).unwrap();
+        assert_eq!(meta.segments.len(), segments, "{name}");
+        let report = maintain::check(&store).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert_eq!(report.rows.len(), rows.len());
+        let (mut found, mut wanted) = (0, 0);
+        for _ in 0..40 {
+            let q = row(1.0);
+            let product = |tid: u64| distance(Metric::InnerProduct, &q, &rows[tid as usize - 1]);
+            let mut exact: Vec<f64> = (1..=6000).map(product).collect();
+            exact.sort_by(f64::total_cmp);
+            let before = (6001..=rows.len() as u64).filter(|tid| product(*tid) <= exact[9]);
+            let settings = Settings {
+                ef: 0,
+                iterate: Iterate::Strict,
+                max_tuples: 20_000,
+                recheck: false,
+            };
+            let k = before.count() + 10;
+            let (hits, scan) = scan(&store, folder.path(), &q, settings, k);
+            assert!(!scan.was_cut(), "{name}: {scan:?}");
+            let near = |hit: &&(f64, u64)| hit.1 <= 6000 && product(hit.1) <= exact[9] + 1e-6;
+            found += hits.iter().filter(near).count();
+            wanted += 10;
+        }
+        assert!(10 * found >= 9 * wanted, "{name}: {found} of {wanted}");
+    }
+}
+
+/// What lies behind a group of rows around the query, which a filter excludes.
+#[test]
+fn rows_behind_a_crowd_are_found() {
+    const GROUPS: usize = 24;
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(32, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(14);
+    let mut point = |size: f32| -> Vec<f32> {
+        (0..32)
+            .map(|_| size * rng.random_range(-1.0..1.0f32))
+            .collect()
+    };
+    let centres: Vec<Vec<f32>> = (0..GROUPS).map(|_| point(1.0)).collect();
+    let rows: Vec<Vec<f32>> = (0..500 * GROUPS)
+        .map(|i| {
+            let noise = point(0.2);
+            centres[i % GROUPS]
+                .iter()
+                .zip(noise)
+                .map(|(c, x)| c + x)
+                .collect()
+        })
+        .collect();
+    build(&store, &options, &rows);
+    let (mut found, mut wanted) = (0, 0);
+    for own in 0..60 {
+        let is_other = |tid: u64| (tid as usize - 1) % GROUPS != own % GROUPS;
+        let mut exact: Vec<f64> = (1..=rows.len() as u64)
+            .filter(|tid| is_other(*tid))
+            .map(|tid| distance(Metric::L2, &rows[own], &rows[tid as usize - 1]))
+            .collect();
+        exact.sort_by(f64::total_cmp);
+        // As many rows as a query reads that wants ten of other groups.
+        let hits = search(&store, folder.path(), &rows[own], 40, Iterate::Strict, 510);
+        let near = |hit: &&(f64, u64)| {
+            let distance = distance(Metric::L2, &rows[own], &rows[hit.1 as usize - 1]);
+            is_other(hit.1) && distance <= exact[9] + 1e-6
+        };
+        found += hits.iter().filter(near).count();
+        wanted += 10;
+    }
+    assert!(100 * found >= 98 * wanted, "{found} of {wanted}");
+}
+
 /// Rows without a vector, and of vectors without a direction, are in the index: they come last.
 #[test]
 fn every_row_is_found() {

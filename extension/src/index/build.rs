@@ -178,7 +178,7 @@ impl Build {
 
     fn push_prepared(&mut self, tid: u64, x: &[f32]) {
         let encoding = self.encoding.as_ref().expect("decided before");
-        if !encoding.space.reaches(x) {
+        if !encoding.takes(x) {
             self.long.push((tid, x.to_vec()));
             // There should be about one for each time that the table is as large as the sample.
             if self.long.len() >= sample_size(&self.options) {
@@ -394,8 +394,11 @@ pub unsafe extern "C-unwind" fn build(
             state.list_unplaced();
         } else {
             state.decide();
-            state.options.expected = state.long.len();
-            state.push_long();
+            // Some of them may be too long for the others.
+            while !state.long.is_empty() {
+                state.options.expected = state.long.len();
+                state.push_long();
+            }
         }
         state.flush();
         drop(lock);

@@ -21,7 +21,7 @@ use std::cell::Cell;
 
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
-use laser_index::scan::{Iterate, WALK_PART};
+use laser_index::scan::{Iterate, SURE, WALK_PART};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
@@ -376,10 +376,14 @@ pub unsafe extern "C-unwind" fn estimate(
         // Each wider search looks again at what the ones before have seen, which doubles the work
         // at most; the last of them looks at everything. LIMIT takes a share of what comes after
         // the start, so that share is made to be the work for the rows that are wanted.
-        let rest = if visited <= widest {
+        let candidates = match options::iterate() {
+            Iterate::Off => visited,
+            _ => visited * SURE as f64,
+        };
+        let rest = if candidates <= widest {
             0.0
         } else {
-            let wider = shape.search(visited) + shape.pending_entries;
+            let wider = shape.search(candidates) + shape.pending_entries;
             shape.distance * operator * 2.0 * wider
         };
         let share = (visited / entries.max(1.0)).clamp(1e-9, 1.0);

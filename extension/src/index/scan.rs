@@ -137,6 +137,10 @@ pub unsafe extern "C-unwind" fn next(
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
         }
         let search = state.scan.as_mut().expect("started above");
+        if (*scan).kill_prior_tuple {
+            // What no transaction can see is none of the rows that the query has been given.
+            search.was_dead();
+        }
         let Some((distance, tid)) = search.next(&pause) else {
             let most = options::max_scan_tuples();
             if search.was_cut() {
