@@ -24,19 +24,22 @@ put() { # put MODE SOURCE DESTINATION
 
 put 755 "$target/liblaser.so" "$lib/laser.so"
 put 755 "$target/laser-encoder" "$lib/laser-encoder"
-put 644 "$root/extension/laser.control" "$share/extension/laser.control"
 
 sql=$(mktemp)
 trap 'rm -f "$sql"' EXIT
-echo '\echo Use "CREATE EXTENSION laser" to load this file. \quit' >"$sql"
-for part in types encode index mining; do
-  [ -e "$root/sql/$part.sql" ] && cat "$root/sql/$part.sql" >>"$sql"
-done
-put 644 "$sql" "$share/extension/laser--$version.sql"
-for script in "$root"/sql/upgrade/laser--*.sql; do
+extension() { # extension NAME PART…: its control file and its script, which consists of these parts
+  local name=$1 part
+  shift
+  echo "\\echo Use \"CREATE EXTENSION $name\" to load this file. \\quit" >"$sql"
+  for part in "$@"; do cat "$root/sql/$part.sql" >>"$sql"; done
+  put 644 "$sql" "$share/extension/$name--$version.sql"
+  put 644 "$root/extension/$name.control" "$share/extension/$name.control"
+}
+extension laser types encode index mining
+extension laser_pgvector laser_pgvector
+for script in "$root"/sql/upgrade/laser*--*.sql; do
   put 644 "$script" "$share/extension/$(basename "$script")"
 done
-put 644 "$root/sql/pgvector_casts.sql" "$share/laser/pgvector_casts.sql"
 
 for model in "$root"/encoder/models/*/; do
   [ -e "$model/config.json" ] || continue

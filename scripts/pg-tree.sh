@@ -30,7 +30,7 @@ if [ "$(cat "$tree/.stamp" 2>/dev/null)" != "$stamp" ]; then
   cp -L --remove-destination "$bindir"/* "$tree$bindir/"
   cp -RL --remove-destination "$sharedir"/. "$tree$sharedir/"
   cp -RL --remove-destination "$pkglibdir"/. "$tree$pkglibdir/"
-  rm -f "$tree$sharedir"/extension/laser--*
+  rm -f "$tree$sharedir"/extension/laser{,_pgvector}--*
   echo "$stamp" >"$tree/.stamp"
 fi
 DESTDIR="$tree" "$root/scripts/install.sh" "$pg_config" >&2

@@ -211,14 +211,25 @@ BEGIN
             message = pg_catalog.format('column "%s" of table "%s" does not exist', embedding_column, tbl),
             hint = pg_catalog.format('ALTER TABLE %s ADD COLUMN %I %I.embedding;', tbl, embedding_column, laser);
     END IF;
+    -- pgvector's types are those that laser_pgvector has casts to.
     IF NOT embedding_type OPERATOR(pg_catalog.=) ANY (ARRAY[
         pg_catalog.format('%I.embedding', laser)::pg_catalog.regtype,
         pg_catalog.format('%I.halfembedding', laser)::pg_catalog.regtype]::pg_catalog.oid[])
+       AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_cast c
+        JOIN pg_catalog.pg_depend d ON d.objid OPERATOR(pg_catalog.=) c.casttarget
+        JOIN pg_catalog.pg_extension x ON x.oid OPERATOR(pg_catalog.=) d.refobjid
+        WHERE c.casttarget OPERATOR(pg_catalog.=) embedding_type
+          AND c.castsource OPERATOR(pg_catalog.=) pg_catalog.format('%I.embedding', laser)::pg_catalog.regtype::pg_catalog.oid
+          AND c.castcontext OPERATOR(pg_catalog.<>) 'e'
+          AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
+          AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+          AND x.extname OPERATOR(pg_catalog.=) 'vector')
     THEN
         RAISE EXCEPTION USING errcode = 'datatype_mismatch',
             message = pg_catalog.format('column "%s" of table "%s" is of type %s, not embedding or halfembedding',
                              embedding_column, tbl, pg_catalog.format_type(embedding_type, NULL)),
-            hint = 'Name a column of type embedding or halfembedding.';
+            hint = 'Name a column of type embedding or halfembedding, or with the extension laser_pgvector one of type vector or halfvec.';
     END IF;
 
     EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label USING ''::pg_catalog.text;

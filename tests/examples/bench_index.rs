@@ -4,14 +4,15 @@
 //! ```text
 //! bench_index [--rows 50000] [--dimensions 1024] [--queries 500] [--seconds 5]
 //!             [--ef 40,50,60,…,800] [--with "quantization = f16"]… [--set easy|hard]…
-//!             [--memory 1GB] [--sentences FILE] [--model FOLDER] [--output FILE]
+//!             [--only CONTENDER]… [--memory 1GB] [--sentences FILE] [--model FOLDER] [--output FILE]
 //! ```
 //!
 //! Two sets of vectors. The *easy* one is made: 500 Gaussian centres, points around them with a
 //! standard deviation of 0.7, unit length. The *hard* one is real: different lines of a text file,
 //! embedded by the model in a folder (the one that ships, unless told); it is left out where there
-//! is no file. `--with` adds a contender with other storage parameters. pgvector takes part where
-//! the server has it (`vector` and `halfvec`, HNSW with its default parameters).
+//! is no file. `--with` adds a contender with other storage parameters, `--only` leaves out all that are not
+//! named (`laser`, `pgvector vector`). pgvector takes part where it can be had (`vector` and `halfvec`, HNSW
+//! with its default parameters), and laser on its `vector` columns.
 //!
 //! Wider searches are tried until one reaches the recall at which contenders are compared; the
 //! speed is measured at the first width and at that one. Times are of the wall; in brackets is
@@ -49,6 +50,7 @@ struct Settings {
     seconds: u32,
     ef: Vec<u32>,
     with: Vec<String>,
+    only: Vec<String>,
     sets: Vec<String>,
     memory: String,
     model: PathBuf,
@@ -67,6 +69,7 @@ fn settings() -> Result<Settings> {
             640, 800,
         ],
         with: Vec::new(),
+        only: Vec::new(),
         sets: Vec::new(),
         memory: "1GB".to_owned(),
         model: Path::new(ROOT).join("encoder/models/laser-mean-384"),
@@ -85,6 +88,7 @@ fn settings() -> Result<Settings> {
             "--seconds" => s.seconds = value.parse()?,
             "--ef" => s.ef = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--with" => s.with.push(value),
+            "--only" => s.only.push(value),
             "--set" => s.sets.push(value),
             "--memory" => s.memory = value,
             "--model" => s.model = std::path::absolute(value)?,
@@ -214,6 +218,13 @@ fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
             "USING hnsw (v halfvec_cosine_ops)".into(),
             ef,
         );
+        client.batch_execute("CREATE EXTENSION laser_pgvector")?;
+        add(
+            "laser on vector".into(),
+            "vector",
+            "USING laser (v vector_cosine_ops)".into(),
+            "laser.ef_search",
+        );
     } else {
         say!("pgvector is not installed for this server: laser runs alone");
     }
@@ -231,6 +242,10 @@ fn contenders(client: &mut Client, s: &Settings) -> Result<Vec<Contender>> {
             index,
             "laser.ef_search",
         );
+    }
+    if !s.only.is_empty() {
+        list.retain(|contender| s.only.contains(&contender.name));
+        ensure!(!list.is_empty(), "no contender is called {:?}", s.only);
     }
     Ok(list)
 }

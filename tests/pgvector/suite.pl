@@ -1,15 +1,18 @@
 #!/usr/bin/env perl
 # Points pgvector's tests at laser, and compares what its regression scripts print.
 #
-#   suite.pl rewrite SOURCE DESTINATION DIFFERENCES [QUANTIZATION]
+#   suite.pl rewrite SOURCE DESTINATION DIFFERENCES TYPES [QUANTIZATION]
 #       SOURCE is a source tree of pgvector. DESTINATION gets sql/*.sql, expected/*.out and t/*.pl
-#       with laser's types, operator classes, functions and settings, and with the deliberate
-#       differences of the list applied. QUANTIZATION goes into every laser index.
+#       with the deliberate differences of the list applied. TYPES is laser (its types, operator
+#       classes, functions and settings take the place of pgvector's) or pgvector (its own types and
+#       operator classes; only indexes and their settings are laser's, and only tests of indexes are
+#       taken). QUANTIZATION goes into every laser index.
 #   suite.pl compare SQL EXPECTED RESULT
 #       RESULT is what `psql -a` printed for SQL. Fails with every statement that gave something else.
 #
 # The list of differences has paragraphs of fields, `name: value`, with indented lines that go on:
 #   in       names of the files, without number and ending, that it is about, separated by spaces
+#   types    the TYPES that it is about, if not both
 #   drop     statements of regression scripts that match this regular expression are left out; the
 #            comment above a statement, which names its section, is matched as well
 #   sql      a statement of a regression script, as pgvector has it, that `gives` other rows here;
@@ -21,8 +24,14 @@ use warnings FATAL => 'all';
 use File::Basename qw(basename);
 
 # Files about nothing that laser has are not taken over.
-my @regress = qw(btree cast copy halfvec hnsw_halfvec hnsw_vector vector_type);
-my $tap     = qr/^\d+_(?:hnsw_(?!bit_|sparsevec_)\w+|aggregates|storage|comparison|distance_functions|inputs)$/;
+my %regress = (
+    laser    => [qw(btree cast copy halfvec hnsw_halfvec hnsw_vector vector_type)],
+    pgvector => [qw(hnsw_halfvec hnsw_vector)],
+);
+my %tap = (
+    laser    => qr/^\d+_(?:hnsw_(?!bit_|sparsevec_)\w+|aggregates|storage|comparison|distance_functions|inputs)$/,
+    pgvector => qr/^\d+_hnsw_(?!bit_|sparsevec_)\w+$/,
+);
 
 sub slurp {
     my ($path) = @_;
@@ -67,26 +76,29 @@ sub differences {
 }
 
 sub applies {
-    my ($entry, $name) = @_;
+    my ($entry, $name, $types) = @_;
+    return 0 if exists $entry->{types} && $entry->{types} ne $types;
     return grep { $_ eq '*' || $_ eq $name } split /\s+/, $entry->{in};
 }
 
 # laser's names for what pgvector has.
 sub translate {
-    my ($text, $quantization) = @_;
+    my ($text, $types, $quantization) = @_;
     for ($text) {
-        s/\bCREATE EXTENSION vector\b/CREATE EXTENSION laser/g;
+        my $extension = $types eq 'laser' ? 'laser' : 'laser_pgvector CASCADE';
+        s/\bCREATE EXTENSION vector\b/CREATE EXTENSION $extension/g;
         s/\bUSING hnsw\b/USING laser/g;
         s/\bhnsw\.(ef_search|iterative_scan|max_scan_tuples)\b/laser.$1/g;
+        if (defined $quantization) {
+            s{(\bUSING laser \([^()]*\))(?: WITH \(([^()]*)\))?}
+             {"$1 WITH (" . (defined $2 ? "$2, " : '') . "quantization = $quantization)"}ge;
+        }
+        last if $types eq 'pgvector';
         s/\bvector_norm\(/norm(/g;
         s/\barray_to_vector\b/array_to_embedding/g;
         s/\b(half)?vec(?:tor)?_(l2_ops|ip_ops|cosine_ops|cmp|avg)\b/($1 || '') . "embedding_$2"/ge;
         s/\bhalfvec\b/halfembedding/g;
         s/\bvector\b/embedding/g;
-        if (defined $quantization) {
-            s{(\bUSING laser \([^()]*\))(?: WITH \(([^()]*)\))?}
-             {"$1 WITH (" . (defined $2 ? "$2, " : '') . "quantization = $quantization)"}ge;
-        }
     }
     return $text;
 }
@@ -150,31 +162,34 @@ sub rows {
 }
 
 sub rewrite {
-    my ($source, $destination, $list, $quantization) = @_;
+    my ($source, $destination, $list, $types, $quantization) = @_;
+    die "types are laser or pgvector, not $types\n" unless exists $tap{$types};
     my @differences = differences($list);
+    my %taken       = ('*' => 1);
     for my $folder ('', '/sql', '/expected', '/t') {
         mkdir "$destination$folder" unless -d "$destination$folder";
     }
-    for my $name (@regress) {
+    for my $name (@{ $regress{$types} }) {
+        $taken{$name} = 1;
         my @statements = statements(slurp("$source/test/sql/$name.sql"));
         my @expected   = results(slurp("$source/test/expected/$name.out"), @statements);
         my ($sql, $out) = ('', '');
         for my $i (0 .. $#statements) {
             my ($section, $statement) = @{ $statements[$i] }{qw(section sql)};
-            my ($rows, $dropped) = (translate($expected[$i]), 0);
-            for my $entry (grep { applies($_, $name) } @differences) {
+            my ($rows, $dropped) = (translate($expected[$i], $types), 0);
+            for my $entry (grep { applies($_, $name, $types) } @differences) {
                 if (exists $entry->{drop} && "$section\n$statement" =~ /$entry->{drop}/) {
                     $dropped = 1;
                 } elsif (exists $entry->{sql} && $statement eq $entry->{sql}
                     && $expected[$i] eq ($entry->{has} // $expected[$i])) {
-                    $rows = translate($entry->{gives});
+                    $rows = translate($entry->{gives}, $types);
                 } else {
                     next;
                 }
                 $entry->{used}++;
             }
             next if $dropped;
-            $statement = translate($statement, $quantization);
+            $statement = translate($statement, $types, $quantization);
             $sql .= "$statement\n";
             $out .= "$statement\n" . ($rows eq '' ? '' : "$rows\n");
         }
@@ -183,16 +198,18 @@ sub rewrite {
     }
     for my $path (sort glob "$source/test/t/*.pl") {
         my $file = basename($path, '.pl');
-        next unless $file =~ $tap;
+        next unless $file =~ $tap{$types};
         (my $name = $file) =~ s/^\d+_//;
+        $taken{$name} = 1;
         my $text = slurp($path);
-        for my $entry (grep { exists $_->{perl} && applies($_, $name) } @differences) {
+        for my $entry (grep { exists $_->{perl} && applies($_, $name, $types) } @differences) {
             my $becomes = $entry->{becomes};
             $entry->{used} += ($text =~ s/$entry->{perl}/$becomes/gm) || 0;
         }
-        spill("$destination/t/$file.pl", translate($text, $quantization));
+        spill("$destination/t/$file.pl", translate($text, $types, $quantization));
     }
     for my $entry (grep { !$_->{used} } @differences) {
+        next unless grep { $taken{$_} && applies($entry, $_, $types) } keys %taken;
         my ($kind) = grep { exists $entry->{$_} } qw(drop sql perl);
         print STDERR "unused difference in $entry->{in}: $kind: $entry->{$kind}\n";
     }
@@ -219,6 +236,6 @@ sub compare {
 }
 
 my $command = shift // '';
-if    ($command eq 'rewrite' && @ARGV >= 3) { rewrite(@ARGV) }
+if    ($command eq 'rewrite' && @ARGV >= 4) { rewrite(@ARGV) }
 elsif ($command eq 'compare' && @ARGV == 3) { compare(@ARGV) }
 else                                        { die "usage: suite.pl rewrite | compare …\n" }

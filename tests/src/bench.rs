@@ -13,6 +13,8 @@ use postgres::Client;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::pgvector::has_pgvector;
+
 /// Where lines go besides the standard output, and when the benchmark began.
 static OUTPUT: OnceLock<(Mutex<File>, Instant)> = OnceLock::new();
 
@@ -152,13 +154,12 @@ pub fn sentences(client: &mut Client, path: &Path, wanted: usize) -> Result<Vect
     Ok(Vectors { dimensions, data })
 }
 
-/// Whether pgvector is there, which is then installed in the database.
+/// Whether pgvector can be had, which is then installed in the database.
 ///
 /// # Errors
 /// When a statement fails.
 pub fn pgvector(client: &mut Client) -> Result<bool> {
-    let available = "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'vector'";
-    let available = client.query_one(available, &[])?.get(0);
+    let available = has_pgvector("pgvector")?;
     if available {
         client.batch_execute("CREATE EXTENSION IF NOT EXISTS vector")?;
     }

@@ -8,7 +8,7 @@
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
 //! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`skipped`] that a test
-//! cannot run here, [`bench`] has what benchmarks share.
+//! cannot run here, [`pgvector`] gets that extension, [`bench`] has what benchmarks share.
 
 mod account;
 pub mod bench;
@@ -17,6 +17,7 @@ mod disk;
 mod failure;
 mod log;
 pub mod model;
+pub mod pgvector;
 mod skipped;
 pub mod slt;
 mod tree;

@@ -9,7 +9,8 @@
 //! # encoding: LATIN1                  (own cluster) encoding of the databases
 //! # setting: work_mem = 1MB           (own cluster) a line of postgresql.conf
 //! # extension: no                     the file creates the extension itself
-//! # requires: vector                  skipped with a message unless this extension is available
+//! # requires: vector                  skipped with a message unless this extension is available; pgvector is
+//!                                     built if it can be had
 //! ```
 //!
 //! Models named `tiny` (32 dimensions, the default model), `tiny-lstm`, `tiny-residual` and
@@ -25,6 +26,7 @@ use sqllogictest::{DB, DBOutput, DefaultColumnType, Runner};
 
 use crate::cluster::{Builder, Cluster};
 use crate::model::{Architecture, Model};
+use crate::pgvector;
 
 /// What the head of a file asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -116,6 +118,9 @@ pub fn run_file(file: &Path, shared: &Cluster, models: &Path) -> Result<Outcome>
     let cluster = own.as_ref().unwrap_or(shared);
 
     for extension in &directives.requires {
+        if extension == "vector" {
+            pgvector::has_pgvector(&file.display().to_string())?;
+        }
         let sql =
             format!("SELECT count(*) FROM pg_available_extensions WHERE name = '{extension}'");
         if cluster.psql("postgres", &sql)? == "0" {

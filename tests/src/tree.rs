@@ -202,6 +202,7 @@ fn stamp(root: &Path, release: &Path) -> Result<String> {
         release.join("liblaser.so"),
         release.join("laser-encoder"),
         root.join("extension/laser.control"),
+        root.join("extension/laser_pgvector.control"),
         root.join("scripts/install.sh"),
         root.join("scripts/pg-tree.sh"),
     ];

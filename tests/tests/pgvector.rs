@@ -1,26 +1,19 @@
-//! The layout is pgvector's, shown against pgvector itself. Skipped with a message where the
-//! server has no extension `vector`.
+//! The layout is pgvector's, shown against pgvector itself, and databases with both. Skipped with a message
+//! where the extension `vector` cannot be had.
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, skipped};
+use laser_tests::Cluster;
+use laser_tests::pgvector::has_pgvector;
 use postgres::Client;
 
-/// A cluster with both extensions and the casts between them, or nothing where pgvector is not
-/// installed.
+/// A cluster with both extensions and the casts between them, or nothing where pgvector cannot be had.
 fn both() -> Result<Option<(Cluster, Client)>> {
-    let cluster = Cluster::builder().preload(false).start()?;
-    let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'vector'";
-    if cluster.psql("postgres", available)? == "0" {
-        skipped(
-            "pgvector's columns and bytes",
-            "pgvector is not installed for this server",
-        );
+    if !has_pgvector("pgvector's columns and bytes")? {
         return Ok(None);
     }
+    let cluster = Cluster::builder().preload(false).start()?;
     let mut client = cluster.database("both")?;
-    client.batch_execute("CREATE EXTENSION vector")?;
-    let casts = concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/pgvector_casts.sql");
-    client.batch_execute(&std::fs::read_to_string(casts)?)?;
+    client.batch_execute("CREATE EXTENSION laser_pgvector CASCADE")?;
     Ok(Some((cluster, client)))
 }
 
@@ -145,6 +138,60 @@ fn bytes_text_and_answers_are_equal() -> Result<()> {
         assert_eq!(number(&mut client, &order)?, 0, "{theirs} order");
         let average = "SELECT count(*) FROM (SELECT avg(v)::real[] AS x, avg(e)::real[] AS y FROM t) a WHERE x <> y";
         assert_eq!(number(&mut client, average)?, 0, "{theirs} avg");
+    }
+    Ok(())
+}
+
+/// A dump has the columns, the indexes with their operator classes, expressions over the casts, and labels.
+#[test]
+fn a_dump_is_restored() -> Result<()> {
+    if !has_pgvector("dumps of pgvector's columns")? {
+        return Ok(());
+    }
+    let cluster = Cluster::new()?;
+    cluster.psql("postgres", "CREATE DATABASE source")?;
+    cluster.psql("postgres", "CREATE DATABASE copy")?;
+    cluster.psql(
+        "source",
+        "CREATE SCHEMA extensions;
+         CREATE EXTENSION vector SCHEMA extensions;
+         CREATE EXTENSION laser;
+         CREATE EXTENSION laser_pgvector SCHEMA extensions;
+         SET search_path = public, extensions;
+         CREATE TABLE t (id int, v vector(3), h halfvec(3), e embedding(3),
+                         g vector(3) GENERATED ALWAYS AS (e) STORED, CHECK (e <-> v > 0));
+         INSERT INTO t SELECT i, v, v::halfvec, (v + '[1,0,0]')::embedding
+         FROM generate_series(1, 100) i, LATERAL (SELECT ARRAY[1, i, i * i]::vector AS v) x;
+         CREATE INDEX tv ON t USING laser (v);
+         CREATE INDEX tl ON t USING laser (v vector_l2_ops) WITH (m = 8, quantization = f32);
+         CREATE INDEX th ON t USING laser ((e::halfvec(3)) halfvec_ip_ops) WHERE id > 3;
+         CREATE VIEW w AS SELECT id FROM t ORDER BY v <=> '[1,2,3]'::embedding LIMIT 1;
+         SECURITY LABEL FOR laser ON COLUMN t.v IS 'laser-mean-384'",
+    )?;
+    let dump = cluster.scratch()?.join("dump.sql").display().to_string();
+    cluster.run("pg_dump", &["-d", "source", "-f", &dump])?;
+    let options = [
+        "-X",
+        "-q",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-d",
+        "copy",
+        "-f",
+        &dump,
+    ];
+    cluster.run("psql", &options)?;
+    for sql in [
+        "SELECT string_agg(pg_get_indexdef(indexrelid), E'\\n' ORDER BY indexrelid::regclass::text)
+         FROM pg_index WHERE indrelid = 't'::regclass",
+        "SELECT string_agg(t::text, ' ' ORDER BY id) FROM t",
+        "SELECT id FROM w",
+        "SELECT name, model FROM laser_models_used",
+        "SELECT string_agg(concat(extname, extnamespace::regnamespace), ' ' ORDER BY extname) FROM pg_extension",
+        "SELECT count(*) FROM pg_class c, laser_index_check(c.oid) WHERE relname IN ('tv', 'tl', 'th')",
+    ] {
+        let (old, new) = (cluster.psql("source", sql)?, cluster.psql("copy", sql)?);
+        ensure!(old == new, "{sql}\n{old}\n{new}");
     }
     Ok(())
 }

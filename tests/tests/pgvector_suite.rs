@@ -1,5 +1,6 @@
-//! pgvector's own tests, pointed at laser by `tests/pgvector/suite.pl`. `tests/pgvector/differences.txt`
-//! has what is different on purpose.
+//! pgvector's own tests, pointed at laser by `tests/pgvector/suite.pl`, once with laser's types and, those
+//! of indexes, once with pgvector's own (extension `laser_pgvector`). `tests/pgvector/differences.txt` has
+//! what is different on purpose.
 //!
 //! The source of pgvector comes from Debian, fetched once for a build folder. Skipped with a message
 //! where it cannot be had, as the scripts in Perl are where PostgreSQL's test modules are missing.
@@ -17,6 +18,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use laser_tests::pgvector::Source;
 use laser_tests::{Account, Cluster, Tree, skipped};
 use tempfile::TempDir;
 
@@ -32,6 +34,9 @@ const LONG: &[&str] = &[
     "inputs",
 ];
 
+/// The same for the run with pgvector's types, after that with laser's.
+const LONG_AGAIN: &[&str] = &["hnsw_halfvec_build_recall", "hnsw_iterative_scan_recall"];
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("pgvector")
 }
@@ -44,44 +49,62 @@ fn text(output: &Output) -> String {
     )
 }
 
-fn skip(why: &str) {
-    skipped("pgvector's tests", why);
+/// Whose types the tests are run with.
+#[derive(Clone, Copy)]
+enum Types {
+    Laser,
+    Pgvector,
+}
+
+impl Types {
+    /// The name in messages and for `suite.pl`.
+    fn name(self) -> &'static str {
+        match self {
+            Types::Laser => "laser",
+            Types::Pgvector => "pgvector",
+        }
+    }
+
+    fn skip(self, why: &str) {
+        skipped(
+            &format!("pgvector's tests with {}'s types", self.name()),
+            why,
+        );
+    }
 }
 
 /// Scripts that were rewritten, in a folder of the account of the servers.
 struct Suite {
     folder: TempDir,
     perl: PathBuf,
+    /// pgvector's modules for PostgreSQL 14, whose own ones have other names.
+    modules: PathBuf,
 }
 
 impl Suite {
     /// Fetches and rewrites; nothing where the source cannot be had.
-    fn get() -> Result<Option<Suite>> {
+    fn get(types: Types) -> Result<Option<Suite>> {
         let tree = Tree::get()?;
-        let home = tree.home().join("pgvector");
-        fs::create_dir_all(&home)?;
-        let lock = File::create(home.join("lock"))?;
-        lock.lock()?;
-        let fetched = Command::new(folder().join("fetch.sh"))
-            .arg(&home)
-            .stdin(Stdio::null())
-            .output()
-            .context("running tests/pgvector/fetch.sh")?;
-        if !fetched.status.success() {
-            skip(&text(&fetched));
+        let what = format!("pgvector's tests with {}'s types", types.name());
+        let Some(source) = Source::get(&what)? else {
             return Ok(None);
+        };
+        if let Types::Pgvector = types {
+            source.install()?;
         }
         let suite = Suite {
             folder: tempfile::Builder::new()
                 .prefix("laser-pgvector-")
                 .tempdir_in("/tmp")?,
-            perl: home.join("perl5"),
+            perl: source.perl(),
+            modules: source.tree().join("test/perl"),
         };
         let mut command = Command::new(folder().join("suite.pl"));
         command
             .arg("rewrite")
-            .args([home.join("pgvector"), suite.folder.path().to_path_buf()])
-            .arg(folder().join("differences.txt"));
+            .args([source.tree(), suite.folder.path().to_path_buf()])
+            .arg(folder().join("differences.txt"))
+            .arg(types.name());
         if let Some(quantization) = std::env::var_os("LASER_PGVECTOR_QUANTIZATION") {
             command.arg(quantization);
         }
@@ -123,7 +146,16 @@ fn path(tree: &Tree) -> Result<std::ffi::OsString> {
 
 #[test]
 fn regression_scripts_give_the_same_rows() -> Result<()> {
-    let Some(suite) = Suite::get()? else {
+    regression_scripts(Types::Laser)
+}
+
+#[test]
+fn regression_scripts_give_the_same_rows_with_pgvectors_types() -> Result<()> {
+    regression_scripts(Types::Pgvector)
+}
+
+fn regression_scripts(types: Types) -> Result<()> {
+    let Some(suite) = Suite::get(types)? else {
         return Ok(());
     };
     let cluster = Cluster::new()?;
@@ -131,7 +163,11 @@ fn regression_scripts_give_the_same_rows() -> Result<()> {
     suite.scratch("work/results")?;
     let mut wrong = Vec::new();
     for (name, sql) in suite.files("sql")? {
-        drop(cluster.database(&name)?);
+        let mut client = cluster.database(&name)?;
+        if let Types::Pgvector = types {
+            client.batch_execute("CREATE EXTENSION laser_pgvector CASCADE")?;
+        }
+        drop(client);
         let result = suite.folder.path().join(format!("{name}.result"));
         let out = File::create(&result)?;
         cluster
@@ -157,21 +193,38 @@ fn regression_scripts_give_the_same_rows() -> Result<()> {
 }
 
 /// Scripts of this run.
-fn chosen(suite: &Suite) -> Result<VecDeque<(String, PathBuf)>> {
+fn chosen(suite: &Suite, types: Types) -> Result<VecDeque<(String, PathBuf)>> {
     let wanted = std::env::var("LASER_PGVECTOR").unwrap_or_default();
     let mut files = suite.files("t")?;
     files.retain(|(name, _)| match wanted.as_str() {
         "all" => true,
-        "" => !LONG.iter().any(|long| name.ends_with(long)),
+        "" => {
+            let again = match types {
+                Types::Laser => &[],
+                Types::Pgvector => LONG_AGAIN,
+            };
+            !LONG.iter().chain(again).any(|long| name.ends_with(long))
+        }
         parts => parts.split(',').any(|part| name.contains(part)),
     });
-    ensure!(!files.is_empty(), "LASER_PGVECTOR={wanted} names no script");
+    if let Types::Laser = types {
+        ensure!(!files.is_empty(), "LASER_PGVECTOR={wanted} names no script");
+    }
     Ok(files.into())
 }
 
 #[test]
 fn tap_scripts_pass() -> Result<()> {
-    let Some(suite) = Suite::get()? else {
+    tap_scripts(Types::Laser)
+}
+
+#[test]
+fn tap_scripts_pass_with_pgvectors_types() -> Result<()> {
+    tap_scripts(Types::Pgvector)
+}
+
+fn tap_scripts(types: Types) -> Result<()> {
+    let Some(suite) = Suite::get(types)? else {
         return Ok(());
     };
     let tree = Tree::get()?;
@@ -182,14 +235,13 @@ fn tap_scripts_pass() -> Result<()> {
         test.join("perl").is_dir().then_some(test)
     });
     let Some(test) = test else {
-        skip("this PostgreSQL has no test modules for Perl (Debian: postgresql-server-dev)");
+        types.skip("this PostgreSQL has no test modules for Perl (Debian: postgresql-server-dev)");
         return Ok(());
     };
-    // The second is pgvector's, for PostgreSQL 14, whose modules have other names.
-    let source = tree.home().join("pgvector/pgvector/test/perl");
-    let library = std::env::join_paths([test.join("perl"), suite.perl.clone(), source])?;
+    let library =
+        std::env::join_paths([test.join("perl"), suite.perl.clone(), suite.modules.clone()])?;
 
-    let queue = Mutex::new(chosen(&suite)?);
+    let queue = Mutex::new(chosen(&suite, types)?);
     let failures = Mutex::new(Vec::new());
     let run = |name: &str, script: &Path| -> Result<bool> {
         let start = Instant::now();

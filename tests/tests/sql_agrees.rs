@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSymbol};
 
-/// The parts of the extension's script, in the order of `scripts/install.sh`.
-const PARTS: [&str; 4] = ["types", "encode", "index", "mining"];
+/// The parts of the extensions' scripts, in the order of `scripts/install.sh`.
+const PARTS: [&str; 5] = ["types", "encode", "index", "mining", "laser_pgvector"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -358,7 +358,10 @@ impl SegmentBuilder {
     pub fn push(&mut self, tid: u64, x: &[f32], pause: &dyn Fn()) -> Result<()> {
         let codec = self.shared.encoding.codec;
         match space::prepare(codec.metric, codec.dims, x)? {
-            Some(x) => self.push_prepared(tid, &x, 0.0, pause),
+            Some(unit) => {
+                let error = space::blur(codec.metric, x);
+                self.push_prepared(tid, &unit, error, pause)
+            }
             None => {
                 self.push_unplaced(tid | crate::page::UNDIRECTED);
                 Ok(())

@@ -608,7 +608,7 @@ fn scalar_parts(bytes: &[u8]) -> (&[i8], f32, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::Query;
+    use crate::query::{Arithmetic, Query};
     use crate::space::Space;
     use proptest::prelude::*;
 
@@ -618,6 +618,20 @@ mod tests {
             Metric::Cosine => cosine_distance(q, x),
             Metric::L2 => l2_distance(q, x),
             Metric::InnerProduct => -f64::from(f32_dot(q, x)),
+        }
+    }
+
+    /// Distances as in pgvector's `vector.c`.
+    fn plain(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
+        let sum = |f: fn(f32, f32) -> f32| a.iter().zip(b).fold(0.0f32, |s, (a, b)| s + f(*a, *b));
+        match metric {
+            Metric::L2 => f64::from(sum(|a, b| (a - b) * (a - b))).sqrt(),
+            Metric::InnerProduct => -f64::from(sum(|a, b| a * b)),
+            Metric::Cosine => {
+                let (aa, bb) = (sum(|a, _| a * a), sum(|_, b| b * b));
+                let lengths = (f64::from(aa) * f64::from(bb)).sqrt();
+                1.0 - (f64::from(sum(|a, b| a * b)) / lengths).clamp(-1.0, 1.0)
+            }
         }
     }
 
@@ -661,6 +675,52 @@ mod tests {
                 let bound = codec.error(graph, fine) / f64::from(space.gain);
                 let length = laser_vector::kernels::norm(x);
                 prop_assert!(off <= bound + 2.0 * HALF_ULP * length, "{off} {bound}");
+            }
+        }
+
+        /// The same for an operator that adds squares one by one in `f32`, as pgvector's does in the worst case,
+        /// in any unit: of what overflows or vanishes there nothing is promised.
+        #[test]
+        fn bounds_of_plain_sums_hold(
+            seed: u64, dims in prop_oneof![1usize..80, 2000usize..2010], metric in 0u8..3,
+            quantization in 0u8..5, offset in prop_oneof![Just(0.0f32), Just(1.0), Just(-1.0)],
+            units in (-44i32..38, -44i32..38),
+        ) {
+            use rand::{Rng, SeedableRng};
+            let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+            let metric = Metric::from_u8(metric).unwrap();
+            let quantization = Quantization::from_u8(quantization).unwrap();
+            let mut vector = |unit: i32, row: usize| -> Vec<f32> {
+                let unit = 10f64.powi(unit);
+                let sign = if row.is_multiple_of(2) { 1.0 } else { -1.0 };
+                let all: Vec<f32> = (0..dims)
+                    .map(|_| {
+                        let x = sign * f64::from(offset + rng.random_range(-1.0f32..1.0));
+                        (unit * x).clamp(-3e38, 3e38) as f32
+                    })
+                    .collect();
+                if all.iter().all(|x| *x == 0.0) { vec![1e-45; dims] } else { all }
+            };
+            let rows: Vec<Vec<f32>> = (0..6).map(|row| vector(units.0, row)).collect();
+            let query = Query::new(metric, dims, &vector(units.1, 0)).unwrap()
+                .compared_by(Arithmetic::Plain);
+            let prepared: Vec<Vec<f32>> = rows
+                .iter()
+                .map(|x| space::prepare(metric, dims, x).unwrap().unwrap())
+                .collect();
+            let space = Space::fit(metric, dims, &prepared, quantization != Quantization::F32);
+            let codec = Codec::new(dims, metric, quantization);
+            let probe = Probe::new(codec, &space, &query);
+            let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+            for (row, x) in rows.iter().zip(&prepared) {
+                let truth = plain(metric, query.given(), row);
+                let listed = query.measure(row, 0.0);
+                prop_assert!(truth.is_nan() || listed.lower <= truth, "{} > {truth}", listed.lower);
+                let error = space.enter(x, space::blur(metric, row), &mut place);
+                codec.encode(&place, error, &mut stored);
+                let (graph, fine) = stored.split_at(codec.graph_len());
+                let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+                prop_assert!(truth.is_nan() || found.lower <= truth, "{} > {truth}", found.lower);
             }
         }
 

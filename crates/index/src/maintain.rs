@@ -658,7 +658,9 @@ fn push_list<S: PageStore>(
                 Some(unit) => {
                     // Two vectors of length r that are e apart have directions at most 2 e / r apart.
                     let error = match parameters.metric {
-                        Metric::Cosine => 2.0 * error / norm(&x),
+                        Metric::Cosine => {
+                            2.0 * error / norm(&x) + space::blur(parameters.metric, &x)
+                        }
                         _ => error,
                     };
                     output.push(tid, unit, error)?;

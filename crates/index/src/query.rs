@@ -21,13 +21,54 @@ pub fn rounding(n: usize) -> f64 {
     (n as f64 / 16.0 + 16.0) * HALF_ULP
 }
 
+/// The same whatever the order of the sum.
+fn rounding_in_any_order(n: usize) -> f64 {
+    (n as f64 + 16.0) * HALF_ULP
+}
+
 /// Beyond this the operators' sums in `f32` may overflow, and below its reciprocal vanish.
-const SAFE: f64 = 1e17;
+pub(crate) const SAFE: f64 = 1e17;
+
+/// The arithmetic of the operator that orders by a distance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// That of `laser_vector::kernels`: at least 32 partial sums; cosines are right whatever the lengths.
+    Own,
+    /// Sums in `f32` in any order, which may overflow or vanish: pgvector's, whose compiler decides how many
+    /// partial sums there are.
+    Plain,
+}
+
+impl Arithmetic {
+    /// A bound of the relative rounding error of a sum of `n` products.
+    fn rounding(self, n: usize) -> f64 {
+        match self {
+            Self::Own => rounding(n),
+            Self::Plain => rounding_in_any_order(n),
+        }
+    }
+
+    /// Whether it gives the cosine of a vector of this length at all.
+    fn has_cosine(self, length: f64) -> bool {
+        self == Self::Own || is_safe(length)
+    }
+
+    /// Whether sums of products are within its range, for vectors whose lengths have this product.
+    fn has_product(self, lengths: f64) -> bool {
+        self == Self::Own || lengths < SAFE * SAFE
+    }
+}
+
+/// Whether squares of a vector of this length have the precision of their sum.
+pub(crate) fn is_safe(length: f64) -> bool {
+    (2.0 / SAFE..SAFE / 2.0).contains(&length)
+}
 
 /// A query as it was given.
 #[derive(Debug, Clone)]
 pub struct Query {
     metric: Metric,
+    arithmetic: Arithmetic,
     given: Vec<f32>,
     prepared: Option<Vec<f32>>,
 }
@@ -40,9 +81,15 @@ impl Query {
     pub fn new(metric: Metric, dims: usize, x: &[f32]) -> Result<Self> {
         Ok(Self {
             metric,
+            arithmetic: Arithmetic::Own,
             given: x.to_vec(),
             prepared: space::prepare(metric, dims, x)?,
         })
+    }
+
+    /// The same query, whose distances an operator with this arithmetic computes.
+    pub fn compared_by(self, arithmetic: Arithmetic) -> Self {
+        Self { arithmetic, ..self }
     }
 
     /// The vector as it was given.
@@ -59,7 +106,8 @@ impl Query {
     /// The distance of a vector that lies in the pending list, and is at most `error` from the true
     /// one.
     pub fn measure(&self, x: &[f32], error: f64) -> Estimate {
-        let relative = rounding(x.len());
+        // Of the sum here, and of the operator's.
+        let relative = (rounding(x.len()) + self.arithmetic.rounding(x.len())) / 2.0;
         match self.metric {
             Metric::L2 => {
                 let estimate = l2_distance(&self.given, x);
@@ -71,7 +119,12 @@ impl Query {
             }
             Metric::Cosine => {
                 let estimate = cosine_distance(&self.given, x);
-                let lower = estimate - 4.0 * relative - 2.0 * error / norm(x);
+                let length = norm(x);
+                let lower = if self.has_cosines() && self.arithmetic.has_cosine(length) {
+                    estimate - 4.0 * relative - 2.0 * error / length
+                } else {
+                    0.0
+                };
                 Estimate {
                     estimate,
                     lower: above_zero(lower),
@@ -79,11 +132,20 @@ impl Query {
             }
             Metric::InnerProduct => {
                 let estimate = -f64::from(f32_dot(&self.given, x));
-                let length = norm(&self.given);
-                let slack = length * (2.0 * relative * (norm(x) + error) + error);
-                product(estimate, slack + vanishing(x.len()))
+                let (length, other) = (norm(&self.given), norm(x) + error);
+                let slack = length * (2.0 * relative * other + error);
+                if self.arithmetic.has_product(length * other) {
+                    product(estimate, slack + vanishing(x.len()))
+                } else {
+                    product(estimate, f64::INFINITY)
+                }
             }
         }
+    }
+
+    /// Whether the operator gives cosines for this query, of vectors for which it can.
+    fn has_cosines(&self) -> bool {
+        self.arithmetic.has_cosine(norm(&self.given))
     }
 }
 
@@ -115,6 +177,9 @@ fn product(estimate: f64, slack: f64) -> Estimate {
 #[derive(Debug)]
 pub struct Probe {
     metric: Metric,
+    arithmetic: Arithmetic,
+    /// Nothing is known of the operator's cosines.
+    blind: bool,
     dims: usize,
     /// The query in the space of the segment.
     pub(crate) vector: Vec<f32>,
@@ -165,6 +230,8 @@ impl Probe {
         }
         Self {
             metric: codec.metric,
+            arithmetic: query.arithmetic,
+            blind: codec.metric == Metric::Cosine && !query.has_cosines(),
             dims: codec.dims,
             graph,
             sum: vector.iter().sum(),
@@ -187,6 +254,8 @@ impl Probe {
         }
         Self {
             metric: codec.metric,
+            arithmetic: Arithmetic::Own,
+            blind: false,
             dims: codec.dims,
             vector,
             graph: graph.to_vec(),
@@ -218,14 +287,14 @@ impl Probe {
     /// From the squared distance of a stored vector in the space, how uncertain that square is, and
     /// how far the true vector may be from the stored one. For L2 and cosine.
     pub(crate) fn apart(&self, square: f64, slack: f64, error: f64) -> Estimate {
-        let relative = rounding(self.dims);
+        let relative = self.arithmetic.rounding(self.dims);
         // The query was rounded when it was brought into the space.
         let error = error + (self.square.sqrt() + 1e-30) * 2.0 * HALF_ULP;
         let nearest = ((square - slack).max(0.0).sqrt() - error).max(0.0) / self.gain;
         let likely = square.max(0.0).sqrt() / self.gain;
         let (estimate, lower) = if self.metric == Metric::Cosine {
             let lower = nearest * nearest / 2.0 - 4.0 * relative - 8.0 * HALF_ULP;
-            (likely * likely / 2.0, lower)
+            (likely * likely / 2.0, if self.blind { 0.0 } else { lower })
         } else {
             (likely, nearest * (1.0 - relative))
         };
@@ -239,7 +308,11 @@ impl Probe {
     /// vector's length, and how far the true vector may be from the stored one.
     pub(crate) fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
         let length = length / self.gain + self.centre_length;
-        let slack = self.length * (error / self.gain + 4.0 * rounding(self.dims) * length);
+        let relative = rounding(self.dims) + self.arithmetic.rounding(self.dims);
+        let slack = self.length * (error / self.gain + 2.0 * relative * length);
+        if !self.arithmetic.has_product(self.length * length) {
+            return product(-(dot + self.offset), f64::INFINITY);
+        }
         product(-(dot + self.offset), slack + vanishing(self.dims))
     }
 }

@@ -18,6 +18,7 @@ use laser_vector::kernels::norm;
 
 use crate::codec::Metric;
 use crate::error::{IndexError, Result};
+use crate::query;
 
 /// Largest coordinate; what lies beyond is moved here, and its error bound is infinite. The squared
 /// length of 2^16 such coordinates is far from the end of `f32`.
@@ -272,6 +273,16 @@ pub fn prepare(metric: Metric, dims: usize, x: &[f32]) -> Result<Option<Vec<f32>
     Ok(Some(
         x.iter().map(|&x| (f64::from(x) * scale) as f32).collect(),
     ))
+}
+
+/// How far the direction of a vector, as it came, may be from what operators with
+/// [`query::Arithmetic::Plain`] make of it: as far as can be where its length is out of their range.
+pub fn blur(metric: Metric, x: &[f32]) -> f64 {
+    if metric == Metric::Cosine && !query::is_safe(norm(x)) {
+        2.0
+    } else {
+        0.0
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! This is the support function of the distance functions, which the server calls for each of them in
 //! an expression that it plans, whether as a function or as an operator. Mining asks for its two
-//! queries by [`refuse_two_models`] as well.
+//! queries by [`refuse_two_models`] as well, and the planner for indexes on pgvector's columns by
+//! [`refuse_mixed_order`].
 #![allow(unsafe_code)]
 
 use pgrx::PgSqlErrorCode as Code;
@@ -32,7 +33,9 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
         if (*request).type_ == NodeTag::T_SupportRequestSimplify {
             let request = &*request.cast::<pg_sys::SupportRequestSimplify>();
             if let Some(root) = request.root.as_ref() {
-                check(&*request.fcall, root.parse);
+                let call = &*request.fcall;
+                let look = Origins::in_schema(pg_sys::get_func_namespace(call.funcid));
+                check(call.args, root.parse, &look);
             }
         }
     }
@@ -40,13 +43,27 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
     Datum::from(0)
 }
 
+/// The same for what an index on pgvector's columns orders by: pgvector's functions have no support function of
+/// ours, so that nobody else asks.
+///
 /// # Safety
-/// A call of a distance function in this query.
-unsafe fn check(call: &pg_sys::FuncExpr, query: *mut pg_sys::Query) {
+/// An expression that is planned as an order by such an index, and its query.
+pub unsafe fn refuse_mixed_order(order: *mut pg_sys::Node, query: *mut pg_sys::Query) {
+    // SAFETY: by contract; a node is what its tag says.
+    unsafe {
+        if (*order).type_ == NodeTag::T_OpExpr {
+            let look = Origins::of_extension();
+            check((*order.cast::<pg_sys::OpExpr>()).args, query, &look);
+        }
+    }
+}
+
+/// # Safety
+/// The arguments of a distance in this query.
+unsafe fn check(arguments: *mut pg_sys::List, query: *mut pg_sys::Query, look: &Origins) {
     // SAFETY: by contract.
     let (a, b) = unsafe {
-        let look = Origins::in_schema(pg_sys::get_func_namespace(call.funcid));
-        let [a, b] = members(call.args) else {
+        let [a, b] = members(arguments) else {
             return;
         };
         let (a, b) = (node(a), node(b));

@@ -28,7 +28,7 @@ mod worker;
 
 pub use embed::{describe_model, embed_texts};
 pub use labels::hex;
-pub use mixing::refuse_two_models;
+pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
 pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
 pub use resident::{is_resident, session_model};

@@ -13,7 +13,7 @@ use super::labels::{self, hex};
 use super::{recent, resident};
 use crate::encoding;
 use crate::lists::{members, node};
-use crate::types::{Embedding, HalfEmbedding};
+use crate::types::{Embedding, HalfEmbedding, pgvector};
 
 /// Where embeddings come from.
 pub struct Origin {
@@ -121,6 +121,24 @@ impl Origins {
     /// For the extension in a schema.
     pub fn in_schema(namespace: pg_sys::Oid) -> Self {
         Self { namespace }
+    }
+
+    /// For the extension wherever it is: in the schema of its access method's handler.
+    pub fn of_extension() -> Self {
+        // SAFETY: look-ups in catalogues; the row is released after what is in it was read.
+        let namespace = unsafe {
+            let method = pg_sys::get_index_am_oid(c"laser".as_ptr(), true);
+            let cache = pg_sys::SysCacheIdentifier::AMOID as c_int;
+            let row = pg_sys::SearchSysCache1(cache, method.into());
+            if row.is_null() {
+                pg_sys::InvalidOid
+            } else {
+                let handler = (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_am>()).amhandler;
+                pg_sys::ReleaseSysCache(row);
+                pg_sys::get_func_namespace(handler)
+            }
+        };
+        Self::in_schema(namespace)
     }
 
     /// Which model an expression's value comes from, if that can be known; several where it comes from a table
@@ -265,6 +283,12 @@ impl Origins {
     ) -> Option<Vec<Origin>> {
         // SAFETY: by contract; a function that is planned exists.
         unsafe {
+            // A cast to or from pgvector's types, or to a length: the embedding stays that of its model.
+            use pg_sys::CoercionForm::{COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST};
+            if [COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST].contains(&call.funcformat) {
+                let argument = members(call.args).first();
+                return argument.map(|argument| self.origin(node(argument), query, depth - 1));
+            }
             let name = pg_sys::get_func_name(call.funcid);
             if name.is_null() || pg_sys::get_func_namespace(call.funcid) != self.namespace {
                 return None;
@@ -298,21 +322,25 @@ impl Origins {
         }
         // SAFETY: by contract; a constant has a value of its type.
         let (model, fingerprint) = unsafe {
-            let name = self.type_name(constant.consttype)?;
-            match name.as_slice() {
-                b"embedding" => {
+            let own = self.type_name(constant.consttype);
+            let is_half = match own.as_deref() {
+                Some(b"embedding") => false,
+                Some(b"halfembedding") => true,
+                _ => pgvector(constant.consttype)?.is_half,
+            };
+            match is_half {
+                false => {
                     let value = Embedding::from_raw(constant.constvalue);
                     recent::origin(value.as_slice().len(), |at, made| {
                         value.as_slice()[at] == made
                     })?
                 }
-                b"halfembedding" => {
+                true => {
                     let value = HalfEmbedding::from_raw(constant.constvalue);
                     recent::origin(value.as_slice().len(), |at, made| {
                         value.as_slice()[at] == f16::from_f32(made)
                     })?
                 }
-                _ => return None,
             }
         };
         let fingerprint = Some(hex(&fingerprint));

@@ -109,8 +109,8 @@ struct Build {
     element: Element,
     /// How vectors are stored, once enough of them are known.
     encoding: Option<Encoding>,
-    /// Vectors that came before that, with their rows, and rows without a place in the graph.
-    held: Vec<(u64, Vec<f32>)>,
+    /// Vectors that came before that, with their rows and [`space::blur`], and rows without a place in the graph.
+    held: Vec<(u64, Vec<f32>, f64)>,
     held_unplaced: Vec<u64>,
     /// Vectors longer than `encoding` is for, which a segment of their own holds.
     long: Vec<(u64, Vec<f32>)>,
@@ -143,9 +143,11 @@ impl Build {
         }
         match space::prepare(metric, dims, x).or_report() {
             None => self.push_unplaced(tid | UNDIRECTED),
-            Some(x) if self.encoding.is_some() => self.push_prepared(tid, &x),
-            Some(x) => {
-                self.held.push((tid, x));
+            Some(unit) if self.encoding.is_some() => {
+                self.push_prepared(tid, &unit, space::blur(metric, x));
+            }
+            Some(unit) => {
+                self.held.push((tid, unit, space::blur(metric, x)));
                 if self.held.len() >= sample_size(&self.options) {
                     self.decide();
                 }
@@ -156,11 +158,11 @@ impl Build {
     /// Settles how vectors are stored by those that have come so far.
     fn decide(&mut self) {
         if self.encoding.is_none() {
-            let sample: Vec<Vec<f32>> = self.held.iter().map(|(_, x)| x.clone()).collect();
+            let sample: Vec<Vec<f32>> = self.held.iter().map(|(_, x, _)| x.clone()).collect();
             self.encoding = Some(choose(&self.options, &sample));
         }
-        for (tid, x) in std::mem::take(&mut self.held) {
-            self.push_prepared(tid, &x);
+        for (tid, x, error) in std::mem::take(&mut self.held) {
+            self.push_prepared(tid, &x, error);
         }
         for tid in std::mem::take(&mut self.held_unplaced) {
             self.push_unplaced(tid);
@@ -176,9 +178,10 @@ impl Build {
         self.builder.as_mut().expect("made above")
     }
 
-    fn push_prepared(&mut self, tid: u64, x: &[f32]) {
+    fn push_prepared(&mut self, tid: u64, x: &[f32], error: f64) {
         let encoding = self.encoding.as_ref().expect("decided before");
         if !encoding.takes(x) {
+            // Inner products are those of vectors as they came: there is no error.
             self.long.push((tid, x.to_vec()));
             // There should be about one for each time that the table is as large as the sample.
             if self.long.len() >= sample_size(&self.options) {
@@ -187,7 +190,7 @@ impl Build {
             return;
         }
         let builder = self.builder();
-        builder.push_prepared(tid, x, 0.0, &pause).or_report();
+        builder.push_prepared(tid, x, error, &pause).or_report();
         let full = builder.is_full();
         let added = self.finished + self.builder().added();
         if added >= self.reported + 500 {
@@ -210,7 +213,7 @@ impl Build {
         let sample: Vec<Vec<f32>> = long.iter().map(|(_, x)| x.clone()).collect();
         self.encoding = Some(choose(&self.options, &sample));
         for (tid, x) in long {
-            self.push_prepared(tid, &x);
+            self.push_prepared(tid, &x, 0.0);
         }
     }
 

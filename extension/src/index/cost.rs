@@ -30,6 +30,7 @@ use super::pages::RelationStore;
 use super::{notice, options};
 use crate::encode;
 use crate::encoding;
+use crate::lists::node;
 
 /// Bytes of a stored vector for which a distance costs one `cpu_operator_cost`.
 const BYTES_PER_OPERATOR: f64 = 512.0;
@@ -148,6 +149,8 @@ struct Shape {
     m: f64,
     /// The model of an index on text.
     model: Option<String>,
+    /// Whether it is on a column of pgvector's.
+    foreign: bool,
     /// Whether every row of the table is in the index.
     complete: bool,
 }
@@ -167,6 +170,7 @@ impl Shape {
             distance: 2.0,
             m: 16.0,
             model: None,
+            foreign: false,
             complete: true,
         };
         if index.hypothetical {
@@ -194,6 +198,7 @@ impl Shape {
             distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
             m: meta.parameters.m as f64,
             model: text_model(&meta),
+            foreign: element::of(parameters).is_foreign(),
             complete: meta.complete,
         }
     }
@@ -344,6 +349,10 @@ pub unsafe extern "C-unwind" fn estimate(
             notice_model(index, own, &session);
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
+        }
+        if shape.foreign {
+            let order = node(&*(*orders).elements);
+            encode::refuse_mixed_order(order, (*root).parse);
         }
         let widest = shape.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max);
         let entries = shape.entries();

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use half::slice::HalfFloatSliceExt;
 use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
+use laser_index::query::Arithmetic;
 use laser_index::raw::RawForm;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
@@ -26,14 +27,48 @@ pub enum Element {
     HalfEmbedding = 1,
     /// `text` and types like it, embedded by the index
     Text = 2,
+    /// pgvector's `vector`
+    Vector = 3,
+    /// pgvector's `halfvec`
+    HalfVec = 4,
 }
 
 impl Element {
     /// The element with this number on the metapage.
     pub fn from_u8(value: u8) -> Option<Self> {
-        [Self::Embedding, Self::HalfEmbedding, Self::Text]
+        use Element::{Embedding, HalfEmbedding, HalfVec, Text, Vector};
+        [Embedding, HalfEmbedding, Text, Vector, HalfVec]
             .into_iter()
             .find(|e| *e as u8 == value)
+    }
+
+    /// The name of the type.
+    pub fn type_name(self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::HalfEmbedding => "halfembedding",
+            Self::Text => "text",
+            Self::Vector => "vector",
+            Self::HalfVec => "halfvec",
+        }
+    }
+
+    /// Whether components have 16 bits.
+    pub fn is_half(self) -> bool {
+        matches!(self, Self::HalfEmbedding | Self::HalfVec)
+    }
+
+    /// Whether the type and its operators are pgvector's.
+    pub fn is_foreign(self) -> bool {
+        matches!(self, Self::Vector | Self::HalfVec)
+    }
+
+    /// The arithmetic of its distances, which the executor computes to sort by.
+    pub fn arithmetic(self) -> Arithmetic {
+        match self.is_foreign() {
+            true => Arithmetic::Plain,
+            false => Arithmetic::Own,
+        }
     }
 }
 
@@ -107,8 +142,7 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
         _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
     };
-    let half = element == Element::HalfEmbedding;
-    let raw = RawForm::choose(dims, half, options.quantization).or_report();
+    let raw = RawForm::choose(dims, element.is_half(), options.quantization).or_report();
     let undecided = element != Element::Text && typmod < 1;
     Parameters {
         dims,
@@ -136,7 +170,7 @@ pub fn of(parameters: &Parameters) -> Element {
     })
 }
 
-/// Shows the vector in a datum of an `embedding` or `halfembedding`.
+/// Shows the vector in a datum of a type with vectors; pgvector's have the layout of ours.
 ///
 /// # Safety
 /// The datum is not null and of that type.
@@ -148,8 +182,8 @@ pub unsafe fn with_vector<R>(
     // SAFETY: by contract.
     unsafe {
         match element {
-            Element::Embedding => look(Embedding::from_raw(datum).as_slice()),
-            Element::HalfEmbedding => {
+            Element::Embedding | Element::Vector => look(Embedding::from_raw(datum).as_slice()),
+            Element::HalfEmbedding | Element::HalfVec => {
                 let values = HalfEmbedding::from_raw(datum);
                 let mut wide = vec![0.0; values.as_slice().len()];
                 values.as_slice().convert_to_f32_slice(&mut wide);

@@ -284,12 +284,7 @@ fn laser_index_info(
         list as i64,
         meta.pending.pages() as i64 * page,
         i64::from(store.blocks()) * page,
-        match element {
-            Element::Embedding => "embedding",
-            Element::HalfEmbedding => "halfembedding",
-            Element::Text => "text",
-        }
-        .to_owned(),
+        element.type_name().to_owned(),
         (!p.is_undecided()).then_some(p.dims as i32),
         p.metric.name().to_owned(),
         p.quantization.map_or("auto", |q| q.name()).to_owned(),

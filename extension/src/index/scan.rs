@@ -298,7 +298,10 @@ unsafe fn query(
     datum: Option<pg_sys::Datum>,
     text: &mut Option<Asked>,
 ) -> Query {
-    let query = |x: &[f32]| Query::new(parameters.metric, parameters.dims, x);
+    let arithmetic = element::of(parameters).arithmetic();
+    let query = |x: &[f32]| {
+        Query::new(parameters.metric, parameters.dims, x).map(|query| query.compared_by(arithmetic))
+    };
     let Some(datum) = datum.filter(|_| !parameters.is_undecided()) else {
         // Nothing is nearer to NULL than anything else, and rows without a vector are near to nothing.
         return query(&vec![0.0; parameters.dims]).or_report();

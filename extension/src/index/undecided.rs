@@ -10,7 +10,7 @@ use laser_index::meta::{Meta, Parameters};
 use laser_index::raw::RawForm;
 use laser_index::store::PageStore;
 
-use super::element::{self, Element};
+use super::element;
 use super::errors::OrReport;
 
 /// The dimensions on the metapage meanwhile.
@@ -23,7 +23,7 @@ pub fn decide(store: &impl PageStore, dims: usize) -> Parameters {
         let parameters = &mut meta.parameters;
         if parameters.is_undecided() {
             parameters.element &= !UNDECIDED;
-            let half = element::of(parameters) == Element::HalfEmbedding;
+            let half = element::of(parameters).is_half();
             parameters.raw = RawForm::choose(dims, half, parameters.quantization)?;
             parameters.dims = dims;
         }

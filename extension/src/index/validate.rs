@@ -29,6 +29,22 @@ unsafe fn members<T: Copy>(cache: i32, family: Oid) -> Vec<T> {
     }
 }
 
+/// The name of a type, without its schema.
+fn type_name(oid: Oid) -> Option<String> {
+    // SAFETY: a look-up in a system cache; the row is released after what is in it was copied.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
+        let row = pg_sys::SearchSysCache1(cache, oid.into());
+        if row.is_null() {
+            return None;
+        }
+        let form = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_type>();
+        let name = encoding::shown(form.typname.data.as_ptr());
+        pg_sys::ReleaseSysCache(row);
+        Some(name)
+    }
+}
+
 /// What is wrong with an operator class. One consists of one ordering operator that takes its type
 /// twice and returns `double precision`, and of the function that names type and metric, which
 /// agrees with the operator.
@@ -90,7 +106,14 @@ unsafe fn problems(class: Oid) -> Vec<String> {
             }
         }
         match (kind, metric_name) {
-            (Some((_, metric)), Some(operator)) => {
+            (Some((element, metric)), Some(operator)) => {
+                let (named, found) = (element.type_name(), type_name(input));
+                if found.as_deref() != Some(named) {
+                    let found = found.unwrap_or_default();
+                    problems.push(format!(
+                        "support function 1 names the type {named}, the class is for {found}"
+                    ));
+                }
                 let wanted = match metric {
                     Metric::Cosine => "<=>",
                     Metric::L2 => "<->",

@@ -19,7 +19,7 @@ use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
 use super::{errors, lists};
 use crate::memory::{entry, insert, or_raise, push};
-use crate::types::{raise, raise_hint};
+use crate::types::{pgvector, raise, raise_hint};
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
 pub fn neighbours(
@@ -116,6 +116,8 @@ impl Nearest {
         // More than k, since quantised distances are not exact.
         let limit = k.saturating_mul(2).saturating_add(8);
         let unify = unify && query.kind(1) == Kind::Text;
+        // The operator is of the schema of its type.
+        let namespace = pgvector(query.type_of(1)).map_or(namespace, |theirs| theirs.namespace);
         // SAFETY: a schema has a name; the result is a C string.
         let schema = unsafe {
             let name = pg_sys::get_namespace_name(namespace);
@@ -348,7 +350,10 @@ unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
     // SAFETY: the tag of a node tells its type.
     unsafe {
         match (*plan).type_ {
-            NodeTag::T_IndexScan => !(*plan.cast::<pg_sys::IndexScan>()).indexorderby.is_null(),
+            NodeTag::T_IndexScan => {
+                let scan = &*plan.cast::<pg_sys::IndexScan>();
+                !scan.indexorderby.is_null() && is_laser(scan.indexid)
+            }
             NodeTag::T_SubqueryScan => scans_index((*plan.cast::<pg_sys::SubqueryScan>()).subplan),
             NodeTag::T_MergeAppend => {
                 let parts = (*plan.cast::<pg_sys::MergeAppend>()).mergeplans;
@@ -364,6 +369,21 @@ unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
             }
             _ => scans_index((*plan).lefttree),
         }
+    }
+}
+
+/// Whether an index is one of ours: pgvector's types have other ones that order.
+fn is_laser(index: Oid) -> bool {
+    // SAFETY: look-ups in catalogues; the row is released after what is in it was read.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::RELOID as i32;
+        let row = pg_sys::SearchSysCache1(cache, index.into());
+        if row.is_null() {
+            return false;
+        }
+        let method = (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).relam;
+        pg_sys::ReleaseSysCache(row);
+        method == pg_sys::get_index_am_oid(c"laser".as_ptr(), true)
     }
 }
 

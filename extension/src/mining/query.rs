@@ -10,7 +10,7 @@ use pgrx::{FromDatum, PgSqlErrorCode, PgTryBuilder, check_for_interrupts};
 
 use crate::encode::{Origin, Origins};
 use crate::encoding;
-use crate::types::{Embedding, HalfEmbedding, raise, raise_hint, raise_like};
+use crate::types::{Embedding, HalfEmbedding, pgvector, raise, raise_hint, raise_like};
 
 /// Rows fetched at a time.
 const BATCH: i64 = 1024;
@@ -130,9 +130,9 @@ pub enum Kind {
     Integers,
     /// double precision[].
     Floats,
-    /// The extension's `embedding`.
+    /// The extension's `embedding`, or pgvector's `vector`.
     Embedding,
-    /// The extension's `halfembedding`.
+    /// The extension's `halfembedding`, or pgvector's `halfvec`.
     HalfEmbedding,
 }
 
@@ -547,7 +547,10 @@ fn check_columns(name: &str, types: &[Oid], wanted: &[Wanted], namespace: Oid) -
             pg_sys::TEXTOID | pg_sys::VARCHAROID | pg_sys::BPCHAROID => Some(Kind::Text),
             _ if base == own_type(c"embedding", namespace) => Some(Kind::Embedding),
             _ if base == own_type(c"halfembedding", namespace) => Some(Kind::HalfEmbedding),
-            _ => None,
+            _ => pgvector(base).map(|theirs| match theirs.is_half {
+                true => Kind::HalfEmbedding,
+                false => Kind::Embedding,
+            }),
         };
         kind.map(|kind| (kind, base))
     };

@@ -1,7 +1,7 @@
 //! The types `embedding` (`f32`) and `halfembedding` (IEEE half precision).
 //!
-//! The datum has the layout of pgvector's `vector` and `halfvec`, so that `sql/pgvector_casts.sql`
-//! can declare them binary coercible. The SQL side is `sql/types.sql`; what needs no server (text
+//! The datum has the layout of pgvector's `vector` and `halfvec`, so that `sql/laser_pgvector.sql`
+//! can declare them binary coercible, and what reads ours reads those ([`pgvector`]). The SQL side is `sql/types.sql`; what needs no server (text
 //! and wire formats, kernels, checks) is the crate `laser-vector`.
 //!
 //! For the other modules: [`Embedding`] and [`HalfEmbedding`] read a datum without copying it
@@ -15,6 +15,7 @@ mod errors;
 mod fmgr;
 mod io;
 mod operators;
+mod pgvector;
 
 // Used by the modules beside this one.
 #[allow(unused_imports)]
@@ -24,3 +25,4 @@ pub use datum::{
 };
 #[allow(unused_imports)]
 pub use errors::{raise, raise_detail, raise_hint, raise_like, report};
+pub use pgvector::pgvector;

@@ -1,0 +1,44 @@
+//! pgvector's types, whose datums have the layout of ours.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys::{self, Oid};
+
+/// A type of the extension `vector`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pgvector {
+    /// `halfvec`, or `vector`.
+    pub is_half: bool,
+    /// The schema of the type and of its operators.
+    pub namespace: Oid,
+}
+
+/// What a type is, if it is pgvector's: by its name, and because it belongs to that extension.
+pub fn pgvector(oid: Oid) -> Option<Pgvector> {
+    // SAFETY: look-ups in catalogues; the row is released after what is in it was copied, and the name of an
+    // extension is a new C string, or null.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
+        let row = pg_sys::SearchSysCache1(cache, oid.into());
+        if row.is_null() {
+            return None;
+        }
+        let form = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_type>();
+        let is_half = match CStr::from_ptr(form.typname.data.as_ptr()).to_bytes() {
+            b"vector" => Some(false),
+            b"halfvec" => Some(true),
+            _ => None,
+        };
+        let namespace = form.typnamespace;
+        pg_sys::ReleaseSysCache(row);
+        let is_half = is_half?;
+        let extension = pg_sys::getExtensionOfObject(pg_sys::TypeRelationId, oid);
+        if extension == pg_sys::InvalidOid {
+            return None;
+        }
+        let name = pg_sys::get_extension_name(extension);
+        let is_theirs = !name.is_null() && CStr::from_ptr(name).to_bytes() == b"vector";
+        is_theirs.then_some(Pgvector { is_half, namespace })
+    }
+}

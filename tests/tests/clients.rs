@@ -1,0 +1,139 @@
+//! Programs that people use with pgvector: the code of each page of `docs/clients/` runs against a server with
+//! `laser_pgvector`, prints what the page says, and is answered by a laser index.
+//!
+//! The packages of `tests/clients/requirements.txt` are installed from PyPI into a virtual environment of the
+//! build folder, once; skipped with a message where that cannot be done.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::pgvector::has_pgvector;
+use laser_tests::{Cluster, Tree, skipped};
+
+const WHAT: &str = "clients of docs/clients";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn text(output: &Output) -> String {
+    let all = [&output.stdout, &output.stderr];
+    all.map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+/// The interpreter of the virtual environment; nothing where PyPI cannot be reached or Python is too old.
+fn python() -> Result<Option<PathBuf>> {
+    let home = Tree::get()?.home().join("clients");
+    fs::create_dir_all(&home)?;
+    let lock = File::create(home.join("lock"))?;
+    lock.lock()?;
+    let wanted = root().join("tests/clients/requirements.txt");
+    let (venv, stamp) = (home.join("venv"), home.join("stamp"));
+    let python = venv.join("bin/python3");
+    if fs::read(&stamp).is_ok_and(|old| fs::read(&wanted).is_ok_and(|new| old == new)) {
+        return Ok(Some(python));
+    }
+    let _ = fs::remove_file(&stamp);
+    let mut make = Command::new("python3");
+    make.args(["-m", "venv", "--clear", "--copies", "--without-pip"])
+        .arg(&venv);
+    let mut install = Command::new("python3");
+    install
+        .args(["-m", "pip", "--python"])
+        .arg(&python)
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(["--only-binary", ":all:", "--no-cache-dir", "--requirement"])
+        .arg(&wanted);
+    for command in [&mut make, &mut install] {
+        let why = match command.stdin(Stdio::null()).output() {
+            Ok(output) if output.status.success() => continue,
+            Ok(output) => text(&output),
+            Err(error) => format!("python3: {error}"),
+        };
+        skipped(WHAT, why.lines().last().unwrap_or("pip failed"));
+        return Ok(None);
+    }
+    fs::copy(&wanted, &stamp)?;
+    Ok(Some(python))
+}
+
+/// The only block of a language on a page.
+fn block<'a>(page: &'a str, language: &str) -> Result<&'a str> {
+    let open = format!("```{language}\n");
+    let (_, rest) = page.split_once(&open).context(open)?;
+    Ok(rest.split_once("```").context("the block ends")?.0)
+}
+
+/// Runs the program of a page in a database of its own.
+fn run(cluster: &Cluster, python: &Path, name: &str) -> Result<()> {
+    let page = fs::read_to_string(root().join(format!("docs/clients/{name}.md")))?;
+    cluster.psql("postgres", &format!("CREATE DATABASE {name}"))?;
+    // Three rows are not worth an index otherwise.
+    cluster.psql(
+        "postgres",
+        &format!("ALTER DATABASE {name} SET enable_seqscan = off"),
+    )?;
+    let folder = tempfile::tempdir()?;
+    // Not named like the package that it imports.
+    let program = folder.path().join("page.py");
+    fs::write(&program, block(&page, "python")?)?;
+    let output = Command::new(python)
+        .arg(&program)
+        .current_dir(folder.path())
+        .env("HOME", folder.path())
+        .env("PGHOST", cluster.socket())
+        .env("PGPORT", cluster.port().to_string())
+        .env("PGUSER", "postgres")
+        .env("PGDATABASE", name)
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(output.status.success(), "{name}:\n{}", text(&output));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        printed == block(&page, "text")?,
+        "{name} printed:\n{}",
+        text(&output)
+    );
+    let scans = "SELECT coalesce(sum(pg_stat_get_numscans(c.oid)), 0) FROM pg_class c
+         JOIN pg_am a ON a.oid = relam AND amname = 'laser'";
+    // The statistics of a session are there once it has ended.
+    laser_tests::wait_until("the laser index to have been searched", || {
+        Ok(cluster.psql(name, scans)? != "0")
+    })
+}
+
+#[test]
+fn every_page_works_as_it_says() -> Result<()> {
+    if !has_pgvector(WHAT)? {
+        return Ok(());
+    }
+    let Some(python) = python()? else {
+        return Ok(());
+    };
+    let cluster = Cluster::new()?;
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(root().join("docs/clients"))? {
+        let path = entry?.path();
+        let name = path
+            .file_stem()
+            .context("a name")?
+            .to_string_lossy()
+            .into_owned();
+        if name != "README" {
+            pages.push(name);
+        }
+    }
+    ensure!(pages.len() >= 5, "{pages:?}");
+    std::thread::scope(|scope| {
+        let runs: Vec<_> = pages
+            .iter()
+            .map(|name| scope.spawn(|| run(&cluster, &python, name)))
+            .collect();
+        let ended = runs.into_iter().map(|run| run.join().expect("no panic"));
+        let failed: Vec<_> = ended.filter_map(Result::err).collect();
+        ensure!(failed.is_empty(), "{failed:#?}");
+        Ok(())
+    })
+}
