@@ -9,63 +9,12 @@ use laser_protocol::{MAX_TEXT_BYTES, valid_model_name};
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use super::client::{self, CallError};
-use super::{guc, resident};
+use super::embedded::{Cut, Embedded, Model};
+use super::error::CallError;
+use super::{client, guc, resident};
 use crate::encoding::{to_server, to_utf8};
 use crate::memory::or_raise;
 use crate::types::{raise_detail, raise_hint};
-
-/// Embeddings of a list of texts.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embedded {
-    /// Dimensions of each embedding.
-    pub dimensions: usize,
-    /// Row-major, one row per text, in the order of the texts.
-    pub data: Vec<f32>,
-    /// Fingerprint of the model that made them (all zeros if there was no text).
-    pub fingerprint: [u8; 32],
-}
-
-impl Embedded {
-    /// The embedding of text `i`.
-    pub fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.dimensions..(i + 1) * self.dimensions]
-    }
-}
-
-/// Texts that were longer than the model reads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cut {
-    /// How many.
-    pub texts: usize,
-    /// The first of them.
-    first: usize,
-}
-
-impl Cut {
-    /// Counts a text, by its place in the call.
-    pub fn add(&mut self, at: usize) {
-        self.first = if self.texts == 0 {
-            at
-        } else {
-            self.first.min(at)
-        };
-        self.texts += 1;
-    }
-}
-
-/// What other modules need to know of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
-    /// Its name; the resolved one where the default was asked for.
-    pub name: String,
-    /// Dimensions of its embeddings.
-    pub dimensions: usize,
-    /// Tokens beyond which a text is cut.
-    pub max_tokens: usize,
-    /// Hash of its files: another model, or another version of it, has another one.
-    pub fingerprint: [u8; 32],
-}
 
 /// Embeds texts in the encoding of the database with a model (`None`: `laser.model`).
 ///

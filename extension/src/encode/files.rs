@@ -1,5 +1,5 @@
 //! What the worker and the sessions share in the data directory, which is the working directory of
-//! every server process. None of it outlives its purpose: it is made anew after a crash.
+//! every server process. None of it outlives its purpose: it is made again after a crash.
 //!
 //! The names begin with `pgsql_tmp`, which base backups and pg_rewind leave out.
 #![allow(unsafe_code)]

@@ -278,7 +278,7 @@ unsafe extern "C-unwind" fn check_model(
         )
 }
 
-/// Which indexes on text serve a query depends on the model, so plans that are kept are made anew, as
+/// Which indexes on text serve a query depends on the model, so plans that are kept are made again, as
 /// the server does for `session_replication_role`.
 #[pg_guard]
 unsafe extern "C-unwind" fn assign_model(value: *const c_char, _extra: *mut c_void) {

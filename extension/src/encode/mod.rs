@@ -10,18 +10,24 @@
 
 mod arena;
 mod client;
+mod connection;
 mod embed;
+mod embedded;
+mod error;
 mod files;
 mod functions;
 mod guc;
+mod heartbeat;
 mod installation;
 mod labels;
+mod log;
 mod mixing;
 mod origins;
-mod pulse;
 mod recent;
+mod registration;
 mod resident;
 mod search;
+mod socket;
 mod status;
 mod transaction;
 mod worker;
@@ -39,7 +45,7 @@ pub use search::{Files, Searched, search};
 pub fn init() {
     guc::define();
     labels::init();
-    worker::register_at_start();
+    registration::register_at_start();
     resident::load_at_start();
 }
 

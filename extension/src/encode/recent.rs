@@ -5,7 +5,7 @@
 //! here until the next statement, so that it is embedded once.
 //!
 //! Invariants:
-//! - Nothing outlives the statement: whatever has become of the model, the next one asks anew.
+//! - Nothing outlives the statement: whatever has become of the model, the next one asks again.
 //! - Embeddings that are compared with each other are of one model, and of one version of it.
 //! - What is kept is bounded, whatever the statement embeds.
 #![allow(unsafe_code)]
@@ -16,7 +16,8 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
-use super::embed::{self, Embedded};
+use super::embed;
+use super::embedded::Embedded;
 use super::guc;
 use crate::memory::or_raise;
 

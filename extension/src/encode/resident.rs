@@ -25,9 +25,10 @@ use laser_model::shared::Shared;
 use laser_protocol::{ErrorCode, Failure};
 use pgrx::{check_for_interrupts, pg_sys};
 
-use super::client::CallError;
-use super::embed::{Cut, Embedded, Model};
-use super::{arena, guc, installation, worker};
+use super::embedded::{Cut, Embedded, Model};
+use super::error::CallError;
+use super::log::log;
+use super::{arena, guc, installation};
 
 static RESIDENT: OnceLock<Resident> = OnceLock::new();
 
@@ -56,7 +57,7 @@ pub fn load_at_start() {
     };
     match load(name, Stamp::of(&path)) {
         Ok(Some(resident)) => {
-            worker::log(format!(
+            log(format!(
                 "laser: sessions encode texts for model \"{}\" themselves",
                 resident.name
             ));
@@ -64,7 +65,7 @@ pub fn load_at_start() {
             let _ = RESIDENT.set(resident);
         }
         Ok(None) => {}
-        Err(why) => worker::log(format!(
+        Err(why) => log(format!(
             "laser: sessions cannot encode texts themselves, they ask the encoder process: {why}"
         )),
     }

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use laser_protocol::{ErrorCode, Reply, Search};
 
-use super::client::{CallError, Connection, Trouble, connect};
+use super::client::connect;
+use super::connection::Connection;
+use super::error::{CallError, ConnectionError};
 use crate::encoding::to_server;
 
 /// How long an encoder that is only asked whether it has a GPU may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What became of a search.
 pub enum Searched {
@@ -44,18 +46,20 @@ pub fn search(
 ) -> Searched {
     match run(search, anywhere, files, progress) {
         Ok(searched) => searched,
-        Err(Trouble::Gone) => Searched::Failed("the encoder process ended".into()),
-        Err(Trouble::Failed(CallError::Refused(failure))) => match failure.code {
+        Err(ConnectionError::Disconnected) => Searched::Failed("the encoder process ended".into()),
+        Err(ConnectionError::Failed(CallError::Refused(failure))) => match failure.code {
             ErrorCode::BadInput => Searched::Declined,
             _ => Searched::Failed(to_server(&failure.message)),
         },
-        Err(Trouble::Failed(CallError::NotRunning(_) | CallError::SingleUser)) if !anywhere => {
+        Err(ConnectionError::Failed(CallError::NotRunning(_) | CallError::SingleUser))
+            if !anywhere =>
+        {
             Searched::Declined
         }
-        Err(Trouble::Failed(CallError::NotRunning(_) | CallError::SingleUser)) => {
+        Err(ConnectionError::Failed(CallError::NotRunning(_) | CallError::SingleUser)) => {
             Searched::Failed("the encoder process is not running".into())
         }
-        Err(Trouble::Failed(_)) => {
+        Err(ConnectionError::Failed(_)) => {
             Searched::Failed("the encoder process gave an unexpected answer".into())
         }
     }
@@ -66,7 +70,7 @@ fn run(
     anywhere: bool,
     files: impl FnOnce() -> Files,
     mut progress: impl FnMut(u64, u64),
-) -> Result<Searched, Trouble> {
+) -> Result<Searched, ConnectionError> {
     let mut connection = if anywhere {
         let mut connection = connect()?;
         ask(&mut connection, search, None)?;
@@ -75,7 +79,7 @@ fn run(
         match open_gpu(search) {
             Ok(Some(connection)) => connection,
             // It is gone, or busy for long: nobody waits for it.
-            Ok(None) | Err(Trouble::Gone) => return Ok(Searched::Declined),
+            Ok(None) | Err(ConnectionError::Disconnected) => return Ok(Searched::Declined),
             Err(failed) => return Err(failed),
         }
     };
@@ -96,11 +100,11 @@ fn run(
 }
 
 /// A connection to an encoder that runs, has a GPU and is ready for the search.
-fn open_gpu(search: Search) -> Result<Option<Connection>, Trouble> {
+fn open_gpu(search: Search) -> Result<Option<Connection>, ConnectionError> {
     let Some(mut connection) = Connection::open()? else {
         return Ok(None);
     };
-    let deadline = Some(Instant::now() + PATIENCE);
+    let deadline = Some(Instant::now() + ANSWER_TIMEOUT);
     connection.greet(deadline)?;
     let device = ask(&mut connection, search, deadline)?;
     Ok((!device.is_empty()).then_some(connection))
@@ -111,7 +115,7 @@ fn ask(
     connection: &mut Connection,
     search: Search,
     deadline: Option<Instant>,
-) -> Result<String, Trouble> {
+) -> Result<String, ConnectionError> {
     connection.send_search(search);
     match connection.next_reply(deadline)? {
         Reply::Ready { device, .. } => Ok(device),

@@ -1,8 +1,8 @@
 //! The background worker: starts the encoder process, watches it, starts it again when it ends or
 //! hangs, and takes it down with the server.
 //!
-//! It is registered at server start when laser is preloaded, and by the first call that needs it
-//! otherwise (or when it is gone). A lock on a file keeps it alone. It uses no database, so it is
+//! It is registered (`registration.rs`) at server start when laser is preloaded, and by the first call
+//! that needs it otherwise (or when it is gone). A lock on a file keeps it alone. It uses no database, so it is
 //! in nobody's way when one is dropped. The encoder process has none of the server's file
 //! descriptors and no shared memory: it may be killed at any time without harm to the server, and
 //! the kernel ends it when the worker dies.
@@ -17,13 +17,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use laser_protocol::work;
-use pgrx::bgworkers::{
-    BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, SignalWakeFlags,
-};
-use pgrx::{PgLogLevel, PgSqlErrorCode, ereport, pg_guard, pg_sys};
+use pgrx::bgworkers::{BackgroundWorker, SignalWakeFlags};
+use pgrx::{pg_guard, pg_sys};
 
 use super::files::{self, SOCKET, State};
-use super::pulse::{Health, Pulse};
+use super::heartbeat::{Health, Heartbeat};
+use super::log::log;
 use super::{guc, installation};
 
 /// First pause before the encoder is started again; doubled with each failure.
@@ -37,31 +36,6 @@ const HEALTHY: Duration = Duration::from_secs(10);
 const FEW_FAILURES: u32 = 2;
 /// How long an encoder may take to end when asked to.
 const GRACE: Duration = Duration::from_secs(2);
-/// Name in the process title and the log. (The view pg_stat_activity shows workers of databases only.)
-const NAME: &str = "laser encoder";
-
-fn builder() -> BackgroundWorkerBuilder {
-    BackgroundWorkerBuilder::new(NAME)
-        .set_library("laser")
-        .set_function("laser_encoder_worker")
-        .set_start_time(BgWorkerStartTime::PostmasterStart)
-}
-
-/// Registers the worker if the library is being preloaded.
-pub fn register_at_start() {
-    // SAFETY: reads a variable of the postmaster.
-    if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
-        builder()
-            .set_restart_time(Some(Duration::from_secs(1)))
-            .load();
-    }
-}
-
-/// Starts a worker now. Returns whether the server has room for one.
-pub fn start() -> bool {
-    builder().set_restart_time(None).load_dynamic().is_ok()
-}
-
 /// How the encoder is run: its command line, but for what changes between two starts.
 #[derive(Clone, PartialEq, Eq)]
 struct Plan {
@@ -90,15 +64,6 @@ impl Plan {
             arguments,
         }
     }
-}
-
-/// Writes a line to the server's log.
-pub fn log(message: String) {
-    ereport!(
-        PgLogLevel::LOG,
-        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-        message
-    );
 }
 
 /// Entry point of the worker process.
@@ -131,7 +96,7 @@ struct Running {
     partial: Vec<u8>,
     started: Instant,
     ready: bool,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     last_line: String,
 }
 
@@ -190,7 +155,7 @@ impl Watch {
             Some(running) => {
                 events |= pg_sys::WL_SOCKET_READABLE;
                 fd = running.pipe.as_raw_fd();
-                let pause = running.pulse.pause(timeout_setting());
+                let pause = running.heartbeat.pause(timeout_setting());
                 if self.state.failures > 0 {
                     // To notice that a failing encoder has become a healthy one.
                     pause.min(Duration::from_secs(1))
@@ -231,7 +196,7 @@ impl Watch {
         match spawn(&self.plan, self.state.restarts, self.record.as_ref(), hung) {
             Ok((child, pipe)) => {
                 self.running = Some(Running {
-                    pulse: Pulse::new(child.id()),
+                    heartbeat: Heartbeat::new(child.id()),
                     child,
                     pipe,
                     partial: Vec::new(),
@@ -284,10 +249,10 @@ impl Watch {
             self.failed(error);
             return;
         }
-        let health = running.pulse.feel(timeout_setting());
+        let health = running.heartbeat.poll(timeout_setting());
         let ready = running.ready;
         if health == Health::Hung {
-            let seconds = running.pulse.silence().as_secs();
+            let seconds = running.heartbeat.silence().as_secs();
             // It does not listen to requests to end either.
             running.end(Duration::ZERO);
             self.running = None;

@@ -3,7 +3,6 @@
 use laser_mining::{Error, Side};
 use pgrx::PgSqlErrorCode;
 
-use super::load::Loaded;
 use crate::types::{raise, raise_hint};
 
 /// Raises the SQL error for an error of a search over the given rows.
@@ -28,12 +27,6 @@ pub fn search_failed(error: Error, source: &[i64], target: &[i64]) -> ! {
         ),
         _ => raise(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, error.to_string()),
     }
-}
-
-/// [`search_failed`] for two loaded sides.
-#[cold]
-pub fn search_of_failed(error: Error, source: &Loaded, target: &Loaded) -> ! {
-    search_failed(error, &source.ids, &target.ids)
 }
 
 #[cold]

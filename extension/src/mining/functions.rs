@@ -46,7 +46,7 @@ fn search(source: &Loaded, target: &Loaded, k: usize, backward: bool, call: &mut
                 }
             })
         })
-        .unwrap_or_else(|error| errors::search_of_failed(error, source, target))
+        .unwrap_or_else(|error| load::search_of_failed(error, source, target))
 }
 
 /// Searches the neighbours of two loaded sides in both directions.
@@ -168,7 +168,7 @@ fn laser_margin_scores(
     let found = both(&source, &target, k, &mut call);
     let row = |side: &Loaded, at: usize| match side.rows.row(at) {
         Ok(row) => row.into_owned(),
-        Err(error) => errors::search_of_failed(error, &source, &target),
+        Err(error) => load::search_of_failed(error, &source, &target),
     };
     let rows = or_raise(laser_memory::collect(positions.into_iter().map(
         |(s, t)| {
@@ -212,7 +212,7 @@ fn laser_similarity_error(
     let found = both(&source, &target, k, &mut call);
     let best = (found.backward.means().map_err(laser_mining::Error::from))
         .and_then(|means| best(&found.forward, &means, margin, &watch))
-        .unwrap_or_else(|error| errors::search_of_failed(error, &source, &target));
+        .unwrap_or_else(|error| load::search_of_failed(error, &source, &target));
     let wrong = (best.iter().zip(&source.ids))
         .filter(|&(best, &id)| best.is_none_or(|(position, _)| target.ids[position as usize] != id))
         .count();

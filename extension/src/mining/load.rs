@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::path::PathBuf;
 
-use laser_mining::{RowStore, Side, temporary_file};
+use laser_mining::{Error, RowStore, Side, temporary_file};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
@@ -54,6 +54,12 @@ impl Loaded {
     pub fn dimensions(&self) -> usize {
         self.rows.dimensions()
     }
+}
+
+/// [`errors::search_failed`] for two loaded sides.
+#[cold]
+pub fn search_of_failed(error: Error, source: &Loaded, target: &Loaded) -> ! {
+    errors::search_failed(error, &source.ids, &target.ids)
 }
 
 /// Embeddings whose dimensions are those of the first one.
@@ -111,7 +117,7 @@ impl Rows {
     }
 
     /// A file with all of them.
-    pub fn to_file(&self) -> Result<File, laser_mining::Error> {
+    pub fn to_file(&self) -> Result<File, Error> {
         match &self.store {
             Some(store) => store.to_file(),
             None => Ok(temporary_file(Some(&spill_folder()))?),
@@ -119,7 +125,7 @@ impl Rows {
     }
 
     /// One of the embeddings.
-    pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, laser_mining::Error> {
+    pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, Error> {
         self.store.as_ref().expect("a row exists").row(at)
     }
 

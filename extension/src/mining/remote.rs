@@ -60,7 +60,7 @@ pub fn search(
     let mut result = None;
     let files = || {
         let files = files(source, target).unwrap_or_else(|error| {
-            super::errors::search_of_failed(error, source, target);
+            load::search_of_failed(error, source, target);
         });
         result = files.result.try_clone().ok();
         files

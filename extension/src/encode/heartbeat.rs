@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use laser_protocol::{FrameBuffer, Reply, Request, VERSION, decode_reply, encode_request};
 
-use super::client::connect_socket;
+use super::socket::connect_socket;
 
 /// Parts of the time limit after which the process is asked again.
 const QUESTIONS: u32 = 8;
@@ -33,7 +33,7 @@ pub enum Health {
 }
 
 /// The questions to one process.
-pub struct Pulse {
+pub struct Heartbeat {
     pid: u32,
     connection: Option<(UnixStream, FrameBuffer)>,
     /// A question is under way.
@@ -44,7 +44,7 @@ pub struct Pulse {
     processor: Duration,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// For a process that was started now.
     pub fn new(pid: u32) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Pulse {
         }
     }
 
-    /// How long to wait before the next [`Pulse::feel`].
+    /// How long to wait before the next [`Heartbeat::poll`].
     pub fn pause(&self, limit: Duration) -> Duration {
         self.next
             .saturating_duration_since(Instant::now())
@@ -70,7 +70,7 @@ impl Pulse {
     }
 
     /// Takes an answer, asks again when it is time, and judges. Never waits.
-    pub fn feel(&mut self, limit: Duration) -> Health {
+    pub fn poll(&mut self, limit: Duration) -> Health {
         if self.asked && self.take_answer() {
             self.asked = false;
             self.answered = Instant::now();
