@@ -19,7 +19,7 @@
 //! its operator, and all of its own expressions that have it read the parameter. Queries around a subquery
 //! know its order by the columns that it gives them.
 //!
-//! Columns are not replaced in statements that write, or lock rows: a row that changed meanwhile
+//! Columns are not replaced where their query has a join, which may compare them, nor in statements that write, or lock rows: a row that changed meanwhile
 //! is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`). Filters are
 //! not, where a table with row-level security or a security-barrier view is part of the statement, nor is
 //! anything in its subplans: policies may have some.
@@ -130,7 +130,9 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                     .sum();
                 if own > 0 && found.mentions(number, operator) == Some(own) {
                     for scan in scans() {
-                        take_distance(&mut *scan, statement, (reads_only, reads_only && !secure));
+                        let in_columns = reads_only && !found.has_join(number);
+                        let in_filters = reads_only && !secure;
+                        take_distance(&mut *scan, statement, (in_columns, in_filters));
                     }
                 }
             }
@@ -199,6 +201,21 @@ impl Found {
         nodes
             .map(|(_, node)| unsafe { mentions::in_node(*node, operator) })
             .sum()
+    }
+
+    /// Whether a level has a join, which may compare columns of the scans below it.
+    ///
+    /// # Safety
+    /// The plan exists still.
+    unsafe fn has_join(&self, level: usize) -> bool {
+        let joins = [
+            NodeTag::T_NestLoop,
+            NodeTag::T_MergeJoin,
+            NodeTag::T_HashJoin,
+        ];
+        let mut nodes = self.nodes.iter().filter(|(of, _)| *of == level);
+        // SAFETY: by contract.
+        nodes.any(|(_, node)| joins.contains(unsafe { &(**node).type_ }))
     }
 
     /// Visits the plan of a (sub)query and all below it.
