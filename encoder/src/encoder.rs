@@ -19,7 +19,7 @@ use crate::config::Architecture;
 use crate::folder::{self, Weights};
 use crate::kernels::{Isa, math};
 use crate::tokenize::{Tokenized, Tokenizer};
-use crate::{Config, EncoderError, batch};
+use crate::{Config, EncoderError, base, batch};
 
 /// Floating point operations below which a call runs on the caller's thread: at some 50 GFLOP/s it
 /// ends before a pool has woken up.
@@ -160,7 +160,8 @@ impl Encoder {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n.min(1024),
         };
-        let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
+        let tokens = base::token_folder(folder, &config)?;
+        let weights = base::weights(folder, &config)?;
         // A mean has no products, and "auto" starts from f32.
         let precision = match (&config.encoder, options.precision) {
             (Architecture::Mean(_), _) | (_, Precision::Auto) => Precision::F32,
@@ -180,8 +181,11 @@ impl Encoder {
             None
         };
         // The tokenizer, the fingerprint and the weights are independent of each other.
-        let tokenizer = || Tokenizer::open(folder, &config);
-        let fingerprint = || folder::fingerprint(folder);
+        let tokenizer = || Tokenizer::open(&tokens, &config);
+        let fingerprint = || {
+            base::verify(folder, &config, folder::fingerprint)?;
+            folder::fingerprint(folder)
+        };
         let model = || load_model(&config, &weights, &device, precision, pool.is_some());
         let (tokenizer, (fingerprint, model)) = match &pool {
             Some(pool) => {
@@ -189,7 +193,8 @@ impl Encoder {
             }
             None => (tokenizer(), (fingerprint(), model())),
         };
-        let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
+        // Files of another base are the reason of what else may be wrong.
+        let (fingerprint, tokenizer, model) = (fingerprint?, tokenizer?, model?);
         let head = Head::load(&config.dense, &weights)?;
         check_vocabulary(&tokenizer, &*model, &weights)?;
         let device_name = crate::device::name(&device);

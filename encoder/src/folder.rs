@@ -15,6 +15,7 @@ use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
 use safetensors::{Dtype, SafeTensors};
 
+use crate::base::PER_TOKEN;
 use crate::kernels::int8;
 use crate::{Config, EncoderError};
 
@@ -74,12 +75,19 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, EncoderError> {
 }
 
 /// blake3 over the contents of configuration, tokenizer, weights and, where there is one, the
-/// dictionary, each preceded by its length (u64, little endian).
+/// dictionary, each preceded by its length (u64, little endian). A model that builds on another has
+/// configuration and weights alone; the former holds the fingerprint of the other ([`crate::base`]).
 pub fn fingerprint(folder: &Path) -> Result<[u8; 32], EncoderError> {
     let mut hasher = blake3::Hasher::new();
     for name in [CONFIG, TOKENIZER, WEIGHTS, DICTIONARY] {
         let path = folder.join(name);
         if name == DICTIONARY && !path.exists() {
+            continue;
+        }
+        if name == TOKENIZER
+            && !path.exists()
+            && read_config(folder).is_ok_and(|config| config.base.is_some())
+        {
             continue;
         }
         let mut hash = || {
@@ -98,6 +106,8 @@ pub struct Weights {
     path: PathBuf,
     map: Arc<Mmap>,
     index: HashMap<String, Info>,
+    /// Where [`PER_TOKEN`] is found instead.
+    base: Option<Box<Weights>>,
 }
 
 struct Info {
@@ -150,7 +160,25 @@ impl Weights {
             path: path.to_owned(),
             map: Arc::new(map),
             index,
+            base: None,
         })
+    }
+
+    /// The same, with the tensors that belong to tokens from `base`.
+    pub(crate) fn on(mut self, base: Self) -> Result<Self, EncoderError> {
+        if let Some(name) = PER_TOKEN.iter().find(|name| self.contains(name)) {
+            return Err(self.error(name, "it must be that of the base model alone".into()));
+        }
+        self.base = Some(Box::new(base));
+        Ok(self)
+    }
+
+    /// The file that a tensor is in.
+    fn holder(&self, name: &str) -> &Self {
+        match &self.base {
+            Some(base) if PER_TOKEN.contains(&name) => base,
+            _ => self,
+        }
     }
 
     /// The file.
@@ -160,7 +188,7 @@ impl Weights {
 
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
-        self.index.contains_key(name)
+        self.holder(name).index.contains_key(name)
     }
 
     fn error(&self, name: &str, message: String) -> EncoderError {
@@ -173,19 +201,39 @@ impl Weights {
             .ok_or_else(|| self.error(name, "the tensor is missing".into()))
     }
 
+    /// Names and shapes of the tensors, those of the base included; the scales of int8 rows are none.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        let theirs = self.base.iter().flat_map(|base| &base.index);
+        let theirs = theirs.filter(|(name, _)| PER_TOKEN.contains(&name.as_str()));
+        let listed = self.index.iter().chain(theirs);
+        let tensors = listed.filter(|(name, _)| {
+            let scaled = name.strip_suffix(".scale").and_then(|of| self.info_of(of));
+            scaled.is_none_or(|info| info.dtype != Dtype::I8)
+        });
+        tensors.map(|(name, info)| (name.as_str(), &info.shape[..]))
+    }
+
+    fn info_of(&self, name: &str) -> Option<&Info> {
+        self.holder(name).index.get(name)
+    }
+
     /// Rows of a two-dimensional tensor.
     pub fn rows(&self, name: &str) -> Result<usize, EncoderError> {
-        match self.info(name)?.shape[..] {
+        let holder = self.holder(name);
+        match holder.info(name)?.shape[..] {
             [rows, _] => Ok(rows),
-            ref shape => Err(self.error(name, format!("expected a matrix, found shape {shape:?}"))),
+            ref shape => {
+                Err(holder.error(name, format!("expected a matrix, found shape {shape:?}")))
+            }
         }
     }
 
     /// A matrix of `rows` x `columns`, without copying it.
     pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix, EncoderError> {
-        let info = self.info(name)?;
+        let holder = self.holder(name);
+        let info = holder.info(name)?;
         if info.shape != [rows, columns] {
-            return Err(self.error(
+            return Err(holder.error(
                 name,
                 format!(
                     "expected shape {:?}, found {:?}",
@@ -194,22 +242,23 @@ impl Weights {
                 ),
             ));
         }
-        self.view(name, info, rows, columns)
+        holder.view(name, info, rows, columns)
     }
 
     /// A vector, converted to f32.
     pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>, EncoderError> {
-        let info = self.info(name)?;
+        let holder = self.holder(name);
+        let info = holder.info(name)?;
         if info.shape != [length] {
-            return Err(self.error(
+            return Err(holder.error(
                 name,
                 format!("expected shape {:?}, found {:?}", [length], info.shape),
             ));
         }
         if info.dtype == Dtype::I8 {
-            return Err(self.error(name, "a vector cannot be of type I8".into()));
+            return Err(holder.error(name, "a vector cannot be of type I8".into()));
         }
-        Ok(self.view(name, info, 1, length)?.to_f32())
+        Ok(holder.view(name, info, 1, length)?.to_f32())
     }
 
     fn view(
@@ -546,7 +595,7 @@ pub fn write(
     write_parts(folder, config, &json, tensors)
 }
 
-/// As [`write`], with the tokenizer as JSON text.
+/// As [`write`], with the tokenizer as JSON text. It is not written for a model that builds on another.
 pub fn write_parts(
     folder: &Path,
     config: &Config,
@@ -562,9 +611,12 @@ pub fn write_parts(
             other => std::io::Error::other(other.to_string()),
         })
     })?;
-    replace(&folder.join(TOKENIZER), |path| {
-        std::fs::write(path, tokenizer_json)
-    })?;
+    let tokenizer = folder.join(TOKENIZER);
+    if config.base.is_none() {
+        replace(&tokenizer, |path| std::fs::write(path, tokenizer_json))?;
+    } else if tokenizer.exists() {
+        std::fs::remove_file(&tokenizer).map_err(|e| EncoderError::io(&tokenizer, e))?;
+    }
     replace(&folder.join(CONFIG), |path| {
         std::fs::write(path, config.to_json() + "\n")
     })?;

@@ -13,6 +13,7 @@
 //! ```
 
 mod arch;
+pub mod base;
 mod batch;
 pub mod catalog;
 pub mod config;

@@ -120,6 +120,7 @@ pub fn write_with(
         }),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     folder::write_parts(folder, &config, &tokenizer.to_string(), &tensors)
 }

@@ -144,6 +144,7 @@ impl Laser {
             encoder: Architecture::Bilstm(self.encoder),
             dense: vec![],
             checks: vec![],
+            base: None,
         };
         Model {
             config,

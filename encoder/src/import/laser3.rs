@@ -249,6 +249,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, EncoderE
         encoder: Architecture::Transformer(encoder),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     Ok(Model {
         config,
