@@ -8,7 +8,7 @@ use laser_model::config::Architecture;
 use laser_model::folder::{self, Weights};
 use laser_model::mean::Mean;
 use laser_model::tokenize::{self, Tokenized, Tokenizer};
-use laser_model::{Config, ModelError};
+use laser_model::{Config, ModelError, base};
 use rayon::prelude::*;
 
 use crate::arch::Model;
@@ -92,7 +92,8 @@ impl Encoder {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n.min(1024),
         };
-        let weights = Weights::open(&folder.join(folder::WEIGHTS))?;
+        let tokens = base::token_folder(folder, &config)?;
+        let weights = base::weights(folder, &config)?;
         // A mean has no products, and "auto" starts from f32.
         let precision = match (&config.encoder, options.precision) {
             (Architecture::Mean(_), _) | (_, Precision::Auto) => Precision::F32,
@@ -112,8 +113,11 @@ impl Encoder {
             None
         };
         // The tokenizer, the fingerprint and the weights are independent of each other.
-        let tokenizer = || Tokenizer::open(folder, &config);
-        let fingerprint = || folder::fingerprint(folder);
+        let tokenizer = || Tokenizer::open(&tokens, &config);
+        let fingerprint = || {
+            base::verify(folder, &config, folder::fingerprint)?;
+            folder::fingerprint(folder)
+        };
         let model = || load_model(&config, &weights, &device, precision, pool.is_some());
         let (tokenizer, (fingerprint, model)) = match &pool {
             Some(pool) => {
@@ -121,7 +125,8 @@ impl Encoder {
             }
             None => (tokenizer(), (fingerprint(), model())),
         };
-        let (tokenizer, fingerprint, model) = (tokenizer?, fingerprint?, model?);
+        // Files of another base are the reason of what else may be wrong.
+        let (fingerprint, tokenizer, model) = (fingerprint?, tokenizer?, model?);
         let head = Head::load(&config.dense, &weights)?;
         tokenizer.check_vocabulary(model.vocabulary(), &weights)?;
         let device_name = crate::device::name(&device);

@@ -12,6 +12,7 @@
 //! ```
 
 mod arch;
+pub mod base;
 mod batch;
 mod device;
 mod encoder;

@@ -6,7 +6,7 @@ use std::path::Path;
 use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, verify};
 use laser_model::config::*;
 use laser_model::folder::{self, Tensor, Tensors};
-use laser_model::{LocalEncoder, ModelError};
+use laser_model::{LocalEncoder, ModelError, base};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -70,6 +70,7 @@ fn config(dimensions: usize, encoder: Architecture) -> Config {
         encoder,
         dense: vec![],
         checks: vec![],
+        base: None,
     }
 }
 
@@ -696,6 +697,170 @@ fn fingerprint_follows_the_contents() {
     assert_ne!(before, print(&a));
 }
 
+/// A mean named `base`, and a BiLSTM named `model` beside it that builds on it; the table is the mean's.
+fn based(path: &Path, format: i8) -> (Config, Tensors) {
+    let (_, mut tensors) = residual_bilstm(1, 8, 16, BilstmPooling::Max);
+    if format > 0 {
+        let (values, scale) = tensors["embed_tokens.weight"].to_i8();
+        tensors.insert("embed_tokens.weight".into(), values);
+        tensors.insert("embed_tokens.weight.scale".into(), scale);
+    }
+    let (mut config, _) = residual_bilstm(1, 8, 16, BilstmPooling::Max);
+    let (mean, _) = mean(MeanPooling::Weighted, 8);
+    let (theirs, own): (Tensors, Tensors) = tensors
+        .clone()
+        .into_iter()
+        .partition(|(name, _)| base::PER_TOKEN.contains(&name.as_str()));
+    folder::write(&path.join("base"), &mean, &tokenizer(), &theirs).unwrap();
+    let whole = config.clone();
+    config.base = Some(Base {
+        model: "base".into(),
+        fingerprint: base::hex(&folder::fingerprint(&path.join("base")).unwrap()),
+    });
+    folder::write(&path.join("model"), &config, &tokenizer(), &own).unwrap();
+    folder::write(&path.join("whole"), &whole, &tokenizer(), &tensors).unwrap();
+    (config, own)
+}
+
+#[test]
+fn a_model_on_a_base_is_the_model_with_its_table() {
+    for format in [0, 1] {
+        let dir = TempDir::new().unwrap();
+        based(dir.path(), format);
+        let model = dir.path().join("model");
+        assert!(!model.join(folder::TOKENIZER).exists());
+        let texts = ["w1 w2 w3", "w3 w2 w1", "w30", ""];
+        for precision in [Precision::F32, Precision::I8, Precision::Auto] {
+            let found = load(&model, precision, 1);
+            let whole = load(&dir.path().join("whole"), precision, 1);
+            assert_eq!(found.encode(&texts).unwrap(), whole.encode(&texts).unwrap());
+            assert_ne!(found.fingerprint(), whole.fingerprint());
+            assert_eq!(found.fingerprint(), folder::fingerprint(&model).unwrap());
+        }
+        // Sessions hold what they run themselves in their own memory.
+        assert!(LocalEncoder::load(&model).unwrap().is_none());
+        // A link elsewhere stands where it is installed; a folder without a name is resolved.
+        std::fs::create_dir(dir.path().join("elsewhere")).unwrap();
+        let moved = dir.path().join("elsewhere/model");
+        std::fs::rename(&model, &moved).unwrap();
+        assert!(failure(&moved).contains("not beside it"));
+        std::os::unix::fs::symlink(&moved, &model).unwrap();
+        load(&model, Precision::F32, 1);
+        load(&dir.path().join("base/../model"), Precision::F32, 1);
+        std::fs::rename(dir.path().join("base"), dir.path().join("elsewhere/base")).unwrap();
+        load(&moved.join("."), Precision::F32, 1);
+        std::fs::create_dir(moved.join("sub")).unwrap();
+        load(&moved.join("sub/.."), Precision::F32, 1);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_base_is_said() {
+    let dir = TempDir::new().unwrap();
+    let (config, own) = based(dir.path(), 0);
+    let (model, base) = (dir.path().join("model"), dir.path().join("base"));
+    let read = |path: &Path| std::fs::read(path).unwrap();
+    let expect = |what: &str| {
+        let message = failure(&model);
+        assert!(message.contains(what), "{what}: {message}");
+    };
+
+    // Another table, another tokenizer, another configuration.
+    for name in [folder::WEIGHTS, folder::TOKENIZER, folder::CONFIG] {
+        let before = read(&base.join(name));
+        let mut changed = before.clone();
+        match name {
+            folder::WEIGHTS => *changed.last_mut().unwrap() ^= 1,
+            _ => changed.push(b' '),
+        }
+        std::fs::write(base.join(name), &changed).unwrap();
+        let found = base::hex(&folder::fingerprint(&base).unwrap());
+        expect(&format!("the one beside it has {}", &found[..16]));
+        std::fs::write(base.join(name), before).unwrap();
+        load(&model, Precision::F32, 1);
+    }
+    // It is the model's fingerprint that tells one base from another.
+    let before = folder::fingerprint(&model).unwrap();
+    let with = |other: Config| {
+        std::fs::write(model.join(folder::CONFIG), other.to_json()).unwrap();
+    };
+    let changed = |model: &str, fingerprint: &str| Config {
+        base: Some(Base {
+            model: model.into(),
+            fingerprint: fingerprint.into(),
+        }),
+        ..config.clone()
+    };
+    with(changed("base", &"0".repeat(64)));
+    expect("with fingerprint 0000000000000000");
+    assert_ne!(before, folder::fingerprint(&model).unwrap());
+    for (name, fingerprint, what) in [
+        (
+            "missing",
+            "0".repeat(64),
+            "\"missing\", which is not beside it",
+        ),
+        ("../base", "0".repeat(64), "base.model"),
+        ("", "0".repeat(64), "base.model"),
+        (".", "0".repeat(64), "base.model"),
+        ("base", "0".repeat(63), "base.fingerprint"),
+        ("base", "A".repeat(64), "base.fingerprint"),
+        ("base", "é".repeat(32), "base.fingerprint"),
+        ("model", "0".repeat(64), "builds on another one itself"),
+    ] {
+        with(changed(name, &fingerprint));
+        expect(what);
+    }
+    let mut text = config.clone();
+    text.text.lowercase = true;
+    with(text);
+    expect("prepares texts in another way");
+    // A model of its own, as far as it says, lacks files.
+    with(Config {
+        base: None,
+        ..config.clone()
+    });
+    expect(folder::TOKENIZER);
+    assert!(folder::fingerprint(&model).is_err());
+    with(config.clone());
+
+    std::fs::copy(base.join(folder::TOKENIZER), model.join(folder::TOKENIZER)).unwrap();
+    expect("tokenizer.json\": the file must be that of model \"base\"");
+    std::fs::remove_file(model.join(folder::TOKENIZER)).unwrap();
+
+    for name in base::PER_TOKEN {
+        let mut both = own.clone();
+        both.insert(name.into(), Tensor::f32(&[1], vec![0.0]));
+        let error = folder::write(&model, &config, &tokenizer(), &both).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains(name) && error.contains("base model"),
+            "{error}"
+        );
+    }
+    let mut less = own.clone();
+    less.remove("gate");
+    let error = folder::write(&model, &config, &tokenizer(), &less).unwrap_err();
+    assert!(
+        error.to_string().contains("model/model.safetensors"),
+        "{error}"
+    );
+    folder::write(&model, &config, &tokenizer(), &own).unwrap();
+
+    // Tensors of the base are named with its file.
+    let (mean, _) = mean(MeanPooling::Mean, 8);
+    let table = Tensors::from([(
+        "embed_tokens.weight".to_owned(),
+        Random(3).tensor(&[VOCABULARY, 8], 1.0),
+    )]);
+    folder::write(&base, &mean, &tokenizer(), &table).unwrap();
+    with(changed(
+        "base",
+        &base::hex(&folder::fingerprint(&base).unwrap()),
+    ));
+    expect("base/model.safetensors");
+}
+
 /// The server runs under another account than whoever makes a model.
 #[test]
 fn a_folder_has_the_permissions_of_any_new_file() {
@@ -855,7 +1020,8 @@ proptest! {
         };
         let dir = TempDir::new().unwrap();
         write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
-        let path = dir.path().join(["config.json", "tokenizer.json", "model.safetensors"][file]);
+        let name = ["config.json", "tokenizer.json", "model.safetensors"][file];
+        let path = dir.path().join(name);
         let mut bytes = std::fs::read(&path).unwrap();
         for (index, byte) in changes {
             let at = index.index(bytes.len().min(4000));

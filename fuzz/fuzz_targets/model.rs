@@ -4,18 +4,36 @@
 use std::fs;
 
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
-use laser_fuzz::{TEXTS, folder, part};
-use laser_model::LocalEncoder;
-use laser_model::folder::{CONFIG, TOKENIZER, WEIGHTS};
+use laser_fuzz::{HASH, TEXTS, folder, part};
+use laser_model::folder::{self, CONFIG, TOKENIZER, WEIGHTS};
+use laser_model::{LocalEncoder, base};
 use libfuzzer_sys::fuzz_target;
 
-// Byte 0: precision; then tokenizer and configuration, each with its length; the rest are weights.
+// Byte 0: precision, from 128 on with a base; then tokenizer and configuration, each with its length; the
+// rest are weights. The base has a configuration and weights in front of these, each with its length, and
+// the tokenizer.
 fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let Some((&precision, mut data)) = data.split_first() else { return };
-    let folder = folder();
-    for name in [TOKENIZER, CONFIG] {
-        fs::write(folder.join(name), part(&mut data)).expect("a file");
+    let folder = &folder().join("model");
+    let below = &laser_fuzz::folder().join("base");
+    let based = precision >= 128;
+    for folder in [folder, below] {
+        let _ = fs::remove_dir_all(folder);
+        fs::create_dir(folder).expect("a folder");
     }
+    let owner = if based { below } else { folder };
+    fs::write(owner.join(TOKENIZER), part(&mut data)).expect("a file");
+    let mut config = part(&mut data).to_vec();
+    if based {
+        for name in [CONFIG, WEIGHTS] {
+            fs::write(below.join(name), part(&mut data)).expect("a file");
+        }
+        // No input would find a hash.
+        if let (Ok(found), Ok(text)) = (folder::fingerprint(below), str::from_utf8(&config)) {
+            config = text.replace(HASH, &base::hex(&found)).into_bytes();
+        }
+    }
+    fs::write(folder.join(CONFIG), config).expect("a file");
     fs::write(folder.join(WEIGHTS), data).expect("a file");
     let precision = [Precision::F32, Precision::Bf16, Precision::I8][usize::from(precision) % 3];
     let options = LoadOptions { device: DeviceChoice::Cpu, precision, threads: 1 };

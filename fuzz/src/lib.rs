@@ -57,6 +57,9 @@ pub fn push_part(out: &mut Vec<u8>, part: &[u8]) {
     out.extend_from_slice(part);
 }
 
+/// Stands for the fingerprint of the base in the configuration of a model.
+pub const HASH: &str = "HASH";
+
 /// Texts that a model or tokenizer is tried on.
 pub const TEXTS: [&str; 6] = [
     "",

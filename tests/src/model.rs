@@ -64,6 +64,38 @@ impl Model {
     /// # Errors
     /// When a file cannot be written.
     pub fn write(&self, path: &Path) -> Result<PathBuf> {
+        self.write_files(
+            path,
+            &[
+                ("config.json", self.config("").into_bytes()),
+                ("tokenizer.json", tokenizer().into_bytes()),
+                ("model.safetensors", safetensors(&self.tensors())),
+            ],
+        )
+    }
+
+    /// As [`Model::write`], but with tokenizer and table of the model `base` beside it, whose fingerprint is
+    /// given in hexadecimal digits.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_on(&self, path: &Path, base: &str, fingerprint: &str) -> Result<PathBuf> {
+        let base = format!(
+            r#",
+  "base": {{ "model": "{base}", "fingerprint": "{fingerprint}" }}"#
+        );
+        let mut tensors = self.tensors();
+        tensors.remove("embed_tokens.weight");
+        self.write_files(
+            path,
+            &[
+                ("config.json", self.config(&base).into_bytes()),
+                ("model.safetensors", safetensors(&tensors)),
+            ],
+        )
+    }
+
+    fn write_files(&self, path: &Path, files: &[(&str, Vec<u8>)]) -> Result<PathBuf> {
         let folder = path.join(&self.name);
         fs::create_dir_all(&folder)?;
         for open in [path, &folder] {
@@ -71,11 +103,7 @@ impl Model {
             // Best effort: the parent may belong to the system, and is open then.
             let _ = fs::set_permissions(open, fs::Permissions::from_mode(mode));
         }
-        for (name, contents) in [
-            ("config.json", self.config().into_bytes()),
-            ("tokenizer.json", tokenizer().into_bytes()),
-            ("model.safetensors", safetensors(&self.tensors())),
-        ] {
+        for (name, contents) in files {
             let file = folder.join(name);
             fs::write(&file, contents)?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o644))?;
@@ -83,7 +111,7 @@ impl Model {
         Ok(folder)
     }
 
-    fn config(&self) -> String {
+    fn config(&self, more: &str) -> String {
         let d = self.dimensions;
         let encoder = match self.architecture {
             Architecture::Mean => {
@@ -115,7 +143,7 @@ impl Model {
   "dimensions": {d},
   "max_tokens": {},
   "normalize": true,
-  "encoder": {{ {encoder} }}
+  "encoder": {{ {encoder} }}{more}
 }}
 "#,
             self.name, self.max_tokens

@@ -565,6 +565,104 @@ fn a_broken_model_is_an_error_until_it_is_repaired() -> Result<()> {
     Ok(())
 }
 
+/// A model has the table of another one beside it, for as long as that is the one it was made for.
+#[test]
+fn a_model_on_a_base_follows_its_base() -> Result<()> {
+    use laser_encoder::{base, folder};
+
+    let (models, builder) = models()?;
+    let mean = Model::tiny("mean", 16);
+    let order = Model {
+        architecture: Architecture::ResidualBilstm,
+        ..Model::tiny("order", 16)
+    };
+    let path = mean.write(models.path())?;
+    let fingerprint = base::hex(&folder::fingerprint(&path)?);
+    order.write_on(models.path(), "mean", &fingerprint)?;
+    let whole = Model {
+        name: "whole".into(),
+        ..order.clone()
+    };
+    whole.write(models.path())?;
+    let cluster = builder.start()?;
+    let mut client = cluster.database("d")?;
+    let embed = "SELECT laser_embed('dog bites man', 'order')";
+    let same =
+        "SELECT laser_embed('dog bites man', 'order') = laser_embed('dog bites man', 'whole')";
+    let described = |client: &mut Client| -> Result<(Option<String>, Option<String>, bool)> {
+        let row = client.query_one(
+            "SELECT fingerprint, error, loaded FROM laser_models WHERE name = 'order'",
+            &[],
+        )?;
+        Ok((row.get(0), row.get(1), row.get(2)))
+    };
+    let (before, error, loaded) = described(&mut client)?;
+    assert_eq!((error, loaded), (None, false));
+    assert!(client.query_one(same, &[])?.get::<_, bool>(0));
+    assert_eq!(described(&mut client)?, (before.clone(), None, true));
+
+    // Another base under the same name: what stands in memory is no longer what stands on the disk.
+    let replace = |seed: u64| -> Result<()> {
+        let scratch = tempfile::tempdir()?;
+        let other = Model {
+            seed,
+            ..mean.clone()
+        };
+        let from = other.write(scratch.path())?.join("model.safetensors");
+        std::fs::copy(from, path.join("new"))?;
+        Ok(std::fs::rename(
+            path.join("new"),
+            path.join("model.safetensors"),
+        )?)
+    };
+    replace(7)?;
+    wait_until("the encoder has noticed", || {
+        Ok(client.batch_execute(embed).is_err())
+    })?;
+    let (code, message, _) = failure(&mut client, embed)?;
+    assert_eq!(code, SqlState::CONFIG_FILE_ERROR);
+    let what = format!(
+        "builds on model \"mean\" with fingerprint {}",
+        &fingerprint[..16]
+    );
+    assert!(message.contains(&what), "{message}");
+    let shown = models.path().to_string_lossy();
+    assert!(!message.contains(&*shown), "{message}");
+    let (_, error, loaded) = described(&mut client)?;
+    assert!(error.is_some_and(|e| e.contains(&what) && !e.contains(&*shown)));
+    assert!(!loaded);
+
+    // The model for the new base is another model than the one before.
+    let other = base::hex(&folder::fingerprint(&path)?);
+    order.write_on(models.path(), "mean", &other)?;
+    wait_until("the encoder has noticed", || {
+        Ok(client.batch_execute(embed).is_ok())
+    })?;
+    assert!(!client.query_one(same, &[])?.get::<_, bool>(0));
+    let (after, error, _) = described(&mut client)?;
+    assert_eq!(error, None);
+    assert_ne!(before, after);
+
+    // Without its base it is listed, and says what is missing.
+    replace(mean.seed)?;
+    order.write_on(models.path(), "mean", &fingerprint)?;
+    wait_until("the encoder has noticed", || {
+        Ok(client.query_one(same, &[]).is_ok_and(|row| row.get(0)))
+    })?;
+    std::fs::rename(&path, models.path().join("gone"))?;
+    wait_until("the encoder has noticed", || {
+        Ok(client.batch_execute(embed).is_err())
+    })?;
+    let (_, message, _) = failure(&mut client, embed)?;
+    assert!(
+        message.contains("\"mean\", which is not beside it"),
+        "{message}"
+    );
+    let (_, error, _) = described(&mut client)?;
+    assert!(error.is_some_and(|e| e.contains("not beside it")));
+    Ok(())
+}
+
 #[test]
 fn models_beyond_the_memory_limit_are_dropped() -> Result<()> {
     let (folder, builder) = models()?;

@@ -50,6 +50,7 @@ fn config(encoder: Architecture, dense: Vec<Dense>) -> Config {
         encoder,
         dense,
         checks: Vec::new(),
+        base: None,
     }
 }
 

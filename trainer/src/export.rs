@@ -2,10 +2,11 @@
 //! without the tokens that hardly occur.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use laser_model::config::{Architecture, Config};
-use laser_model::folder::{self, Tensor, Tensors, Weights};
+use laser_model::base;
+use laser_model::config::{Architecture, Base, Config};
+use laser_model::folder::{self, Tensor, Tensors};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -36,12 +37,12 @@ pub enum ExportError {
     /// What was written cannot be loaded.
     #[error(transparent)]
     Encoder(#[from] laser_encoder::EncoderError),
-    /// The weights are not a safetensors file.
-    #[error("\"{0}\": {1}")]
-    Weights(String, safetensors::SafeTensorError),
     /// The tokenizer cannot be pruned.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// The model cannot build on this one.
+    #[error("\"{0}\" cannot be the base: {1}")]
+    Base(String, String),
     /// A gate was to be changed where there is none.
     #[error("the architecture \"{0}\" has no gate")]
     NoGate(&'static str),
@@ -58,6 +59,8 @@ pub struct ExportOptions {
     pub matrices: Format,
     /// Sentences on which reduced precision is compared when the model is loaded.
     pub checks: Vec<String>,
+    /// Folder of the model that this one builds on: what belongs to tokens is not written.
+    pub base: Option<PathBuf>,
 }
 
 /// A model in memory.
@@ -77,42 +80,33 @@ const TABLE: &str = "embed_tokens.weight";
 /// Tensors with one entry per token along their first axis.
 const PER_TOKEN: [&str; 2] = [TABLE, "token_weight"];
 
-/// Reads a model folder of any number format.
+/// Reads a model folder of any number format, with what is its base's.
 ///
 /// # Errors
 /// [`ExportError`].
 pub fn read(from: &Path) -> Result<Model, ExportError> {
-    let config = folder::read_config(from)?;
-    let read = |name: &str| {
-        let path = from.join(name);
-        std::fs::read(&path).map_err(|e| ExportError::Io(path.display().to_string(), e))
-    };
-    let tokenizer = serde_json::from_slice(&read(folder::TOKENIZER)?)
-        .map_err(|e| ExportError::Tokenizer(e.to_string()))?;
-    let path = from.join(folder::WEIGHTS);
-    let bytes = read(folder::WEIGHTS)?;
-    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes)
-        .map_err(|e| ExportError::Weights(path.display().to_string(), e))?;
-    let weights = Weights::open(&path)?;
-    let all = header.tensors();
+    let mut config = folder::read_config(from)?;
+    let tokens = base::token_folder(from, &config)?;
+    base::verify(from, &config, folder::fingerprint)?;
+    let path = tokens.join(folder::TOKENIZER);
+    let json = std::fs::read(&path).map_err(|e| ExportError::Io(path.display().to_string(), e))?;
+    let tokenizer =
+        serde_json::from_slice(&json).map_err(|e| ExportError::Tokenizer(e.to_string()))?;
+    let weights = base::weights(from, &config)?;
     let mut tensors = BTreeMap::new();
-    for (name, info) in &all {
-        let quantised = name.strip_suffix(".scale").and_then(|base| all.get(base));
-        if quantised.is_some_and(|base| base.dtype == safetensors::Dtype::I8) {
-            continue;
-        }
-        let shape = info.shape.clone();
-        let values = match shape[..] {
+    for (name, shape) in weights.shapes() {
+        let values = match *shape {
             [rows, columns] => weights.matrix(name, rows, columns)?.to_f32(),
             _ => weights.vector(name, shape.iter().product())?,
         };
-        tensors.insert(name.clone(), (shape, values));
+        tensors.insert(name.to_owned(), (shape.to_vec(), values));
     }
     let dictionary = config
         .text
         .segmentation
-        .map(|_| folder::read_dictionary(from))
+        .map(|_| folder::read_dictionary(&tokens))
         .transpose()?;
+    config.base = None;
     Ok(Model {
         config,
         tokenizer,
@@ -179,10 +173,47 @@ impl Model {
         Ok(())
     }
 
+    /// The model in `folder` as the base of this one in `to`.
+    fn base(&self, to: &Path, folder: &Path) -> Result<Base, ExportError> {
+        let shown = folder.display();
+        let resolved = folder
+            .canonicalize()
+            .map_err(|e| ExportError::Io(shown.to_string(), e))?;
+        let model = resolved.file_name().unwrap_or_default().to_string_lossy();
+        let found = Base {
+            model: model.into_owned(),
+            fingerprint: base::hex(&folder::fingerprint(folder)?),
+        };
+        std::fs::create_dir_all(to).map_err(|e| ExportError::Io(to.display().to_string(), e))?;
+        if base::folder_of(to, &found)?.canonicalize().ok() != Some(resolved) {
+            let message = format!("\"{}\" is not beside it", to.display());
+            return Err(ExportError::Base(shown.to_string(), message));
+        }
+        let theirs = read(folder)?;
+        let differs = |what: &str| {
+            let message = format!("it has another {what} than the model");
+            Err(ExportError::Base(shown.to_string(), message))
+        };
+        if theirs.tokenizer != self.tokenizer || theirs.dictionary != self.dictionary {
+            return differs("tokenizer");
+        }
+        if theirs.config.text != self.config.text {
+            return differs("preparation of texts");
+        }
+        for name in PER_TOKEN {
+            // A tensor that the model has no use for may be there.
+            let own = self.tensors.get(name);
+            if own.is_some() && own != theirs.tensors.get(name) {
+                return differs(&format!("tensor \"{name}\""));
+            }
+        }
+        Ok(found)
+    }
+
     /// Writes a model folder.
     ///
     /// # Errors
-    /// [`ExportError::Encoder`] if it cannot be written or does not load.
+    /// [`ExportError::Encoder`] if it cannot be written or does not load; [`ExportError::Base`].
     pub fn write(&self, to: &Path, options: &ExportOptions) -> Result<(), ExportError> {
         let mut config = self.config.clone();
         if let Some(name) = &options.name {
@@ -191,8 +222,14 @@ impl Model {
         if !options.checks.is_empty() {
             config.checks.clone_from(&options.checks);
         }
+        if let Some(folder) = &options.base {
+            config.base = Some(self.base(to, folder)?);
+        }
         let mut tensors = Tensors::new();
         for (name, (shape, values)) in &self.tensors {
+            if config.base.is_some() && base::PER_TOKEN.contains(&name.as_str()) {
+                continue;
+            }
             let tensor = Tensor::f32(shape, values.clone());
             let format = match (shape.len(), name.as_str()) {
                 (2, TABLE) => options.table,
@@ -211,7 +248,7 @@ impl Model {
             }
         }
         let json = self.tokenizer.to_string();
-        if let Some(dictionary) = &self.dictionary {
+        if let Some(dictionary) = self.dictionary.as_ref().filter(|_| config.base.is_none()) {
             folder::write_dictionary(to, dictionary)?;
         }
         folder::write_parts(to, &config, &json, &tensors)?;

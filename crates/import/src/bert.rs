@@ -374,6 +374,7 @@ fn transformer(folder: &Path, source: &Path, options: &Options) -> Result<Model,
         encoder: Architecture::Transformer(encoder),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     Ok(Model {
         config,

@@ -143,6 +143,7 @@ impl Laser {
             encoder: Architecture::Bilstm(self.encoder),
             dense: vec![],
             checks: vec![],
+            base: None,
         };
         Model {
             config,

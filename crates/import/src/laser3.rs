@@ -251,6 +251,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         encoder: Architecture::Transformer(encoder),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     Ok(Model {
         config,

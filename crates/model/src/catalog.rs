@@ -7,37 +7,67 @@ use std::time::Duration;
 
 use laser_protocol::valid_model_name;
 
-use crate::folder;
+use crate::{base, folder};
 
 /// How often a loaded model's folder is looked at.
 pub const RECHECK: Duration = Duration::from_secs(1);
 
 /// What distinguishes one state of a model folder from another: its path, and device, inode, size
-/// and modification time of its files.
+/// and modification time of its files, and of those of its base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamp {
     path: PathBuf,
-    files: [(u64, u64, u64, i64, i64); 4],
+    files: Files,
+    base: Option<(PathBuf, Files)>,
+}
+
+/// Of each file: device, inode, size, seconds and nanoseconds of its modification.
+type Files = [(u64, u64, u64, i64, i64); 4];
+
+/// Missing files count as zeros.
+fn files(path: &Path) -> Files {
+    let file = |name: &str| {
+        std::fs::metadata(path.join(name))
+            .map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+            .unwrap_or_default()
+    };
+    [
+        folder::CONFIG,
+        folder::TOKENIZER,
+        folder::WEIGHTS,
+        folder::DICTIONARY,
+    ]
+    .map(file)
 }
 
 impl Stamp {
-    /// The stamp of a folder; missing files count as zeros.
+    /// The stamp of a folder. The configuration is read where there is no tokenizer alone: the model may
+    /// have that of its base.
     pub fn of(path: &Path) -> Self {
-        let file = |name: &str| {
-            std::fs::metadata(path.join(name))
-                .map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
-                .unwrap_or_default()
-        };
+        let files = files(path);
+        let based = files[1] == Default::default();
+        let base = based
+            .then(|| folder::read_config(path).ok()?.base)
+            .flatten()
+            .and_then(|base| base::folder_of(path, &base).ok())
+            .map(|path| {
+                let files = self::files(&path);
+                (path, files)
+            });
         Self {
             path: path.to_owned(),
-            files: [
-                folder::CONFIG,
-                folder::TOKENIZER,
-                folder::WEIGHTS,
-                folder::DICTIONARY,
-            ]
-            .map(file),
+            files,
+            base,
         }
+    }
+
+    /// Whether the folder `path` is in this state. No file is opened: which base the model has is in a
+    /// file that has not changed.
+    pub fn is_of(&self, path: &Path) -> bool {
+        let base = self.base.as_ref();
+        self.path == path
+            && self.files == files(path)
+            && base.is_none_or(|(path, files)| *files == self::files(path))
     }
 
     /// The folder.
@@ -45,9 +75,10 @@ impl Stamp {
         &self.path
     }
 
-    /// Size of `model.safetensors` in bytes.
+    /// Size of `model.safetensors` in bytes, and of that of the base, if there is one.
     pub fn weights_bytes(&self) -> u64 {
-        self.files[2].2
+        let base = self.base.as_ref().map_or(0, |(_, files)| files[2].2);
+        self.files[2].2 + base
     }
 }
 

@@ -1,5 +1,6 @@
 //! `config.json` of a model folder.
 
+use laser_protocol::valid_model_name;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
@@ -42,6 +43,19 @@ pub struct Config {
     /// Sentences on which reduced precision is compared with f32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<String>,
+    /// The model that this one builds on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
+}
+
+/// A model whose tokenizer and token embeddings another one uses, see [`crate::base`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    /// Name of its folder, beside that of the model.
+    pub model: String,
+    /// Its fingerprint ([`crate::folder::fingerprint`]), in 64 hexadecimal digits.
+    pub fingerprint: String,
 }
 
 /// Text preparation, in the order of the fields. What the tokenizer's own normalizer can do (NFKC,
@@ -417,6 +431,15 @@ impl Config {
             }
         };
         range("max_tokens", self.max_tokens, 3, MAX_WIDTH)?;
+        if let Some(base) = &self.base {
+            if !valid_model_name(&base.model) {
+                return fail("base.model is not the name of a model".into());
+            }
+            let digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+            if base.fingerprint.len() != 64 || !base.fingerprint.bytes().all(digit) {
+                return fail("base.fingerprint must be 64 hexadecimal digits".into());
+            }
+        }
         match &self.encoder {
             Architecture::Mean(c) => range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?,
             Architecture::Bilstm(c) => {

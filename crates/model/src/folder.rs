@@ -9,7 +9,7 @@ use crate::{Config, ModelError};
 pub use crate::files::{CONFIG, DICTIONARY, TOKENIZER, WEIGHTS, map_file};
 pub use crate::matrix::Matrix;
 pub use crate::tensor::{Tensor, Tensors};
-pub use crate::weights::Weights;
+pub use crate::weights::{PER_TOKEN, Weights};
 
 /// Largest `config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -34,12 +34,19 @@ pub fn read_config(folder: &Path) -> Result<Config, ModelError> {
 }
 
 /// blake3 over the contents of configuration, tokenizer, weights and, where there is one, the
-/// dictionary, each preceded by its length (u64, little endian).
+/// dictionary, each preceded by its length (u64, little endian). A model that builds on another has
+/// configuration and weights alone; the former holds the fingerprint of the other ([`crate::base`]).
 pub fn fingerprint(folder: &Path) -> Result<[u8; 32], ModelError> {
     let mut hasher = blake3::Hasher::new();
     for name in [CONFIG, TOKENIZER, WEIGHTS, DICTIONARY] {
         let path = folder.join(name);
         if name == DICTIONARY && !path.exists() {
+            continue;
+        }
+        if name == TOKENIZER
+            && !path.exists()
+            && read_config(folder).is_ok_and(|config| config.base.is_some())
+        {
             continue;
         }
         let mut hash = || {
@@ -96,7 +103,7 @@ pub fn write(
     write_parts(folder, config, &json, tensors)
 }
 
-/// As [`write`], with the tokenizer as JSON text.
+/// As [`write`], with the tokenizer as JSON text. It is not written for a model that builds on another.
 pub fn write_parts(
     folder: &Path,
     config: &Config,
@@ -112,9 +119,12 @@ pub fn write_parts(
             other => std::io::Error::other(other.to_string()),
         })
     })?;
-    replace(&folder.join(TOKENIZER), |path| {
-        std::fs::write(path, tokenizer_json)
-    })?;
+    let tokenizer = folder.join(TOKENIZER);
+    if config.base.is_none() {
+        replace(&tokenizer, |path| std::fs::write(path, tokenizer_json))?;
+    } else if tokenizer.exists() {
+        std::fs::remove_file(&tokenizer).map_err(|e| ModelError::io(&tokenizer, e))?;
+    }
     replace(&folder.join(CONFIG), |path| {
         std::fs::write(path, config.to_json() + "\n")
     })?;

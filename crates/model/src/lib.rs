@@ -5,6 +5,7 @@
 //! A model folder holds `config.json` ([`Config`]), `tokenizer.json` (Hugging Face `tokenizers`) and
 //! `model.safetensors` ([`Weights`]). Nothing here knows PostgreSQL, candle or a GPU.
 
+pub mod base;
 pub mod catalog;
 pub mod config;
 mod error;

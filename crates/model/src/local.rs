@@ -29,10 +29,11 @@ pub struct LocalEncoder {
 }
 
 impl LocalEncoder {
-    /// Whether a model of this configuration is cheap enough: a mean of embeddings, without dense
-    /// layers or a dictionary of words, of texts that are not too long.
+    /// Whether a model of this configuration is cheap enough: a mean of embeddings of its own, without
+    /// dense layers or a dictionary of words, of texts that are not too long.
     pub fn suits(config: &Config) -> bool {
         matches!(config.encoder, Architecture::Mean(_))
+            && config.base.is_none()
             && config.dense.is_empty()
             && config.text.segmentation.is_none()
             && config.max_tokens <= MAX_TOKENS

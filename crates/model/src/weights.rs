@@ -17,11 +17,20 @@ use crate::ModelError;
 use crate::files::{map_file, open_plain};
 use crate::matrix::{Kind, Matrix};
 
+/// Tensors with a row, or an entry, for each token.
+pub const PER_TOKEN: [&str; 3] = [
+    "embed_tokens.weight",
+    "embed_tokens.weight.scale",
+    "token_weight",
+];
+
 /// A memory-mapped `model.safetensors`.
 pub struct Weights {
     path: PathBuf,
     map: Arc<Mmap>,
     index: HashMap<String, Info>,
+    /// Where [`PER_TOKEN`] is found instead.
+    base: Option<Box<Weights>>,
 }
 
 struct Info {
@@ -74,7 +83,25 @@ impl Weights {
             path: path.to_owned(),
             map: Arc::new(map),
             index,
+            base: None,
         })
+    }
+
+    /// The same, with the tensors that belong to tokens from `base`.
+    pub(crate) fn on(mut self, base: Self) -> Result<Self, ModelError> {
+        if let Some(name) = PER_TOKEN.iter().find(|name| self.contains(name)) {
+            return Err(self.error(name, "it must be that of the base model alone".into()));
+        }
+        self.base = Some(Box::new(base));
+        Ok(self)
+    }
+
+    /// The file that a tensor is in.
+    fn holder(&self, name: &str) -> &Self {
+        match &self.base {
+            Some(base) if PER_TOKEN.contains(&name) => base,
+            _ => self,
+        }
     }
 
     /// The file.
@@ -84,7 +111,7 @@ impl Weights {
 
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
-        self.index.contains_key(name)
+        self.holder(name).index.contains_key(name)
     }
 
     fn error(&self, name: &str, message: String) -> ModelError {
@@ -97,19 +124,39 @@ impl Weights {
             .ok_or_else(|| self.error(name, "the tensor is missing".into()))
     }
 
+    /// Names and shapes of the tensors, those of the base included; the scales of int8 rows are none.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        let theirs = self.base.iter().flat_map(|base| &base.index);
+        let theirs = theirs.filter(|(name, _)| PER_TOKEN.contains(&name.as_str()));
+        let listed = self.index.iter().chain(theirs);
+        let tensors = listed.filter(|(name, _)| {
+            let scaled = name.strip_suffix(".scale").and_then(|of| self.info_of(of));
+            scaled.is_none_or(|info| info.dtype != Dtype::I8)
+        });
+        tensors.map(|(name, info)| (name.as_str(), &info.shape[..]))
+    }
+
+    fn info_of(&self, name: &str) -> Option<&Info> {
+        self.holder(name).index.get(name)
+    }
+
     /// Rows of a two-dimensional tensor.
     pub fn rows(&self, name: &str) -> Result<usize, ModelError> {
-        match self.info(name)?.shape[..] {
+        let holder = self.holder(name);
+        match holder.info(name)?.shape[..] {
             [rows, _] => Ok(rows),
-            ref shape => Err(self.error(name, format!("expected a matrix, found shape {shape:?}"))),
+            ref shape => {
+                Err(holder.error(name, format!("expected a matrix, found shape {shape:?}")))
+            }
         }
     }
 
     /// A matrix of `rows` x `columns`, without copying it.
     pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix, ModelError> {
-        let info = self.info(name)?;
+        let holder = self.holder(name);
+        let info = holder.info(name)?;
         if info.shape != [rows, columns] {
-            return Err(self.error(
+            return Err(holder.error(
                 name,
                 format!(
                     "expected shape {:?}, found {:?}",
@@ -118,22 +165,23 @@ impl Weights {
                 ),
             ));
         }
-        self.view(name, info, rows, columns)
+        holder.view(name, info, rows, columns)
     }
 
     /// A vector, converted to f32.
     pub fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        let info = self.info(name)?;
+        let holder = self.holder(name);
+        let info = holder.info(name)?;
         if info.shape != [length] {
-            return Err(self.error(
+            return Err(holder.error(
                 name,
                 format!("expected shape {:?}, found {:?}", [length], info.shape),
             ));
         }
         if info.dtype == Dtype::I8 {
-            return Err(self.error(name, "a vector cannot be of type I8".into()));
+            return Err(holder.error(name, "a vector cannot be of type I8".into()));
         }
-        Ok(self.view(name, info, 1, length)?.to_f32())
+        Ok(holder.view(name, info, 1, length)?.to_f32())
     }
 
     fn view(

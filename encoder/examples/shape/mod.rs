@@ -118,6 +118,7 @@ pub fn write_with(
         }),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     Ok(folder::write_parts(
         folder,

@@ -126,6 +126,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         encoder: Architecture::Transformer(encoder),
         dense: vec![],
         checks: vec![],
+        base: None,
     };
     let tokenizer = crate::shape::words(VOCABULARY);
     Ok(folder::write_parts(

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use laser_encoder::{Encoder, EncoderError, LoadOptions};
 use laser_model::catalog::{self, RECHECK, Stamp};
-use laser_model::folder;
+use laser_model::{base, folder};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
@@ -191,17 +191,17 @@ impl Models {
             self.entries.remove(name);
             return Lookup::Failed(self.unknown(name));
         };
-        let stamp = Stamp::of(&path);
         match self.entries.get_mut(name) {
-            Some(Entry::Loaded(model)) if model.stamp == stamp => {
+            Some(Entry::Loaded(model)) if model.stamp.is_of(&path) => {
                 model.checked = Instant::now();
                 return Lookup::Ready;
             }
-            Some(Entry::Failed(old, failure)) if *old == stamp => {
+            Some(Entry::Failed(old, failure)) if old.is_of(&path) => {
                 return Lookup::Failed(failure.clone());
             }
             _ => {}
         }
+        let stamp = Stamp::of(&path);
         // What is in the file is in memory in any case: whoever has to go for it goes before it comes.
         if let Some(failure) = self.too_large(name, stamp.weights_bytes()) {
             self.entries
@@ -383,8 +383,7 @@ impl Models {
                          See view laser_models for the models that are installed."
                     }
                 };
-                // Users see file names, not where the server keeps them.
-                let message = message.replace(&format!("{}/", stamp.path().display()), "");
+                let message = without_path(message, stamp.path());
                 let failure = Failure {
                     code: ErrorCode::BrokenModel,
                     message: format!("could not load model \"{name}\": {message}"),
@@ -498,10 +497,10 @@ fn load(name: String, stamp: Stamp, options: &LoadOptions) -> Done {
 fn describe(
     name: String,
     path: &Path,
-    hashes: &mut HashMap<String, (Stamp, Option<[u8; 32]>)>,
+    hashes: &mut HashMap<PathBuf, (Stamp, [u8; 32])>,
 ) -> ModelInfo {
     let mut info = ModelInfo {
-        name: name.clone(),
+        name,
         dimensions: 0,
         architecture: String::new(),
         max_tokens: 0,
@@ -511,22 +510,37 @@ fn describe(
         default: false,
         error: String::new(),
     };
-    match folder::read_config(path) {
-        Ok(config) => {
-            info.dimensions = config.dimensions as u32;
-            info.architecture = config.encoder.name().to_owned();
-            info.max_tokens = config.max_tokens as u32;
-        }
-        Err(e) => info.error = e.to_string().replace(&format!("{}/", path.display()), ""),
-    }
-    let stamp = Stamp::of(path);
-    info.fingerprint = match hashes.get(&name) {
-        Some((old, hash)) if *old == stamp => *hash,
+    let config = folder::read_config(path);
+    let mut fingerprint = |path: &Path| match hashes.get(path) {
+        Some((old, hash)) if old.is_of(path) => Ok(*hash),
         _ => {
-            let hash = folder::fingerprint(path).ok();
-            hashes.insert(name, (stamp, hash));
-            hash
+            let stamp = Stamp::of(path);
+            let hash = folder::fingerprint(path)?;
+            hashes.insert(path.to_owned(), (stamp, hash));
+            Ok(hash)
         }
     };
+    let checked = config.and_then(|config| {
+        info.dimensions = config.dimensions as u32;
+        info.architecture = config.encoder.name().to_owned();
+        info.max_tokens = config.max_tokens as u32;
+        base::token_folder(path, &config)?;
+        base::verify(path, &config, &mut fingerprint)
+    });
+    if let Err(e) = checked {
+        info.error = without_path(e.to_string(), path);
+    }
+    info.fingerprint = fingerprint(path).ok();
     info
+}
+
+/// Users see file names, not where the server keeps them: that of a base with its folder's name.
+fn without_path(message: String, folder: &Path) -> String {
+    let parent = folder.parent().unwrap_or(folder);
+    let paths = [folder, parent]
+        .into_iter()
+        .filter(|path| path.is_absolute());
+    paths.fold(message, |message, path| {
+        message.replace(&format!("{}/", path.display()), "")
+    })
 }

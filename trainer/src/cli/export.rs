@@ -21,6 +21,10 @@ pub struct ExportArgs {
     model: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
+    /// Build on the model in this folder, which must lie beside the output and have the same tokenizer and
+    /// embedding table: those are not written again.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["table", "count"])]
+    base: Option<PathBuf>,
     /// Name of the model; the name of the output folder if not given.
     #[arg(long)]
     name: Option<String>,
@@ -83,7 +87,9 @@ pub fn run(args: &ExportArgs) -> Result<()> {
     let before = model.vocabulary();
     if let Some(path) = &args.count {
         let corpus = PackedCorpus::open(path)?;
-        let bytes = std::fs::read(from.join(laser_model::folder::TOKENIZER))?;
+        let config = laser_model::folder::read_config(&from)?;
+        let tokens = laser_model::base::token_folder(&from, &config)?;
+        let bytes = std::fs::read(tokens.join(laser_model::folder::TOKENIZER))?;
         if blake3::hash(&bytes).to_hex().as_str() != corpus.header().tokenizer {
             bail!("\"{}\" was packed with another tokenizer", path.display());
         }
@@ -129,6 +135,7 @@ pub fn run(args: &ExportArgs) -> Result<()> {
         table: args.table,
         matrices: args.matrices,
         checks,
+        base: args.base.clone(),
     };
     model.write(output, &options)?;
     println!(

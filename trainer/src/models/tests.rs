@@ -91,6 +91,7 @@ fn model(encoder: Architecture) -> Model {
             layer(5, Activation::Tanh, false, false),
         ],
         checks: Vec::new(),
+        base: None,
     };
     let mut model = Model::new(config, VOCABULARY, None, Arithmetic::F32, 5).unwrap();
     for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {

@@ -496,6 +496,7 @@ mod tests {
             encoder,
             dense: Vec::new(),
             checks: Vec::new(),
+            base: None,
         };
         let mut model = Model::new(config, 7, None, Arithmetic::F32, seed).unwrap();
         let sizes = DecoderSizes {

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use laser_model::folder::Weights;
+use laser_model::base;
+use laser_model::folder::{Weights, read_config};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
@@ -177,10 +178,22 @@ pub fn initialise_from(
             "no model.safetensors, best/model.safetensors or checkpoint in it",
         )
     })?;
-    let weights = Weights::open(path).map_err(|e| bad(path, e))?;
+    // A model folder may build on another one, a checkpoint does not.
+    let folder = path.parent().unwrap_or(from);
+    let config = read_config(folder).ok().filter(|c| c.base.is_some());
+    let (weights, tokens) = match config {
+        Some(config) => (
+            base::weights(folder, &config).map_err(|e| bad(path, e))?,
+            base::token_folder(folder, &config).map_err(|e| bad(path, e))?,
+        ),
+        None => (
+            Weights::open(path).map_err(|e| bad(path, e))?,
+            folder.to_owned(),
+        ),
+    };
     let mut used = Vec::new();
     let tables = model.parameters().sparse();
-    let same = same_tokens(&path.with_file_name("tokenizer.json"), tokenizer)?;
+    let same = same_tokens(&tokens.join("tokenizer.json"), tokenizer)?;
     for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {
         if let (true, Some(same)) = (i < tables, &same) {
             let width = p.value.len() / p.shape[0];

@@ -431,6 +431,7 @@ impl TrainConfig {
             encoder: self.model.encoder.clone(),
             dense: self.model.dense.clone(),
             checks: Vec::new(),
+            base: None,
         };
         config
             .validate()

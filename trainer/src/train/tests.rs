@@ -247,11 +247,58 @@ fn perturbed_sentences_teach_order_beside_a_frozen_mean() {
             table: Format::F32,
             matrices: Format::F32,
             checks: Vec::new(),
+            base: None,
         };
         model.write(&to, &options)?;
         Ok::<_, export::ExportError>(order(&to))
     };
     assert!(scaled(&config.output, 0.5).unwrap() > 0.85);
+    // Beside the mean it needs no table of its own, and can be read, trained and written whole again.
+    let model = export::read(&config.output.join("last")).unwrap();
+    let options = |base: Option<PathBuf>| ExportOptions {
+        name: None,
+        table: Format::F32,
+        matrices: Format::F32,
+        checks: Vec::new(),
+        base,
+    };
+    let on_base = mean.output.join("on-base");
+    let base = mean.output.join("last");
+    model.write(&on_base, &options(Some(base.clone()))).unwrap();
+    let size = |folder: &Path| {
+        std::fs::metadata(folder.join("model.safetensors"))
+            .unwrap()
+            .len()
+    };
+    assert!(size(&on_base) + 4000 < size(&config.output.join("last")));
+    assert_eq!(order(&on_base), found);
+    let read = export::read(&on_base).unwrap();
+    assert!(read.config.base.is_none());
+    assert_eq!(read.tensors, model.tensors);
+    let mut again = world.config("again", &RESIDUAL.replace('\n', " "), 1);
+    again.model.init_from = Some(on_base);
+    again.optimizer.learning_rate = 0.0;
+    one(&again);
+    assert_eq!(order(&again.output.join("last")), found);
+    assert_eq!(table(&mean.output), table(&again.output));
+    for (base, what) in [
+        (config.output.join("last"), "is not beside it"),
+        (mean.output.join("missing"), "missing"),
+    ] {
+        let to = mean.output.join("refused");
+        let error = model.write(&to, &options(Some(base))).unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    let mut other = export::read(&config.output.join("last")).unwrap();
+    other.tensors.get_mut("embed_tokens.weight").unwrap().1[0] += 1.0;
+    let to = mean.output.join("refused");
+    let error = other.write(&to, &options(Some(base))).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("another tensor \"embed_tokens.weight\""),
+        "{error}"
+    );
     assert!(scaled(&config.output, 0.0).unwrap() < 0.01);
     assert!(scaled(&mean.output, 0.5).is_err());
     // Without them in the corpus it is an error.
@@ -391,6 +438,7 @@ fn a_run_starts_from_an_exported_int8_table() {
         table: Format::I8,
         matrices: Format::F32,
         checks: Vec::new(),
+        base: None,
     };
     let model = export::read(&first.output.join("best")).unwrap();
     model.write(&small, &options).unwrap();

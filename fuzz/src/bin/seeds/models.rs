@@ -4,8 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use laser_encoder::Config;
-use laser_fuzz::push_part;
-use laser_model::folder::{self, CONFIG, TOKENIZER, Tensor, Tensors, WEIGHTS};
+use laser_fuzz::{HASH, push_part};
+use laser_model::base;
+use laser_model::config::Base;
+use laser_model::folder::{self, CONFIG, PER_TOKEN, TOKENIZER, Tensor, Tensors, WEIGHTS};
 
 use crate::{Corpora, numbers};
 
@@ -153,6 +155,37 @@ pub fn models(corpora: &Corpora) {
         tensors.insert("embed_tokens.weight".into(), codes);
         tensors.insert("embed_tokens.weight.scale".into(), scale);
         stored("i8", &tensors);
+        if name == "residual" {
+            let mean = r#"{"format":1,"name":"m","dimensions":4,"max_tokens":16,"normalize":true,"encoder":{"architecture":"mean","embedding_size":4,"pooling":"weighted"}}"#;
+            let (theirs, own): (Tensors, Tensors) = tensors
+                .clone()
+                .into_iter()
+                .partition(|(name, _)| PER_TOKEN.contains(&name.as_str()));
+            let base = laser_fuzz::folder().join("base");
+            let mean_config = Config::from_json(mean).expect("a configuration");
+            folder::write_parts(&base, &mean_config, &tokenizer, &theirs).expect("a model");
+            let mut on_base = config.clone();
+            let fingerprint = base::hex(&folder::fingerprint(&base).expect("a hash"));
+            on_base.base = Some(Base {
+                model: "base".into(),
+                fingerprint: fingerprint.clone(),
+            });
+            let out = laser_fuzz::folder().join("on-base");
+            folder::write_parts(&out, &on_base, "", &own).expect("a model");
+            let mut bytes = vec![128];
+            push_part(&mut bytes, tokenizer.as_bytes());
+            let read = fs::read_to_string(out.join(CONFIG)).expect("a file");
+            let read: serde_json::Value = serde_json::from_str(&read).expect("JSON");
+            push_part(
+                &mut bytes,
+                read.to_string().replace(&fingerprint, HASH).as_bytes(),
+            );
+            for name in [CONFIG, WEIGHTS] {
+                push_part(&mut bytes, &fs::read(base.join(name)).expect("a file"));
+            }
+            bytes.extend(fs::read(out.join(WEIGHTS)).expect("a file"));
+            corpora.put("model", "residual-on-base", &bytes);
+        }
         if name == "mean" {
             tensors.remove("embed_tokens.weight.scale");
             tensors.insert("embed_tokens.weight".into(), table.to_bf16());
