@@ -12,7 +12,6 @@
 //! ```
 
 mod arch;
-pub mod base;
 mod batch;
 mod device;
 mod encoder;

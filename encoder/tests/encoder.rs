@@ -710,7 +710,7 @@ fn based(path: &Path, format: i8) -> (Config, Tensors) {
     let (theirs, own): (Tensors, Tensors) = tensors
         .clone()
         .into_iter()
-        .partition(|(name, _)| base::PER_TOKEN.contains(&name.as_str()));
+        .partition(|(name, _)| folder::PER_TOKEN.contains(&name.as_str()));
     folder::write(&path.join("base"), &mean, &tokenizer(), &theirs).unwrap();
     let whole = config.clone();
     config.base = Some(Base {
@@ -828,7 +828,7 @@ fn what_is_wrong_with_a_base_is_said() {
     expect("tokenizer.json\": the file must be that of model \"base\"");
     std::fs::remove_file(model.join(folder::TOKENIZER)).unwrap();
 
-    for name in base::PER_TOKEN {
+    for name in folder::PER_TOKEN {
         let mut both = own.clone();
         both.insert(name.into(), Tensor::f32(&[1], vec![0.0]));
         let error = folder::write(&model, &config, &tokenizer(), &both).unwrap_err();

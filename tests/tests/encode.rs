@@ -568,7 +568,7 @@ fn a_broken_model_is_an_error_until_it_is_repaired() -> Result<()> {
 /// A model has the table of another one beside it, for as long as that is the one it was made for.
 #[test]
 fn a_model_on_a_base_follows_its_base() -> Result<()> {
-    use laser_encoder::{base, folder};
+    use laser_model::{base, folder};
 
     let (models, builder) = models()?;
     let mean = Model::tiny("mean", 16);

@@ -227,7 +227,7 @@ impl Model {
         }
         let mut tensors = Tensors::new();
         for (name, (shape, values)) in &self.tensors {
-            if config.base.is_some() && base::PER_TOKEN.contains(&name.as_str()) {
+            if config.base.is_some() && folder::PER_TOKEN.contains(&name.as_str()) {
                 continue;
             }
             let tensor = Tensor::f32(shape, values.clone());

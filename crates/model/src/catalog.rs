@@ -22,7 +22,7 @@ pub struct Stamp {
 }
 
 /// Of each file: device, inode, size, seconds and nanoseconds of its modification.
-type Files = [(u64, u64, u64, i64, i64); 4];
+type Files = Box<[(u64, u64, u64, i64, i64); 4]>;
 
 /// Missing files count as zeros.
 fn files(path: &Path) -> Files {
@@ -31,13 +31,13 @@ fn files(path: &Path) -> Files {
             .map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
             .unwrap_or_default()
     };
-    [
+    let names = [
         folder::CONFIG,
         folder::TOKENIZER,
         folder::WEIGHTS,
         folder::DICTIONARY,
-    ]
-    .map(file)
+    ];
+    Box::new(names.map(file))
 }
 
 impl Stamp {
