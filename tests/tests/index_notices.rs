@@ -47,3 +47,36 @@ fn a_scan_that_ends_early_says_so_whatever_else_it_says() -> Result<()> {
     ensure!(notices.take().is_empty());
     Ok(())
 }
+
+/// Versions of a row that no transaction can see, and VACUUM has not removed, are not rows that a scan has
+/// given. The cluster is its own: others' transactions, of all databases, decide who can see what.
+#[test]
+fn dead_versions_end_no_scan() -> Result<()> {
+    let cluster = Cluster::new()?;
+    cluster.database("dead")?;
+    let (mut client, notices) = cluster.connect_with_notices("dead")?;
+    client.batch_execute(
+        "CREATE TABLE t (id int, e embedding(2)) WITH (autovacuum_enabled = off);
+         INSERT INTO t SELECT i, format('[%s, 1]', i)::embedding FROM generate_series(1, 2000) i;
+         CREATE INDEX t_e ON t USING laser (e embedding_l2_ops)",
+    )?;
+    client.batch_execute("ANALYZE t")?;
+    client.batch_execute(
+        "DO $$ BEGIN
+             FOR i IN 1 .. 400 LOOP UPDATE t SET e = format('[%s, 1]', i / 1000.0)::embedding WHERE id = 1; END LOOP;
+         END $$",
+    )?;
+    client.batch_execute(
+        "SET enable_seqscan = off; SET laser.max_scan_tuples = 100; SET laser.ef_search = 10",
+    )?;
+    notices.take();
+    // From the pending list, then from a segment.
+    for _ in 0..2 {
+        let rows = client.query("SELECT id FROM t ORDER BY e <-> '[0, 1]' LIMIT 3", &[])?;
+        let rows: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
+        ensure!(rows == [1, 2, 3], "{rows:?}");
+        ensure!(notices.take().is_empty());
+        client.batch_execute("SELECT laser_merge('t_e')")?;
+    }
+    Ok(())
+}
