@@ -68,11 +68,44 @@ impl Masks {
         }
     }
 
+    /// Masks entry (i, j), i ≠ j, as well where rows i and j of `embeddings`, [B, D], have a cosine of at
+    /// least `threshold`: pairs that somebody else finds to mean the same.
+    #[must_use]
+    pub fn and_similar(self, embeddings: &[f32], width: usize, threshold: f32) -> Self {
+        let unit: Vec<Vec<f32>> = embeddings
+            .chunks_exact(width)
+            .map(|row| {
+                let norm = dot(row, row).sqrt().max(f32::MIN_POSITIVE);
+                row.iter().map(|x| x / norm).collect()
+            })
+            .collect();
+        let mut masks = Self {
+            starts: vec![0],
+            columns: Vec::new(),
+        };
+        for (i, own) in unit.iter().enumerate() {
+            let known = self.row(i);
+            let similar = unit.iter().enumerate().filter(|(j, other)| {
+                let j = *j as u32;
+                j as usize != i && dot(own, other) >= threshold && known.binary_search(&j).is_err()
+            });
+            masks.columns.extend(similar.map(|(j, _)| j as u32));
+            masks.columns.extend(known);
+            masks.starts.push(masks.columns.len() as u32);
+        }
+        masks
+    }
+
     fn row(&self, i: usize) -> &[u32] {
         if self.starts.is_empty() {
             return &[];
         }
         &self.columns[self.starts[i] as usize..self.starts[i + 1] as usize]
+    }
+
+    /// Number of rows that it was made for.
+    pub fn rows(&self) -> usize {
+        self.starts.len().saturating_sub(1)
     }
 
     /// Number of masked entries.
@@ -375,6 +408,25 @@ mod tests {
             loss += row.ln() + column.ln() - 2.0 * logit(i, i);
         }
         loss / (2.0 * rows as f64)
+    }
+
+    #[test]
+    fn what_is_similar_elsewhere_is_masked_as_well() {
+        let identities: Vec<Vec<u64>> = vec![vec![1], vec![1], vec![2], vec![3]];
+        let masks = Masks::new(&identities, &identities);
+        // Rows 1 and 2 at 45 degrees, whatever their lengths, the others apart.
+        let rows = [0.0, -1.0, 1.0, 0.0, 3.0, 3.0, -2.0, 0.0];
+        let both = masks.clone().and_similar(&rows, 2, 0.7);
+        let listed = |i: usize| {
+            let mut row = both.row(i).to_vec();
+            row.sort_unstable();
+            row
+        };
+        assert_eq!([listed(0), listed(1)], [vec![1], vec![0, 2]]);
+        assert_eq!([listed(2), listed(3)], [vec![1], vec![]]);
+        let fewer = masks.clone().and_similar(&rows, 2, 0.71);
+        assert_eq!(fewer.len(), masks.len());
+        assert_eq!(fewer.rows(), 4);
     }
 
     #[test]

@@ -197,6 +197,10 @@ pub struct TransferOptions {
     /// Which of the student's embeddings are drawn to it.
     #[serde(default)]
     pub sides: Sides,
+    /// Pairs of a batch whose targets the teacher finds at least so similar (cosine) are no negatives of each
+    /// other in the dual objective; 0 = all are.
+    #[serde(default)]
+    pub mask_similar: f32,
 }
 
 fn unit_weight() -> f32 {
@@ -467,6 +471,13 @@ impl TrainConfig {
         let objectives = &self.objective;
         if objectives.dual.is_none() && objectives.nmt.is_none() && objectives.transfer.is_none() {
             return fail("name at least one objective, for instance [objective.dual]".into());
+        }
+        let masks = objectives
+            .transfer
+            .as_ref()
+            .is_some_and(|t| t.mask_similar != 0.0);
+        if masks && objectives.dual.is_none() {
+            return fail("transfer.mask_similar masks negatives of [objective.dual]".into());
         }
         if let Some(dual) = &objectives.dual {
             if !self.model.normalize {

@@ -82,6 +82,21 @@ fn identities(corpus: &PackedCorpus, pair: (SentenceId, SentenceId)) -> Vec<u64>
     ]
 }
 
+/// What is no negative in a batch, by its texts and groups.
+fn masks(corpus: &PackedCorpus, batch: &Pending) -> Masks {
+    let rows: Vec<_> = batch.pairs.iter().map(|p| identities(corpus, *p)).collect();
+    let mut columns = rows.clone();
+    columns.extend(batch.negatives.iter().map(|n| {
+        if *n < corpus.sentences() {
+            identities(corpus, (*n, *n))
+        } else {
+            // A perturbed sentence is no translation in its group.
+            vec![u64::from(corpus.text_hash(*n))]
+        }
+    }));
+    Masks::new(&rows, &columns)
+}
+
 /// At most `count` perturbed sentences of each pair's target, those that differ in their first
 /// `limit` tokens.
 fn perturbed_targets(
@@ -348,9 +363,17 @@ impl Stepper {
         let mut dz = vec![0f32; z.len()];
         let mut loss = 0.0;
         let share = 1.0 / config.run.accumulate as f32;
+        let wanted = match &self.teacher {
+            Some(teacher) => teacher.embed(&targets)?,
+            None => Vec::new(),
+        };
         if let Some(dual) = &objectives.dual {
-            loss +=
-                f64::from(dual.weight) * self.dual(corpus, dual, batch, &z, &mut dz, share, dense);
+            let mut masks = masks(corpus, batch);
+            let similar = objectives.transfer.as_ref().map_or(0.0, |t| t.mask_similar);
+            if similar > 0.0 {
+                masks = masks.and_similar(&wanted, wanted.len() / pairs, similar);
+            }
+            loss += f64::from(dual.weight) * self.dual(dual, &masks, &z, &mut dz, share, dense);
         }
         if let (Some(nmt), Some(decoder)) = (&objectives.nmt, &self.decoder) {
             let languages: Vec<u32> = batch
@@ -378,8 +401,7 @@ impl Stepper {
             loss += f64::from(nmt.weight) * value;
             add(&dx, &mut dz[..end]);
         }
-        if let (Some(options), Some(teacher)) = (&objectives.transfer, &self.teacher) {
-            let wanted = teacher.embed(&targets)?;
+        if let Some(options) = objectives.transfer.as_ref().filter(|t| t.weight != 0.0) {
             let width = self.model.dimensions();
             let sides = if options.sides == Sides::Both { 2 } else { 1 };
             for side in 0..sides {
@@ -418,38 +440,22 @@ impl Stepper {
     }
 
     /// Dual-encoder loss; adds `share · weight` times its gradient.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site, each argument of another kind"
-    )]
     fn dual(
         &self,
-        corpus: &PackedCorpus,
         dual: &DualOptions,
-        batch: &Pending,
+        masks: &Masks,
         z: &[f32],
         dz: &mut [f32],
         share: f32,
         dense: &mut [Vec<f32>],
     ) -> f64 {
         let width = self.model.dimensions();
-        let rows: Vec<_> = batch.pairs.iter().map(|p| identities(corpus, *p)).collect();
-        let mut columns = rows.clone();
-        columns.extend(batch.negatives.iter().map(|n| {
-            if *n < corpus.sentences() {
-                identities(corpus, (*n, *n))
-            } else {
-                // A perturbed sentence is no translation in its group.
-                vec![u64::from(corpus.text_hash(*n))]
-            }
-        }));
-        let masks = Masks::new(&rows, &columns);
         let factor = match self.scale {
             Some(at) => self.model.parameters().value(at)[0].exp(),
             None => dual.scale,
         };
-        let (x, y) = z.split_at(batch.pairs.len() * width);
-        let result = contrastive(&self.threads, (x, y), width, &masks, (factor, dual.margin));
+        let (x, y) = z.split_at(masks.rows() * width);
+        let result = contrastive(&self.threads, (x, y), width, masks, (factor, dual.margin));
         let weight = share * dual.weight;
         let (dx, dy) = dz.split_at_mut(x.len());
         for (to, mut from) in [(dx, result.dx), (dy, result.dy)] {

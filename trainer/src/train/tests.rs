@@ -516,9 +516,25 @@ fn translation_and_transfer_teach_as_well() {
         teacher: teacher.output.join("best"),
         distance: Distance::Cosine,
         sides: Sides::Sources,
+        mask_similar: 0.0,
     });
     let summary = one(&student);
     assert!(summary.loss < 0.2, "{}", summary.loss);
+    // What the teacher finds similar is not told apart.
+    let masked = |threshold: f32, output: &str| {
+        let mut config = world.config(output, encoder, 10);
+        config.objective.transfer = Some(TransferOptions {
+            weight: 0.0,
+            teacher: teacher.output.join("best"),
+            distance: Distance::Cosine,
+            sides: Sides::Sources,
+            mask_similar: threshold,
+        });
+        one(&config).loss
+    };
+    let (all, none, off) = (masked(1e-6, "a"), masked(1.1, "b"), masked(0.0, "c"));
+    assert_eq!(none, off);
+    assert!(all < off, "{all} {off}");
     // The sum of two objectives; the translation loss alone starts at ln(82) = 4.4.
     let mut nmt = world.config("nmt", encoder, 60);
     nmt.objective.dual.as_mut().unwrap().weight = 0.1;
