@@ -1,5 +1,8 @@
 //! The layout is the architecture: which crate may know which, and that what the documents name exists.
 
+#[path = "layout/uses.rs"]
+mod uses;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,6 +77,53 @@ fn arrows_point_down() {
             "{name} knows PostgreSQL"
         );
     }
+}
+
+/// Circles between files that are known, by crate and modules.
+const TIED: [(&str, &[&str]); 5] = [
+    ("crates/index", &["codec", "error", "query", "space"]),
+    (
+        "crates/index",
+        &["builder", "cache", "choice", "segment", "trial", "view"],
+    ),
+    ("extension", &["index::build", "index::sample"]),
+    ("extension", &["index::cache", "index::cache::files"]),
+    ("extension", &["index::element", "index::undecided"]),
+];
+
+/// Whoever reads a file needs to have read only what is below it.
+#[test]
+fn no_file_depends_on_one_that_depends_on_it() {
+    let mut folders = vec!["encoder".into(), "extension".into(), "trainer".into()];
+    for entry in std::fs::read_dir(root().join("crates")).expect("a folder") {
+        let name = entry.expect("an entry").file_name();
+        folders.push(format!("crates/{}", name.to_string_lossy()));
+    }
+    folders.push("crates/cuda/emulation".into());
+    let (mut files, mut found) = (0, Vec::new());
+    for folder in folders {
+        let uses = uses::uses(&root().join(&folder).join("src"));
+        files += uses.len();
+        let edges = uses
+            .iter()
+            .flat_map(|(module, used)| used.iter().map(move |other| (module, other)));
+        let graph = petgraph::graphmap::DiGraphMap::<_, ()>::from_edges(edges);
+        for circle in petgraph::algo::tarjan_scc(&graph) {
+            let mut names: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
+            names.sort();
+            let known = |(of, tied): &(&str, &[&str])| {
+                *of == folder && names.iter().all(|name| tied.contains(&&**name))
+            };
+            if circle.len() > 1 && !TIED.iter().any(known) {
+                found.push(format!("{folder}: {}", names.join(", ")));
+            }
+        }
+    }
+    assert!(files > 200, "only {files} files were read");
+    assert!(
+        found.is_empty(),
+        "files that depend on each other: {found:#?}"
+    );
 }
 
 /// Files of this repository that documents name in code, and folders of the code map.

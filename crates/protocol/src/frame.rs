@@ -1,10 +1,6 @@
 //! Splitting a byte stream into frames.
 
-use crate::ProtocolError;
-
-/// Largest payload of a frame in bytes. It holds an embed reply of `MAX_TEXTS` embeddings with
-/// 4,096 dimensions.
-pub const MAX_FRAME: usize = 80 << 20;
+use crate::{MAX_FRAME, ProtocolError};
 
 /// Length prefix of a frame in bytes.
 pub(crate) const PREFIX: usize = 4;

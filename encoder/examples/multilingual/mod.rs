@@ -1,5 +1,5 @@
 //! The shipped model on text of many languages. Every text is new to the encoder that embeds it, so
-//! that the cache of words knows no more of it than what languages repeat: the encoder is loaded anew
+//! that the cache of words knows no more of it than what languages repeat: the encoder is loaded again
 //! for every pass, and has met the characters alone.
 
 use std::collections::BTreeSet;

@@ -203,7 +203,7 @@ impl Nearest {
         }
         plans.push((limit, plan));
         // SAFETY: a plan of this connection, freed when `self` is dropped. Plans that are not kept are
-        // not made anew when something that they use is dropped.
+        // not made again when something that they use is dropped.
         unsafe { pg_sys::SPI_keepplan(plan) };
         plan
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::input::{self, Lines};
 use super::super::{Group, Result, Row};
-use super::{MOST_ROWS, Problems, Reader, is_language, next_parsed};
+use super::reader::next_parsed;
+use super::{MOST_ROWS, Problems, Reader, is_language};
 
 /// Reads the keyed format.
 pub struct Keyed {

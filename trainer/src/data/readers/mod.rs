@@ -1,127 +1,19 @@
-//! Readers of parallel text. Every format is turned into a stream of [`Group`]s, in memory that
+//! Readers of parallel text. Every format is turned into a stream of [`Group`](super::Group)s, in memory that
 //! does not grow with the file.
 
 mod keyed;
 mod lines;
+mod problems;
+mod reader;
 mod tmx;
 mod tsv;
 
 pub use keyed::Keyed;
 pub use lines::AlignedLines;
+pub use problems::Problems;
+pub use reader::{MOST_ROWS, Reader, is_language};
 pub use tmx::Tmx;
 pub use tsv::Tsv;
 
-use std::io::BufRead;
-use std::path::Path;
-
-use super::input::{Line, Lines};
-use super::{DataError, Group, Result};
-
-/// Most rows under one key; more are malformed. Bounds the memory of a group.
-pub const MOST_ROWS: usize = 1 << 14;
-
-/// A stream of groups.
-pub trait Reader {
-    /// The next group, `None` at the end. What cannot be read is told to `problems` and skipped.
-    ///
-    /// # Errors
-    /// [`DataError::Io`]; [`DataError::Malformed`] if `problems` is strict.
-    fn next_group(&mut self, problems: &mut Problems) -> Result<Option<Group>>;
-}
-
-/// The next line that `parse` takes, `None` at the end. Other lines are told to `problems` and
-/// skipped; `path` is what they are told of.
-fn next_parsed<T>(
-    lines: &mut Lines<impl BufRead>,
-    path: &Path,
-    problems: &mut Problems,
-    parse: impl Fn(&str) -> std::result::Result<T, String>,
-) -> Result<Option<T>> {
-    loop {
-        let line = lines.next_line().map_err(|e| DataError::io(path, e))?;
-        let parsed = match line {
-            Line::End => return Ok(None),
-            Line::Malformed(message) => Err(message.to_owned()),
-            Line::Text(text) => parse(text),
-        };
-        match parsed {
-            Ok(value) => return Ok(Some(value)),
-            Err(message) => problems.report(path, lines.number(), message)?,
-        }
-    }
-}
-
-/// Malformed lines: fatal if strict, else counted, with the first few kept for the report.
-#[derive(Debug, Default)]
-pub struct Problems {
-    strict: bool,
-    count: u64,
-    examples: Vec<String>,
-}
-
-/// Malformed lines that are kept word for word.
-const EXAMPLES: usize = 20;
-
-impl Problems {
-    /// Collects problems, or fails at the first if `strict`.
-    #[must_use]
-    pub fn new(strict: bool) -> Self {
-        Self {
-            strict,
-            ..Self::default()
-        }
-    }
-
-    /// Records a malformed line.
-    ///
-    /// # Errors
-    /// [`DataError::Malformed`] if strict.
-    pub fn report(&mut self, path: &Path, line: u64, message: impl Into<String>) -> Result<()> {
-        let path = path.display().to_string();
-        let error = DataError::Malformed {
-            path,
-            line,
-            message: message.into(),
-        };
-        if self.strict {
-            return Err(error);
-        }
-        self.count += 1;
-        if self.examples.len() < EXAMPLES {
-            self.examples.push(error.to_string());
-        }
-        Ok(())
-    }
-
-    /// How many there were.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// The first of them, as `file:line: what is wrong`.
-    #[must_use]
-    pub fn examples(&self) -> &[String] {
-        &self.examples
-    }
-}
-
-/// Whether `code` can be a language code: 1 to 24 ASCII letters, digits, `-` and `_`.
-#[must_use]
-pub fn is_language(code: &str) -> bool {
-    (1..=24).contains(&code.len())
-        && code
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-}
-
-/// All groups of a reader and the problems it had.
 #[cfg(test)]
-fn read_all(mut reader: impl Reader, strict: bool) -> Result<(Vec<Group>, Vec<String>)> {
-    let mut problems = Problems::new(strict);
-    let mut groups = Vec::new();
-    while let Some(group) = reader.next_group(&mut problems)? {
-        groups.push(group);
-    }
-    Ok((groups, problems.examples().to_vec()))
-}
+use reader::read_all;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::input::{self, Lines};
 use super::super::{DataError, Group, Result, Row};
-use super::{Problems, Reader, next_parsed};
+use super::reader::next_parsed;
+use super::{Problems, Reader};
 
 /// Reads tab-separated columns.
 pub struct Tsv {

@@ -1,0 +1,31 @@
+//! The version of the protocol, and how long its parts may be.
+
+/// Version of the protocol; both ends must speak the same one. The library that a running session
+/// has loaded and the encoder program on disk differ for the time of an upgrade.
+pub const VERSION: u16 = 3;
+
+/// Most texts that one embed request may carry. Sessions split larger arrays, so that one request
+/// never occupies the encoder for long.
+pub const MAX_TEXTS: usize = 4096;
+
+/// Longest text in bytes that is accepted. It is far above what any model reads (the tokenizer
+/// would cut it), and keeps one session from occupying the tokenizer.
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
+
+/// Longest model name in bytes.
+pub const MAX_MODEL_NAME: usize = 63;
+
+/// Whether `name` may name a model: 1 to [`MAX_MODEL_NAME`] characters of `A-Z a-z 0-9 . _ -`, not
+/// starting with a dot, so that a name never leads out of the model folders.
+pub fn valid_model_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= MAX_MODEL_NAME
+        && !name.starts_with('.')
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+/// Largest payload of a frame in bytes. It holds an embed reply of `MAX_TEXTS` embeddings with
+/// 4,096 dimensions.
+pub const MAX_FRAME: usize = 80 << 20;

@@ -1,0 +1,10 @@
+//! The tokens before the learnt ones.
+
+/// Tokens before the learnt ones, in the order of their ids.
+pub const SPECIAL: [&str; 4] = ["<pad>", "<unk>", "<s>", "</s>"];
+
+/// Name of the token of a byte.
+#[must_use]
+pub fn byte_token(byte: u8) -> String {
+    format!("<0x{byte:02X}>")
+}
