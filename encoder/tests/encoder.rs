@@ -831,7 +831,7 @@ fn what_is_wrong_with_a_base_is_said() {
     for name in folder::PER_TOKEN {
         let mut both = own.clone();
         both.insert(name.into(), Tensor::f32(&[1], vec![0.0]));
-        let error = folder::write(&model, &config, &tokenizer(), &both).unwrap_err();
+        let error = write(&model, &config, &tokenizer(), &both).unwrap_err();
         let error = error.to_string();
         assert!(
             error.contains(name) && error.contains("base model"),
@@ -840,12 +840,12 @@ fn what_is_wrong_with_a_base_is_said() {
     }
     let mut less = own.clone();
     less.remove("gate");
-    let error = folder::write(&model, &config, &tokenizer(), &less).unwrap_err();
+    let error = write(&model, &config, &tokenizer(), &less).unwrap_err();
     assert!(
         error.to_string().contains("model/model.safetensors"),
         "{error}"
     );
-    folder::write(&model, &config, &tokenizer(), &own).unwrap();
+    write(&model, &config, &tokenizer(), &own).unwrap();
 
     // Tensors of the base are named with its file.
     let (mean, _) = mean(MeanPooling::Mean, 8);
