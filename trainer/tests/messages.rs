@@ -17,7 +17,10 @@ fn message(output: &Output) -> String {
 #[test]
 fn a_model_is_replaced_when_told_to() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../encoder");
-    let fixture = root.join("tests/fixtures/bert-mean").display().to_string();
+    let fixture = root
+        .join("../crates/import/tests/fixtures/bert-mean")
+        .display()
+        .to_string();
     let folder = tempfile::tempdir().expect("folder");
     let imported = folder.path().join("model");
     let exported = folder.path().join("exported");
