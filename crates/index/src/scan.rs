@@ -224,9 +224,8 @@ impl Scan {
     /// The next row. `pause` is called now and then, and may unwind.
     pub fn next(&mut self, pause: &dyn Fn()) -> Option<Hit> {
         loop {
-            if self.returned >= self.limit() && !self.ready.is_empty() {
-                self.cut = true;
-                return None;
+            if self.returned >= self.limit() && !self.ready.is_empty() && !self.at_the_end {
+                self.end_early();
             }
             if let Some(found) = self.ready.pop() {
                 self.returned += 1;
@@ -249,8 +248,8 @@ impl Scan {
                 self.parts.iter_mut().for_each(|part| part.complete = true);
             } else if self.parts.iter().any(|part| !part.complete) {
                 if self.returned >= self.limit() {
-                    self.cut = true;
-                    return None;
+                    self.end_early();
+                    continue;
                 }
                 let widest = self.limit().saturating_mul(SURE);
                 let open = |part: &&mut Part| !part.complete;
@@ -274,7 +273,15 @@ impl Scan {
         }
     }
 
-    /// Rows that are given at most.
+    /// Ends the scan before its time: with what it has found and held back, for the query may want that.
+    fn end_early(&mut self) {
+        self.cut = true;
+        self.ready = std::mem::take(&mut self.late);
+        self.ready.sort_unstable_by(|a, b| order(b, a));
+        self.at_the_end = true;
+    }
+
+    /// Rows that are given at most, but for those that were held back.
     fn limit(&self) -> usize {
         match self.settings.iterate {
             Iterate::Off => usize::MAX,
