@@ -3,13 +3,12 @@
 use anyhow::{Result, ensure};
 use laser_tests::Cluster;
 
-const LATE: &str = "missed rows that it gives now";
 const CUT: &str = "the query may lack rows";
 
-/// Only rows that are far from the query pass the filter, and a narrow walk over a poor graph that must go
-/// through all the others misses some on its way: the end of the scan is told as well as what came late.
+/// Only rows that are far from the query pass the filter, and a scan that must go through all the others ends
+/// before.
 #[test]
-fn a_scan_that_ends_early_says_so_whatever_else_it_says() -> Result<()> {
+fn a_scan_that_ends_early_says_so() -> Result<()> {
     let cluster = Cluster::new()?;
     cluster.database("notices")?;
     let (mut client, notices) = cluster.connect_with_notices("notices")?;
@@ -30,10 +29,7 @@ fn a_scan_that_ends_early_says_so_whatever_else_it_says() -> Result<()> {
     notices.take();
     client.batch_execute(query)?;
     let said = notices.take();
-    ensure!(
-        count(&said, CUT) == 1 && count(&said, LATE) == 1,
-        "{said:?}"
-    );
+    ensure!(count(&said, CUT) == 1, "{said:?}");
     // Each of several statements that come at once is told.
     client.batch_execute(&format!("{query}; {query}"))?;
     let said = notices.take();
