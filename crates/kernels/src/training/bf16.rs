@@ -14,6 +14,7 @@ use numkong::Dots;
 
 #[cfg(target_arch = "x86_64")]
 use super::bf16_dot::{self, Left, Panels};
+use super::rounding::bits;
 use crate::units;
 
 /// Whether the kernels of [`bf16_dot`] are the fastest here.
@@ -47,10 +48,7 @@ simd! {
     /// Rounds to the nearest bf16, ties to even. NaN stays NaN.
     fn round(from: &[f32], to: &mut [u16]) {
         for (to, from) in to.iter_mut().zip(from) {
-            let bits = from.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            let quiet = (bits >> 16) | 0x40;
-            *to = if bits & 0x7fff_ffff > 0x7f80_0000 { quiet as u16 } else { rounded as u16 };
+            *to = bits(*from) as u16;
         }
     }
 }

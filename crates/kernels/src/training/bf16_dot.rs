@@ -16,6 +16,8 @@ use std::cell::RefCell;
 
 use laser_cpu::simd;
 
+use super::rounding::bits;
+
 /// Columns of a panel: two registers.
 const COLUMNS: usize = 32;
 /// Rows of a tile.
@@ -24,19 +26,6 @@ const ROWS: usize = 12;
 const DEPTH: usize = 192;
 /// Rows of the left operand of one pass over all panels: 180 KiB.
 const BLOCK: usize = 20 * ROWS;
-
-/// The nearest bf16, ties to even. NaN stays NaN.
-#[inline(always)]
-fn bits(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet = (bits >> 16) | 0x40;
-    if bits & 0x7fff_ffff > 0x7f80_0000 {
-        quiet
-    } else {
-        rounded
-    }
-}
 
 simd! {
     /// Pairs of two rows: element i is (even[i], odd[i]), zero where `odd` is too short.

@@ -8,5 +8,6 @@ mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod bf16_dot;
 mod matrix;
+mod rounding;
 
 pub use matrix::{Arithmetic, Right, product};
