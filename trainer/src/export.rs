@@ -77,8 +77,6 @@ pub struct Model {
 
 /// The embedding table.
 const TABLE: &str = "embed_tokens.weight";
-/// Tensors with one entry per token along their first axis.
-const PER_TOKEN: [&str; 2] = [TABLE, "token_weight"];
 
 /// Reads a model folder of any number format, with what is its base's.
 ///
@@ -147,7 +145,7 @@ impl Model {
             let before = order.iter().filter(|id| **id < first as usize).count();
             c.ngrams_from = Some(before as u32);
         }
-        for name in PER_TOKEN {
+        for name in folder::PER_TOKEN {
             if let Some((shape, values)) = self.tensors.get_mut(name) {
                 let width: usize = shape[1..].iter().product();
                 let kept = order
@@ -200,7 +198,7 @@ impl Model {
         if theirs.config.text != self.config.text {
             return differs("preparation of texts");
         }
-        for name in PER_TOKEN {
+        for name in folder::PER_TOKEN {
             // A tensor that the model has no use for may be there.
             let own = self.tensors.get(name);
             if own.is_some() && own != theirs.tensors.get(name) {
