@@ -15,7 +15,7 @@ use memmap2::Mmap;
 
 use crate::background;
 use crate::cache::Scratch;
-use crate::choice::Encoding;
+use crate::choice::{Encoding, Existing, SAMPLE};
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout, bytes_per_vector};
@@ -41,6 +41,27 @@ pub struct BuildOptions {
     pub expected: usize,
     /// Folder for files.
     pub folder: PathBuf,
+}
+
+impl BuildOptions {
+    /// Vectors by which a segment's encoding is decided, within the memory that a build may take.
+    pub fn sample_size(&self) -> usize {
+        (self.memory / 8 / (4 * self.parameters.dims)).clamp(64, SAMPLE)
+    }
+
+    /// How to store vectors like these, where nothing is stored yet.
+    pub fn choose(&self, sample: &[Vec<f32>], pause: &dyn Fn()) -> Encoding {
+        let p = &self.parameters;
+        Encoding::choose(
+            p.metric,
+            p.dims,
+            p.quantization,
+            sample,
+            self.expected,
+            Existing::default(),
+            pause,
+        )
+    }
 }
 
 /// Vectors handed to a thread at once.

@@ -35,8 +35,8 @@ const KEEP: f64 = 1.25;
 const TOO_LONG: f64 = 100.0;
 /// Unless so many of a hundred are: the long ones of a segment are few.
 const LONG_ONES: usize = 1;
-/// What a sample has of the longest vectors besides, at most.
-const LONGEST: usize = 16;
+/// What a sample has of the longest vectors besides those from all over, at most.
+pub const LONGEST: usize = 16;
 
 /// Vectors by which an encoding that is there is judged.
 const FEW: usize = 256;
@@ -184,8 +184,7 @@ impl Encoding {
 
 /// Those of a sample that one segment can be for, where that is not all of them.
 fn without_long(sample: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
-    let mut lengths: Vec<f64> = sample.iter().map(|x| norm(x)).collect();
-    lengths.sort_unstable_by(f64::total_cmp);
+    let lengths = trial::lengths(sample);
     let few = LONGEST.max(sample.len() * LONG_ONES / 100);
     let middle = lengths.get(lengths.len() / 2)?;
     let long = lengths.get(lengths.len().saturating_sub(1 + few))?;

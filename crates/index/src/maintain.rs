@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
-use crate::choice::{Encoding, Existing, SAMPLE};
+use crate::choice::{Encoding, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format, Metric, Quantization};
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
@@ -264,9 +264,6 @@ pub fn encoding(
         longest: f64::INFINITY,
     })
 }
-
-/// Vectors that a sample has because they are long.
-const LONGEST: usize = 16;
 
 /// The longest ones of many vectors.
 #[derive(Default)]
@@ -564,8 +561,7 @@ impl<S: PageStore> Output<'_, S> {
             return self.next_if_full();
         }
         self.long.push((tid, x, error));
-        let room = self.options.memory / 8 / (4 * self.options.parameters.dims);
-        if self.long.len() >= room.clamp(64, SAMPLE) {
+        if self.long.len() >= self.options.sample_size() {
             self.write_long()?;
         }
         Ok(())
@@ -586,20 +582,11 @@ impl<S: PageStore> Output<'_, S> {
         while !self.long.is_empty() {
             let long = std::mem::take(&mut self.long);
             let sample: Vec<Vec<f32>> = long.iter().map(|(_, x, _)| x.clone()).collect();
-            let p = &self.options.parameters;
-            let encoding = Encoding::choose(
-                p.metric,
-                p.dims,
-                p.quantization,
-                &sample,
-                long.len(),
-                Existing::default(),
-                self.pause,
-            );
             let options = BuildOptions {
                 expected: long.len(),
                 ..self.options.clone()
             };
+            let encoding = options.choose(&sample, self.pause);
             let mut builder = SegmentBuilder::new(options, encoding, None)?;
             for (tid, x, error) in long {
                 if builder.encoding().takes(&x) {

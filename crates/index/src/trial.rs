@@ -82,9 +82,15 @@ pub fn longest_for_products(sample: &[Vec<f32>]) -> f64 {
     TAIL * middle_and_longest(sample).0
 }
 
-fn middle_and_longest(sample: &[Vec<f32>]) -> (f64, f64) {
-    let mut lengths: Vec<f64> = sample.iter().map(|x| norm(x)).collect();
+/// The lengths of vectors, ascending.
+pub(crate) fn lengths(vectors: &[Vec<f32>]) -> Vec<f64> {
+    let mut lengths: Vec<f64> = vectors.iter().map(|x| norm(x)).collect();
     lengths.sort_unstable_by(f64::total_cmp);
+    lengths
+}
+
+fn middle_and_longest(sample: &[Vec<f32>]) -> (f64, f64) {
+    let lengths = lengths(sample);
     let middle = lengths.get(lengths.len() / 2);
     (
         middle.copied().unwrap_or(0.0),
@@ -97,6 +103,9 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     if sample.len() < 4 * QUERIES {
         return None;
     }
+    if Lengths::of(sample) == Lengths::Tailed {
+        return Some(Format::Second);
+    }
     // Every n-th is a query, wherever in the table it comes from.
     let step = sample.len() / QUERIES;
     let (mut queries, mut rows) = (Vec::new(), Vec::new());
@@ -108,12 +117,8 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
         }
     }
     // The longest ones are among the nearest of many queries, however few they are.
-    let mut lengths: Vec<f64> = rows.iter().map(|x| norm(x)).collect();
-    lengths.sort_by(|a, b| b.total_cmp(a));
-    let long = lengths[LONGEST.min(lengths.len() - 1)];
-    if Lengths::of(sample) == Lengths::Tailed {
-        return Some(Format::Second);
-    }
+    let lengths = lengths(&rows);
+    let long = lengths[lengths.len().saturating_sub(1 + LONGEST)];
     let step = rows.len().div_ceil(ROWS);
     let mut at = 0..;
     rows.retain(|x| at.next().is_some_and(|at: usize| at.is_multiple_of(step)) || norm(x) > long);

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::Ordering;
 
 use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
-use laser_index::choice::{Encoding, Existing, SAMPLE};
+use laser_index::choice::Encoding;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
 use laser_index::segment::write_pages;
@@ -82,26 +82,6 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
     }
 }
 
-/// Vectors by which a segment's encoding is decided, within the memory that a build may take.
-fn sample_size(options: &BuildOptions) -> usize {
-    (options.memory / 8 / (4 * options.parameters.dims)).clamp(64, SAMPLE)
-}
-
-/// Decides how vectors are stored.
-fn choose(options: &BuildOptions, sample: &[Vec<f32>]) -> Encoding {
-    let p = &options.parameters;
-    let rows = options.expected;
-    Encoding::choose(
-        p.metric,
-        p.dims,
-        p.quantization,
-        sample,
-        rows,
-        Existing::default(),
-        &pause,
-    )
-}
-
 struct Build {
     index: pg_sys::Relation,
     store: RelationStore,
@@ -148,7 +128,7 @@ impl Build {
             }
             Some(unit) => {
                 self.held.push((tid, unit, space::blur(metric, x)));
-                if self.held.len() >= sample_size(&self.options) {
+                if self.held.len() >= self.options.sample_size() {
                     self.decide();
                 }
             }
@@ -159,7 +139,7 @@ impl Build {
     fn decide(&mut self) {
         if self.encoding.is_none() {
             let sample: Vec<Vec<f32>> = self.held.iter().map(|(_, x, _)| x.clone()).collect();
-            self.encoding = Some(choose(&self.options, &sample));
+            self.encoding = Some(self.options.choose(&sample, &pause));
         }
         for (tid, x, error) in std::mem::take(&mut self.held) {
             self.push_prepared(tid, &x, error);
@@ -184,7 +164,7 @@ impl Build {
             // Inner products are those of vectors as they came: there is no error.
             self.long.push((tid, x.to_vec()));
             // There should be about one for each time that the table is as large as the sample.
-            if self.long.len() >= sample_size(&self.options) {
+            if self.long.len() >= self.options.sample_size() {
                 self.push_long();
             }
             return;
@@ -211,7 +191,7 @@ impl Build {
         self.flush();
         let long = std::mem::take(&mut self.long);
         let sample: Vec<Vec<f32>> = long.iter().map(|(_, x)| x.clone()).collect();
-        self.encoding = Some(choose(&self.options, &sample));
+        self.encoding = Some(self.options.choose(&sample, &pause));
         for (tid, x) in long {
             self.push_prepared(tid, &x, 0.0);
         }
@@ -332,6 +312,17 @@ unsafe extern "C-unwind" fn collect(
     }
 }
 
+/// Whether an index is of this access method.
+///
+/// # Safety
+/// The relation is open.
+pub unsafe fn is_laser(index: pg_sys::Relation) -> bool {
+    // SAFETY: by contract; what an index's access method consists of lives as long as the relation is open.
+    let method = unsafe { (*index).rd_indam.as_ref() };
+    let build_of = method.and_then(|method| method.ambuild);
+    build_of.is_some_and(|f| std::ptr::eq(f as *const (), build as *const ()))
+}
+
 /// `ambuild`
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn build(
@@ -366,11 +357,11 @@ pub unsafe extern "C-unwind" fn build(
         };
         progress(TUPLES_TOTAL, estimate as i64);
         progress(SUBPHASE, SAMPLING);
-        let size = sample_size(&state.options);
+        let size = state.options.sample_size();
         if !parameters.is_undecided()
             && let Some(sample) = sample::draw(heap, index, info, element, &parameters, size)
         {
-            state.encoding = Some(choose(&state.options, &sample));
+            state.encoding = Some(state.options.choose(&sample, &pause));
         }
         progress(SUBPHASE, LOADING);
         let scan = (*(*heap).rd_tableam)

@@ -57,12 +57,7 @@ impl Opened {
         // SAFETY: the relation is open; partitioned indexes have no routine of their own.
         let ours = unsafe {
             let class = &*(*relation.as_ptr()).rd_rel;
-            let routine = (*relation.as_ptr()).rd_indam;
-            class.relkind as u8 == pg_sys::RELKIND_INDEX
-                && !routine.is_null()
-                && (*routine)
-                    .ambuild
-                    .is_some_and(|f| f as usize == build::build as *const () as usize)
+            class.relkind as u8 == pg_sys::RELKIND_INDEX && build::is_laser(relation.as_ptr())
         };
         if !ours {
             raise(
