@@ -7,6 +7,7 @@
 pgrx::pg_module_magic!();
 
 mod backtraces;
+mod catalogs;
 mod encode;
 mod encoding;
 mod index;

@@ -6,6 +6,7 @@
 //! them, for a single table as well. A catalogue of the extension's own would have to do each of these.
 #![allow(unsafe_code)]
 
+pub use laser_model::base::hex;
 use std::ffi::{CStr, c_char};
 
 use laser_protocol::valid_model_name;
@@ -110,9 +111,4 @@ fn laser_column_label(table: pg_sys::Oid, attribute: i16) -> Option<String> {
 fn laser_model_label(model: &str) -> String {
     let model = describe_model((!model.is_empty()).then_some(model));
     format!("{} {}", to_server(&model.name), hex(&model.fingerprint))
-}
-
-/// A fingerprint as views show it.
-pub fn hex(fingerprint: &[u8; 32]) -> String {
-    fingerprint.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -3,14 +3,15 @@
 //! embedded it ([`recent`]).
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 
 use laser_vector::f16;
-use pgrx::pg_sys::{self, Datum, NodeTag};
+use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
 
 use super::labels::{self, hex};
 use super::{recent, resident};
+use crate::catalogs;
 use crate::encoding;
 use crate::lists::{members, node};
 use crate::types::{Embedding, HalfEmbedding, pgvector};
@@ -125,18 +126,14 @@ impl Origins {
 
     /// For the extension wherever it is: in the schema of its access method's handler.
     pub fn of_extension() -> Self {
-        // SAFETY: look-ups in catalogues; the row is released after what is in it was read.
+        let handler = |form: &pg_sys::FormData_pg_am| form.amhandler;
+        // SAFETY: look-ups by name and of a function that exists; rows of this cache.
         let namespace = unsafe {
             let method = pg_sys::get_index_am_oid(c"laser".as_ptr(), true);
-            let cache = pg_sys::SysCacheIdentifier::AMOID as c_int;
-            let row = pg_sys::SearchSysCache1(cache, method.into());
-            if row.is_null() {
-                pg_sys::InvalidOid
-            } else {
-                let handler = (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_am>()).amhandler;
-                pg_sys::ReleaseSysCache(row);
-                pg_sys::get_func_namespace(handler)
-            }
+            catalogs::row(SysCacheIdentifier::AMOID, method, handler)
+                .map_or(pg_sys::InvalidOid, |handler| {
+                    pg_sys::get_func_namespace(handler)
+                })
         };
         Self::in_schema(namespace)
     }
@@ -349,23 +346,13 @@ impl Origins {
 
     /// The name of a type of the extension.
     fn type_name(&self, oid: pg_sys::Oid) -> Option<Vec<u8>> {
-        // SAFETY: a look-up in a system cache; the row is released after what is in it was copied.
-        unsafe {
-            let row = pg_sys::SearchSysCache1(
-                pg_sys::SysCacheIdentifier::TYPEOID as c_int,
-                Datum::from(oid),
-            );
-            if row.is_null() {
-                return None;
-            }
-            let form = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_type>();
-            let own = form.typnamespace == self.namespace;
-            let name = CStr::from_ptr(form.typname.data.as_ptr())
-                .to_bytes()
-                .to_vec();
-            pg_sys::ReleaseSysCache(row);
-            own.then_some(name)
-        }
+        let look = |form: &pg_sys::FormData_pg_type| {
+            // SAFETY: a name ends with a zero.
+            let name = unsafe { CStr::from_ptr(form.typname.data.as_ptr()) };
+            (form.typnamespace == self.namespace).then(|| name.to_bytes().to_vec())
+        };
+        // SAFETY: rows of this cache.
+        unsafe { catalogs::row(SysCacheIdentifier::TYPEOID, oid, look) }.flatten()
     }
 }
 

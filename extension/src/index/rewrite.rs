@@ -31,6 +31,7 @@ use std::ffi::{c_char, c_int, c_void};
 use pgrx::pg_sys::{self, NodeTag};
 
 use super::{build, mentions};
+use crate::catalogs;
 use crate::lists::{members, node};
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
@@ -94,16 +95,12 @@ unsafe extern "C-unwind" fn rewrite_guarded(planned: *mut pg_sys::PlannedStmt) {
 unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
     // SAFETY: by contract; the lists are of plans, some of which may be null, and of range table entries.
     unsafe {
-        let mut found = Found {
-            in_main_plan: true,
-            ..Found::default()
-        };
-        found.visit(statement.planTree);
+        let mut levels = Levels::default();
+        levels.visit(statement.planTree, true);
         for plan in members(statement.subplans) {
-            found.in_main_plan = false;
-            found.visit(plan.ptr_value.cast());
+            levels.visit(plan.ptr_value.cast(), false);
         }
-        if found.scans.is_empty() {
+        if levels.0.iter().all(|level| level.scans.is_empty()) {
             return;
         }
         let reads_only = statement.commandType == pg_sys::CmdType::CMD_SELECT
@@ -115,24 +112,23 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                 || (entry.relid != pg_sys::InvalidOid && has_row_security(entry.relid))
         };
         let secure = members(statement.rtable).iter().any(secures);
-        for level in &found.levels {
-            hide_unread(level.plan, &found);
-        }
-        for operator in found.operators() {
-            for (number, level) in found.levels.iter().enumerate() {
-                // It may be part of what decides who sees a row.
-                if secure && !level.in_main_plan {
-                    continue;
-                }
-                let scans = || found.scans_of(number, operator);
+        let in_filters = reads_only && !secure;
+        for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
+            hide_unread(level);
+            // It may be part of what decides who sees a row.
+            if secure && !level.in_main_plan {
+                continue;
+            }
+            let in_columns = reads_only && !level.has_join();
+            for operator in level.operators() {
+                let scans =
+                    || (level.scans.iter()).filter(|scan| operator_of(&***scan) == operator);
                 let own: usize = scans()
                     .filter_map(|scan| mentions::in_node(scan.cast(), operator))
                     .sum();
-                if own > 0 && found.mentions(number, operator) == Some(own) {
+                if level.mentions(operator) == Some(own) {
                     for scan in scans() {
-                        let in_columns = reads_only && !found.has_join(number);
-                        let in_filters = reads_only && !secure;
-                        take_distance(&mut *scan, statement, (in_columns, in_filters));
+                        take_distance(&mut **scan, statement, (in_columns, in_filters));
                     }
                 }
             }
@@ -140,160 +136,138 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
     }
 }
 
-/// What a plan has of interest.
+/// The (sub)queries of a plan.
 #[derive(Default)]
-struct Found {
-    /// What the server plans at a time, and knows the order of.
-    levels: Vec<Level>,
-    /// See [`Level`]; of those that are visited now.
-    in_main_plan: bool,
-    /// All nodes, each with the number of its level.
-    nodes: Vec<(usize, *mut pg_sys::Plan)>,
-    /// Scans of text indexes, likewise.
-    scans: Vec<(usize, *mut pg_sys::IndexScan)>,
-}
+struct Levels(Vec<Level>);
 
-/// A (sub)query.
+/// A (sub)query: what the server plans at a time, and knows the order of.
 struct Level {
     plan: *mut pg_sys::Plan,
     /// And not in one of the plans that its expressions call.
     in_main_plan: bool,
+    nodes: Vec<*mut pg_sys::Plan>,
+    /// Scans of text indexes among them.
+    scans: Vec<*mut pg_sys::IndexScan>,
 }
 
-impl Found {
+impl Level {
     /// The operators that scans are ordered by, each once.
     ///
     /// # Safety
     /// The plan exists still.
     unsafe fn operators(&self) -> Vec<pg_sys::Oid> {
         // SAFETY: by contract.
-        let operator = |(_, scan): &(usize, *mut _)| unsafe { operator_of(&**scan) };
+        let operator = |scan: &*mut pg_sys::IndexScan| unsafe { operator_of(&**scan) };
         let mut operators: Vec<_> = self.scans.iter().map(operator).collect();
         operators.sort_unstable_by_key(|operator| operator.to_u32());
         operators.dedup();
         operators
     }
 
-    /// The scans of a level that are ordered by an operator.
+    /// How often the nodes have an operator; `None` where that is not known of one of them.
     ///
     /// # Safety
     /// The plan exists still.
-    unsafe fn scans_of(
-        &self,
-        level: usize,
-        operator: pg_sys::Oid,
-    ) -> impl Iterator<Item = *mut pg_sys::IndexScan> {
-        self.scans
-            .iter()
-            .filter(move |(of, _)| *of == level)
-            .map(|(_, scan)| *scan)
-            // SAFETY: by contract.
-            .filter(move |scan| unsafe { operator_of(&**scan) } == operator)
-    }
-
-    /// How often the nodes of a level have an operator; `None` where that is not known of one of them.
-    ///
-    /// # Safety
-    /// The plan exists still.
-    unsafe fn mentions(&self, level: usize, operator: pg_sys::Oid) -> Option<usize> {
-        let nodes = self.nodes.iter().filter(|(of, _)| *of == level);
+    unsafe fn mentions(&self, operator: pg_sys::Oid) -> Option<usize> {
+        let nodes = self.nodes.iter();
         // SAFETY: by contract.
         nodes
-            .map(|(_, node)| unsafe { mentions::in_node(*node, operator) })
+            .map(|node| unsafe { mentions::in_node(*node, operator) })
             .sum()
     }
 
-    /// Whether a level has a join, which may compare columns of the scans below it.
+    /// Whether there is a join, which may compare columns of the scans below it.
     ///
     /// # Safety
     /// The plan exists still.
-    unsafe fn has_join(&self, level: usize) -> bool {
+    unsafe fn has_join(&self) -> bool {
         let joins = [
             NodeTag::T_NestLoop,
             NodeTag::T_MergeJoin,
             NodeTag::T_HashJoin,
         ];
-        let mut nodes = self.nodes.iter().filter(|(of, _)| *of == level);
         // SAFETY: by contract.
-        nodes.any(|(_, node)| joins.contains(unsafe { &(**node).type_ }))
+        let is_join = |node: &*mut pg_sys::Plan| joins.contains(unsafe { &(**node).type_ });
+        self.nodes.iter().any(is_join)
     }
+}
 
+impl Levels {
     /// Visits the plan of a (sub)query and all below it.
     ///
     /// # Safety
     /// A plan of the server's, or null.
-    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan) {
+    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, in_main_plan: bool) {
         if !plan.is_null() {
-            self.levels.push(Level {
+            self.0.push(Level {
                 plan,
-                in_main_plan: self.in_main_plan,
+                in_main_plan,
+                nodes: Vec::new(),
+                scans: Vec::new(),
             });
             // SAFETY: by contract.
-            unsafe { self.walk(plan, self.levels.len() - 1) };
+            unsafe { self.walk(plan, self.0.len() - 1) };
         }
     }
 
-    /// Visits a plan of a level and all below it.
+    /// Visits a plan of the level of this number and all below it.
     ///
     /// # Safety
     /// As [`Self::visit`].
-    unsafe fn walk(&mut self, plan: *mut pg_sys::Plan, level: usize) {
+    unsafe fn walk(&mut self, plan: *mut pg_sys::Plan, number: usize) {
         // SAFETY: by contract; a node is what its tag says.
         unsafe {
             if plan.is_null() {
                 return;
             }
+            let level = &mut self.0[number];
+            let in_main_plan = level.in_main_plan;
             match (*plan).type_ {
                 // A subquery whose scan the server has left out, for it would do nothing.
-                NodeTag::T_Limit if self.levels[level].plan != plan => {
-                    self.visit(plan);
-                    return;
-                }
-                NodeTag::T_ModifyTable => {
-                    self.visit((*plan).lefttree);
-                    return;
-                }
-                _ => self.nodes.push((level, plan)),
+                NodeTag::T_Limit if level.plan != plan => return self.visit(plan, in_main_plan),
+                NodeTag::T_ModifyTable => return self.visit((*plan).lefttree, in_main_plan),
+                _ => level.nodes.push(plan),
             }
             match (*plan).type_ {
                 NodeTag::T_IndexScan => {
                     let scan = plan.cast::<pg_sys::IndexScan>();
                     if is_of_texts(&*scan) {
-                        self.scans.push((level, scan));
+                        level.scans.push(scan);
                     }
                 }
                 NodeTag::T_SubqueryScan => {
-                    self.visit((*plan.cast::<pg_sys::SubqueryScan>()).subplan);
+                    let scan = plan.cast::<pg_sys::SubqueryScan>();
+                    self.visit((*scan).subplan, in_main_plan);
                 }
                 NodeTag::T_Append => {
-                    self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans, level);
+                    self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans, number);
                 }
                 NodeTag::T_MergeAppend => {
-                    self.walk_all((*plan.cast::<pg_sys::MergeAppend>()).mergeplans, level);
+                    self.walk_all((*plan.cast::<pg_sys::MergeAppend>()).mergeplans, number);
                 }
                 NodeTag::T_BitmapAnd => {
-                    self.walk_all((*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans, level);
+                    self.walk_all((*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans, number);
                 }
                 NodeTag::T_BitmapOr => {
-                    self.walk_all((*plan.cast::<pg_sys::BitmapOr>()).bitmapplans, level);
+                    self.walk_all((*plan.cast::<pg_sys::BitmapOr>()).bitmapplans, number);
                 }
                 NodeTag::T_CustomScan => {
-                    self.walk_all((*plan.cast::<pg_sys::CustomScan>()).custom_plans, level);
+                    self.walk_all((*plan.cast::<pg_sys::CustomScan>()).custom_plans, number);
                 }
                 _ => {}
             }
-            self.walk((*plan).lefttree, level);
-            self.walk((*plan).righttree, level);
+            self.walk((*plan).lefttree, number);
+            self.walk((*plan).righttree, number);
         }
     }
 
     /// # Safety
     /// A list of plans.
-    unsafe fn walk_all(&mut self, plans: *mut pg_sys::List, level: usize) {
+    unsafe fn walk_all(&mut self, plans: *mut pg_sys::List, number: usize) {
         // SAFETY: by contract.
         unsafe {
             for plan in members(plans) {
-                self.walk(plan.ptr_value.cast(), level);
+                self.walk(plan.ptr_value.cast(), number);
             }
         }
     }
@@ -313,30 +287,17 @@ unsafe fn is_of_texts(scan: &pg_sys::IndexScan) -> bool {
         if index.is_null() {
             return false;
         }
-        let method = (*index).rd_indam.as_ref();
-        let is_ours = method.is_some_and(|method| {
-            method.ambuild.map(|f| f as *const () as usize)
-                == Some(build::build as *const () as usize)
-        });
-        let is_text = is_ours && *(*index).rd_opcintype == pg_sys::TEXTOID;
+        let is_text = build::is_laser(index) && *(*index).rd_opcintype == pg_sys::TEXTOID;
         pg_sys::RelationClose(index);
         is_text && (*ordering(scan)).type_ == NodeTag::T_OpExpr
     }
 }
 
-/// Whether a table has row-level security, for whomever.
+/// Whether a table has row-level security, for whomever; so does one that is gone.
 fn has_row_security(table: pg_sys::Oid) -> bool {
-    // SAFETY: a look-up in a system cache; the row is released after what is in it was read.
-    unsafe {
-        let cache = pg_sys::SysCacheIdentifier::RELOID as c_int;
-        let row = pg_sys::SearchSysCache1(cache, table.into());
-        if row.is_null() {
-            return true;
-        }
-        let has = (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).relrowsecurity;
-        pg_sys::ReleaseSysCache(row);
-        has
-    }
+    let look = |form: &pg_sys::FormData_pg_class| form.relrowsecurity;
+    // SAFETY: rows of this cache.
+    unsafe { catalogs::row(pg_sys::SysCacheIdentifier::RELOID, table, look) }.unwrap_or(true)
 }
 
 /// The distance that a scan is ordered by.
@@ -366,10 +327,11 @@ unsafe fn operator_of(scan: &pg_sys::IndexScan) -> pg_sys::Oid {
 /// on as they are.
 ///
 /// # Safety
-/// The plan of a query, or null.
-unsafe fn hide_unread(mut plan: *mut pg_sys::Plan, found: &Found) {
+/// The plan exists still.
+unsafe fn hide_unread(level: &Level) {
     // SAFETY: by contract; a node is what its tag says.
     unsafe {
+        let mut plan = level.plan;
         while let Some(node) = plan.as_ref() {
             match node.type_ {
                 // The rows of `WITH TIES` are compared.
@@ -390,7 +352,7 @@ unsafe fn hide_unread(mut plan: *mut pg_sys::Plan, found: &Found) {
             below = node.lefttree;
         }
         let scan = below.cast::<pg_sys::IndexScan>();
-        if !found.scans.iter().any(|(_, found)| *found == scan) {
+        if !level.scans.contains(&scan) {
             return;
         }
         let operator = operator_of(&*scan);

@@ -1,7 +1,7 @@
 //! Validation of operator classes (`amvalidate()`).
 #![allow(unsafe_code)]
 
-use crate::encoding;
+use crate::{catalogs, encoding};
 use laser_index::codec::Metric;
 use pgrx::pg_sys::{self, Oid};
 
@@ -31,17 +31,11 @@ unsafe fn members<T: Copy>(cache: i32, family: Oid) -> Vec<T> {
 
 /// The name of a type, without its schema.
 fn type_name(oid: Oid) -> Option<String> {
-    // SAFETY: a look-up in a system cache; the row is released after what is in it was copied.
+    let name = |form: &pg_sys::FormData_pg_type| form.typname;
+    // SAFETY: rows of this cache; a name ends with a zero.
     unsafe {
-        let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
-        let row = pg_sys::SearchSysCache1(cache, oid.into());
-        if row.is_null() {
-            return None;
-        }
-        let form = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_type>();
-        let name = encoding::shown(form.typname.data.as_ptr());
-        pg_sys::ReleaseSysCache(row);
-        Some(name)
+        let name = catalogs::row(pg_sys::SysCacheIdentifier::TYPEOID, oid, name)?;
+        Some(encoding::shown(name.data.as_ptr()))
     }
 }
 

@@ -18,6 +18,7 @@ use super::load::{self, Loaded, Rows, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
 use super::{errors, lists};
+use crate::catalogs;
 use crate::memory::{entry, insert, or_raise, push};
 use crate::types::{pgvector, raise, raise_hint};
 
@@ -374,16 +375,11 @@ unsafe fn scans_index(plan: *mut pg_sys::Plan) -> bool {
 
 /// Whether an index is one of ours: pgvector's types have other ones that order.
 fn is_laser(index: Oid) -> bool {
-    // SAFETY: look-ups in catalogues; the row is released after what is in it was read.
+    let look = |form: &pg_sys::FormData_pg_class| form.relam;
+    // SAFETY: rows of this cache, and a look-up by name.
     unsafe {
-        let cache = pg_sys::SysCacheIdentifier::RELOID as i32;
-        let row = pg_sys::SearchSysCache1(cache, index.into());
-        if row.is_null() {
-            return false;
-        }
-        let method = (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).relam;
-        pg_sys::ReleaseSysCache(row);
-        method == pg_sys::get_index_am_oid(c"laser".as_ptr(), true)
+        catalogs::row(pg_sys::SysCacheIdentifier::RELOID, index, look)
+            .is_some_and(|method| method == pg_sys::get_index_am_oid(c"laser".as_ptr(), true))
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::ffi::CStr;
 
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::{self, Oid, SysCacheIdentifier};
+
+use crate::catalogs;
 
 /// A type of the extension `vector`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,22 +18,17 @@ pub struct Pgvector {
 
 /// What a type is, if it is pgvector's: by its name, and because it belongs to that extension.
 pub fn pgvector(oid: Oid) -> Option<Pgvector> {
-    // SAFETY: look-ups in catalogues; the row is released after what is in it was copied, and the name of an
-    // extension is a new C string, or null.
+    // SAFETY: rows of this cache; the name of an extension is a new C string, or null.
     unsafe {
-        let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
-        let row = pg_sys::SearchSysCache1(cache, oid.into());
-        if row.is_null() {
-            return None;
-        }
-        let form = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_type>();
-        let is_half = match CStr::from_ptr(form.typname.data.as_ptr()).to_bytes() {
-            b"vector" => Some(false),
-            b"halfvec" => Some(true),
-            _ => None,
+        let look = |form: &pg_sys::FormData_pg_type| {
+            let is_half = match CStr::from_ptr(form.typname.data.as_ptr()).to_bytes() {
+                b"vector" => Some(false),
+                b"halfvec" => Some(true),
+                _ => None,
+            };
+            (is_half, form.typnamespace)
         };
-        let namespace = form.typnamespace;
-        pg_sys::ReleaseSysCache(row);
+        let (is_half, namespace) = catalogs::row(SysCacheIdentifier::TYPEOID, oid, look)?;
         let is_half = is_half?;
         let extension = pg_sys::getExtensionOfObject(pg_sys::TypeRelationId, oid);
         if extension == pg_sys::InvalidOid {
