@@ -8,7 +8,7 @@
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
 //! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`skipped`] that a test
-//! cannot run here, [`pgvector`] gets that extension, [`bench`] has what benchmarks share.
+//! cannot run here, [`text`] what a program printed, [`pgvector`] gets that extension, [`bench`] has what benchmarks share.
 
 mod account;
 pub mod bench;
@@ -17,6 +17,7 @@ mod disk;
 mod failure;
 mod log;
 pub mod model;
+mod output;
 pub mod pgvector;
 mod skipped;
 pub mod slt;
@@ -26,5 +27,6 @@ pub use account::Account;
 pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until};
 pub use disk::SmallDisk;
 pub use failure::{failure, was_ended};
+pub use output::text;
 pub use skipped::skipped;
 pub use tree::Tree;

@@ -2,20 +2,16 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::output::text;
 use crate::skipped::skipped;
 use crate::tree::Tree;
 
-fn text(output: &Output) -> String {
-    let all = [&output.stdout, &output.stderr];
-    all.map(|bytes| String::from_utf8_lossy(bytes)).concat()
-}
-
 /// The scripts that fetch, build and rewrite.
-fn scripts() -> PathBuf {
+pub fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("pgvector")
 }
 

@@ -6,21 +6,16 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::pgvector::has_pgvector;
-use laser_tests::{Cluster, Tree, skipped};
+use laser_tests::{Cluster, Tree, skipped, text};
 
 const WHAT: &str = "clients of docs/clients";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn text(output: &Output) -> String {
-    let all = [&output.stdout, &output.stderr];
-    all.map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
 /// The interpreter of the virtual environment; nothing where PyPI cannot be reached or Python is too old.

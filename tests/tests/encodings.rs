@@ -2,14 +2,20 @@
 
 use anyhow::{Result, ensure};
 use laser_tests::Cluster;
+use postgres::Client;
+
+/// A session in a database of its own, whose letters are those of Latin-1.
+fn latin(cluster: &Cluster) -> Result<Client> {
+    cluster.connect("postgres")?.batch_execute(
+        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )?;
+    cluster.connect("latin")
+}
 
 #[test]
 fn names_may_have_any_letters() -> Result<()> {
     let cluster = Cluster::new()?;
-    cluster.connect("postgres")?.batch_execute(
-        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
-    )?;
-    let mut client = cluster.connect("latin")?;
+    let mut client = latin(&cluster)?;
     client.batch_execute(
         r#"CREATE EXTENSION laser;
            CREATE TABLE "tü" (id int, "vü" text, e embedding(384));
@@ -48,12 +54,8 @@ fn names_may_have_any_letters() -> Result<()> {
 #[test]
 fn errors_of_others_keep_their_letters_and_fields() -> Result<()> {
     let cluster = Cluster::new()?;
-    let mut postgres = cluster.connect("postgres")?;
-    postgres.batch_execute(
-        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
-    )?;
-    postgres.batch_execute("CREATE ROLE nobody")?;
-    let mut client = cluster.connect("latin")?;
+    let mut client = latin(&cluster)?;
+    client.batch_execute("CREATE ROLE nobody")?;
     client.batch_execute(
         r#"CREATE TABLE "größe" (a int);
            CREATE FUNCTION boom() RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
@@ -64,7 +66,7 @@ fn errors_of_others_keep_their_letters_and_fields() -> Result<()> {
            CREATE FUNCTION wrong(int) RETURNS int LANGUAGE sql AS 'SELECT 1 / $1';
            SET ROLE nobody"#,
     )?;
-    let error = |client: &mut postgres::Client, sql: &str| -> Result<postgres::error::DbError> {
+    let error = |client: &mut Client, sql: &str| -> Result<postgres::error::DbError> {
         let error = client.simple_query(sql).expect_err(sql);
         Ok(error.as_db_error().expect("the server's").clone())
     };

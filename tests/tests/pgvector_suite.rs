@@ -13,13 +13,13 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::pgvector::Source;
-use laser_tests::{Account, Cluster, Tree, skipped};
+use laser_tests::pgvector::{Source, scripts};
+use laser_tests::{Account, Cluster, Tree, skipped, text};
 use tempfile::TempDir;
 
 /// Scripts that take long, and of which others in the list try the same at less expense.
@@ -37,18 +37,6 @@ const LONG: &[&str] = &[
 /// The same for the run with pgvector's types, after that with laser's.
 const LONG_AGAIN: &[&str] = &["hnsw_halfvec_build_recall", "hnsw_iterative_scan_recall"];
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("pgvector")
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
-
 /// Whose types the tests are run with.
 #[derive(Clone, Copy)]
 enum Types {
@@ -65,11 +53,13 @@ impl Types {
         }
     }
 
+    /// What is skipped where these tests cannot run.
+    fn what(self) -> String {
+        format!("pgvector's tests with {}'s types", self.name())
+    }
+
     fn skip(self, why: &str) {
-        skipped(
-            &format!("pgvector's tests with {}'s types", self.name()),
-            why,
-        );
+        skipped(&self.what(), why);
     }
 }
 
@@ -85,8 +75,7 @@ impl Suite {
     /// Fetches and rewrites; nothing where the source cannot be had.
     fn get(types: Types) -> Result<Option<Suite>> {
         let tree = Tree::get()?;
-        let what = format!("pgvector's tests with {}'s types", types.name());
-        let Some(source) = Source::get(&what)? else {
+        let Some(source) = Source::get(&types.what())? else {
             return Ok(None);
         };
         if let Types::Pgvector = types {
@@ -99,11 +88,11 @@ impl Suite {
             perl: source.perl(),
             modules: source.tree().join("test/perl"),
         };
-        let mut command = Command::new(folder().join("suite.pl"));
+        let mut command = Command::new(scripts().join("suite.pl"));
         command
             .arg("rewrite")
             .args([source.tree(), suite.folder.path().to_path_buf()])
-            .arg(folder().join("differences.txt"))
+            .arg(scripts().join("differences.txt"))
             .arg(types.name());
         if let Some(quantization) = std::env::var_os("LASER_PGVECTOR_QUANTIZATION") {
             command.arg(quantization);
@@ -179,7 +168,7 @@ fn regression_scripts(types: Types) -> Result<()> {
             .stderr(out)
             .status()?;
         let expected = suite.folder.path().join(format!("expected/{name}.out"));
-        let compared = Command::new(folder().join("suite.pl"))
+        let compared = Command::new(scripts().join("suite.pl"))
             .arg("compare")
             .args([sql, expected, result])
             .output()?;

@@ -5,6 +5,14 @@ use laser_tests::model::{Architecture, Model};
 use laser_tests::{Cluster, wait_until};
 use postgres::Client;
 
+/// A table of 864 short sentences, with an index.
+const SENTENCES: &str = "
+    CREATE TABLE s (id serial, body text);
+    INSERT INTO s (body) SELECT concat_ws(' ', 'the', a, b, 'is', c, d)
+    FROM unnest('{red,green,old,small,big,cheap}'::text[]) a, unnest('{house,car,dog,tree,book,river}'::text[]) b,
+         unnest('{very,not,always,hardly}'::text[]) c, unnest('{nice,ugly,far,here,cold,new}'::text[]) d;
+    CREATE INDEX ON s USING laser (body)";
+
 /// Texts that the encoder process and the sessions have embedded.
 fn embedded(client: &mut Client) -> Result<i64> {
     let mut count = None;
@@ -467,13 +475,9 @@ fn policies_see_distances_as_they_are() -> Result<()> {
 fn what_is_computed_is_in_order() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
+    client.batch_execute(SENTENCES)?;
     client.batch_execute(
-        "CREATE TABLE s (id serial, body text);
-         INSERT INTO s (body) SELECT concat_ws(' ', 'the', a, b, 'is', c, d)
-         FROM unnest('{red,green,old,small,big,cheap}'::text[]) a, unnest('{house,car,dog,tree,book,river}'::text[]) b,
-              unnest('{very,not,always,hardly}'::text[]) c, unnest('{nice,ugly,far,here,cold,new}'::text[]) d;
-         CREATE INDEX ON s USING laser (body);
-         CREATE FUNCTION plain(t text) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql AS 'BEGIN RETURN lower(t); END';
+        "CREATE FUNCTION plain(t text) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql AS 'BEGIN RETURN lower(t); END';
          CREATE INDEX ON s USING laser (plain(body));
          -- The same texts in the pending list, which stores them in full.
          INSERT INTO s (body) SELECT body FROM s;
@@ -567,13 +571,9 @@ fn what_is_computed_is_in_order() -> Result<()> {
 fn what_is_equal_to_a_distance_is_in_its_order() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
+    client.batch_execute(SENTENCES)?;
     client.batch_execute(
-        "CREATE TABLE s (id serial, body text);
-         INSERT INTO s (body) SELECT concat_ws(' ', 'the', a, b, 'is', c, d)
-         FROM unnest('{red,green,old,small,big,cheap}'::text[]) a, unnest('{house,car,dog,tree,book,river}'::text[]) b,
-              unnest('{very,not,always,hardly}'::text[]) c, unnest('{nice,ugly,far,here,cold,new}'::text[]) d;
-         CREATE INDEX ON s USING laser (body);
-         -- The same texts in the pending list, which stores them in full.
+        "-- The same texts in the pending list, which stores them in full.
          INSERT INTO s (body) SELECT body FROM s;
          CREATE TABLE x AS SELECT id, body <=> 'my house is very cold' AS d FROM s;
          CREATE INDEX ON x (d);
