@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, say, wait_until};
 use postgres::error::SqlState;
 
 const VECTOR: &str =
@@ -180,4 +180,54 @@ fn a_build_can_be_cancelled() -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+/// Servers before 17 can remove rows under a snapshot that is older than a threshold; a scan that may lack some
+/// says so.
+#[test]
+fn a_snapshot_that_is_too_old_is_an_error() -> Result<()> {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("autovacuum", "off")
+        .start()?;
+    let mut client = cluster.database("old")?;
+    let version: i32 = client
+        .query_one("SELECT current_setting('server_version_num')::int", &[])?
+        .get(0);
+    if version >= 170_000 {
+        say!("not run: this server has no old_snapshot_threshold");
+        return Ok(());
+    }
+    cluster.set("old_snapshot_threshold", "0")?;
+    let mut cluster = cluster;
+    cluster.restart()?;
+    let mut client = cluster.connect("old")?;
+    client.batch_execute(&format!(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE TABLE t AS SELECT i AS id, {VECTOR} AS e FROM generate_series(1, 2000) i;
+         ALTER TABLE t ALTER e TYPE embedding(16);
+         CREATE INDEX ON t USING laser (e); CREATE TABLE now (n int); INSERT INTO now VALUES (1)"
+    ))?;
+    let search = format!(
+        "SELECT id FROM t ORDER BY e <=> (SELECT {VECTOR} FROM generate_series(7, 7) i) LIMIT 10"
+    );
+    let mut old = cluster.connect("old")?;
+    old.batch_execute(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL enable_seqscan = off; SELECT n FROM now",
+    )?;
+    // A page that has not changed is read as before.
+    ensure!(old.query(&search, &[])?.len() == 10);
+    // The server looks for rows to remove when pages of the table are read, and calls snapshots of five seconds old.
+    client.batch_execute("DELETE FROM t WHERE id < 1000")?;
+    wait_until("the snapshot is too old", || {
+        client.batch_execute(&format!(
+            "INSERT INTO t SELECT i, {VECTOR} FROM generate_series(1, 2) i; UPDATE now SET n = n + 1;
+             SELECT count(*) FROM t"
+        ))?;
+        match old.query(&search, &[]) {
+            Ok(_) => Ok(false),
+            Err(error) if error.code() == Some(&SqlState::SNAPSHOT_TOO_OLD) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    })
 }

@@ -13,6 +13,17 @@ pub(super) unsafe fn is_new(page: pg_sys::Page) -> bool {
     unsafe { (*page.cast::<pg_sys::PageHeaderData>()).pd_upper == 0 }
 }
 
+/// `PageGetLSN`: the end of the last WAL record that changed the page.
+///
+/// # Safety
+/// As [`is_new`].
+#[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
+pub(super) unsafe fn lsn(page: pg_sys::Page) -> pg_sys::XLogRecPtr {
+    // SAFETY: every page begins with this header.
+    let pd_lsn = unsafe { (*page.cast::<pg_sys::PageHeaderData>()).pd_lsn };
+    u64::from(pd_lsn.xlogid) << 32 | u64::from(pd_lsn.xrecoff)
+}
+
 /// `PageGetMaxOffsetNumber`: the number of line pointers.
 ///
 /// # Safety

@@ -32,6 +32,9 @@ pub struct RelationStore {
     relation: pg_sys::Relation,
     in_vacuum: bool,
     blocks: Cell<u32>,
+    /// Of the scan that reads, if one does.
+    #[cfg_attr(any(feature = "pg17", feature = "pg18"), allow(dead_code))]
+    snapshot: pg_sys::Snapshot,
 }
 
 impl RelationStore {
@@ -44,7 +47,19 @@ impl RelationStore {
             relation,
             in_vacuum: false,
             blocks: Cell::new(0),
+            snapshot: std::ptr::null_mut(),
         }
+    }
+
+    /// As [`RelationStore::new`], for a scan: a page that was changed after a snapshot that is older than
+    /// `old_snapshot_threshold` raises "snapshot too old", for VACUUM may have removed what the snapshot sees.
+    ///
+    /// # Safety
+    /// As for [`RelationStore::new`]; `snapshot` lives as long, or is null.
+    pub unsafe fn for_scan(relation: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> Self {
+        // SAFETY: by contract.
+        let store = unsafe { Self::new(relation) };
+        Self { snapshot, ..store }
     }
 
     /// As [`RelationStore::new`], for VACUUM: long operations make its pauses.
@@ -56,6 +71,30 @@ impl RelationStore {
             relation,
             in_vacuum: true,
             blocks: Cell::new(0),
+            snapshot: std::ptr::null_mut(),
+        }
+    }
+
+    /// `TestForOldSnapshot` of `bufmgr.h`, which servers before 17 have.
+    ///
+    /// # Safety
+    /// The page is locked.
+    #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
+    unsafe fn expect_young_snapshot(&self, page: pg_sys::Page) {
+        // SAFETY: the snapshot and the relation live as long as the store, the page is locked.
+        unsafe {
+            if pg_sys::old_snapshot_threshold < 0 {
+                return;
+            }
+            let Some(snapshot) = self.snapshot.as_ref() else {
+                return;
+            };
+            if snapshot.snapshot_type == pg_sys::SnapshotType::SNAPSHOT_MVCC
+                && snapshot.lsn != 0
+                && bufpage::lsn(page) > snapshot.lsn
+            {
+                pg_sys::TestForOldSnapshot_impl(self.snapshot, self.relation);
+            }
         }
     }
 
@@ -105,7 +144,10 @@ impl PageStore for RelationStore {
         // SAFETY: the buffer is pinned, and locked while its page is looked at.
         unsafe {
             pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
-            let result = look(body(pg_sys::BufferGetPage(buffer)));
+            let page = pg_sys::BufferGetPage(buffer);
+            #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
+            self.expect_young_snapshot(page);
+            let result = look(body(page));
             pg_sys::UnlockReleaseBuffer(buffer);
             result
         }

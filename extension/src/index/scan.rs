@@ -237,7 +237,7 @@ unsafe fn start(
         }
         count(scan);
         let index = (*scan).indexRelation;
-        let store = RelationStore::new(index);
+        let store = RelationStore::for_scan(index, snapshot);
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;
         let mut attempts = 0;
