@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use laser_encoder::{Encoder, EncoderError, LoadOptions};
+use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::{base, folder};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
@@ -118,10 +118,10 @@ impl Models {
         std::thread::Builder::new()
             .name("loader".into())
             .spawn(move || {
-                let mut hashes = HashMap::new();
+                let (mut hashes, mut precisions) = (HashMap::new(), HashMap::new());
                 while let Ok(task) = task_queue.recv() {
                     let result = match task {
-                        Task::Load { name, stamp } => load(name, stamp, &options),
+                        Task::Load { name, stamp } => load(name, stamp, &options, &mut precisions),
                         Task::List { asker, folders } => {
                             let models = folders
                                 .into_iter()
@@ -474,14 +474,32 @@ fn precision(encoder: &Encoder) -> String {
     }
 }
 
-fn load(name: String, stamp: Stamp, options: &LoadOptions) -> Done {
+/// Loads a model. What `auto` chose in `precisions` is kept as long as the files stay the same: a model that
+/// gives way to others and comes back shall embed a text as it did before.
+fn load(
+    name: String,
+    stamp: Stamp,
+    options: &LoadOptions,
+    precisions: &mut HashMap<PathBuf, (Stamp, Precision)>,
+) -> Done {
     let start = Instant::now();
-    let result = catch_unwind(AssertUnwindSafe(|| Encoder::load(stamp.path(), options)))
+    let mut options = *options;
+    if options.precision == Precision::Auto
+        && let Some((old, chosen)) = precisions.get(stamp.path())
+        && *old == stamp
+    {
+        options.precision = *chosen;
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| Encoder::load(stamp.path(), &options)))
         .unwrap_or_else(|_| {
             Err(EncoderError::Compute(
                 "the loader failed on its files".into(),
             ))
         });
+    if let Ok(encoder) = &result {
+        let path = stamp.path().to_owned();
+        precisions.insert(path, (stamp.clone(), encoder.precision()));
+    }
     laser_encoder::heap::trim();
     let seconds = start.elapsed().as_secs_f64();
     Done::Loaded {
