@@ -115,8 +115,8 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
         let in_filters = reads_only && !secure;
         for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
             hide_unread(level);
-            // It may be part of what decides who sees a row.
-            if secure && !level.in_main_plan {
+            // It may be part of what decides who sees a row: a policy's subquery, or a view's.
+            if secure && !level.outermost {
                 continue;
             }
             let in_columns = reads_only && !level.has_join();
@@ -143,8 +143,8 @@ struct Levels(Vec<Level>);
 /// A (sub)query: what the server plans at a time, and knows the order of.
 struct Level {
     plan: *mut pg_sys::Plan,
-    /// And not in one of the plans that its expressions call.
-    in_main_plan: bool,
+    /// Of the statement itself, and not of a subquery, a view or an expression's plan.
+    outermost: bool,
     nodes: Vec<*mut pg_sys::Plan>,
     /// Scans of text indexes among them.
     scans: Vec<*mut pg_sys::IndexScan>,
@@ -197,11 +197,11 @@ impl Levels {
     ///
     /// # Safety
     /// A plan of the server's, or null.
-    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, in_main_plan: bool) {
+    unsafe fn visit(&mut self, plan: *mut pg_sys::Plan, outermost: bool) {
         if !plan.is_null() {
             self.0.push(Level {
                 plan,
-                in_main_plan,
+                outermost,
                 nodes: Vec::new(),
                 scans: Vec::new(),
             });
@@ -221,11 +221,11 @@ impl Levels {
                 return;
             }
             let level = &mut self.0[number];
-            let in_main_plan = level.in_main_plan;
+            let outermost = level.outermost;
             match (*plan).type_ {
                 // A subquery whose scan the server has left out, for it would do nothing.
-                NodeTag::T_Limit if level.plan != plan => return self.visit(plan, in_main_plan),
-                NodeTag::T_ModifyTable => return self.visit((*plan).lefttree, in_main_plan),
+                NodeTag::T_Limit if level.plan != plan => return self.visit(plan, false),
+                NodeTag::T_ModifyTable => return self.visit((*plan).lefttree, outermost),
                 _ => level.nodes.push(plan),
             }
             match (*plan).type_ {
@@ -237,7 +237,7 @@ impl Levels {
                 }
                 NodeTag::T_SubqueryScan => {
                     let scan = plan.cast::<pg_sys::SubqueryScan>();
-                    self.visit((*scan).subplan, in_main_plan);
+                    self.visit((*scan).subplan, false);
                 }
                 NodeTag::T_Append => {
                     self.walk_all((*plan.cast::<pg_sys::Append>()).appendplans, number);
