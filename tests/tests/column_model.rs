@@ -417,3 +417,26 @@ fn mining_does_not_compare_two_models() -> Result<()> {
     }
     Ok(())
 }
+
+/// Constraints of inheritance children number tables in their own way when a statement is planned.
+#[test]
+fn a_constraint_of_a_child_is_not_taken_for_the_statement() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    client.batch_execute(
+        "CREATE TABLE pair (a embedding(32), b embedding(32));
+         SECURITY LABEL FOR laser ON COLUMN pair.a IS 'one';
+         SECURITY LABEL FOR laser ON COLUMN pair.b IS 'two';
+         CREATE TABLE parent (x embedding(32), y embedding(32));
+         CREATE TABLE child (CHECK (x <=> y < 3)) INHERITS (parent)",
+    )?;
+    client.batch_execute("SELECT count(*) FROM pair, parent WHERE x IS NOT NULL")?;
+    refused(&mut client, "SELECT count(*) FROM pair WHERE a <=> b < 1")?;
+    for child in ["parent", "child"] {
+        client.batch_execute(&format!(
+            "SECURITY LABEL FOR laser ON COLUMN {child}.x IS 'one'"
+        ))?;
+    }
+    let sql = "SELECT count(*) FROM pair, parent WHERE x <=> b < 1";
+    refused(&mut client, sql)
+}
