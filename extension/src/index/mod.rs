@@ -32,6 +32,7 @@ mod cache;
 mod cost;
 mod element;
 mod errors;
+mod explain;
 mod given;
 mod handler;
 mod info;
@@ -59,4 +60,5 @@ pub fn init() {
     cache::init();
     given::init();
     rewrite::init();
+    explain::init();
 }

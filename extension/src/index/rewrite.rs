@@ -90,16 +90,24 @@ unsafe extern "C-unwind" fn rewrite_guarded(planned: *mut pg_sys::PlannedStmt) {
     unsafe { rewrite(&mut *planned) }
 }
 
+/// The text indexes that a plan searches.
+///
+/// # Safety
+/// A complete plan, whose tables and indexes are locked.
+pub unsafe fn text_indexes(statement: &pg_sys::PlannedStmt) -> Vec<pg_sys::Oid> {
+    // SAFETY: by contract.
+    let levels = unsafe { Levels::of(statement) };
+    let scans = levels.0.iter().flat_map(|level| &level.scans);
+    // SAFETY: nodes of the plan.
+    scans.map(|scan| unsafe { (**scan).indexid }).collect()
+}
+
 /// # Safety
 /// A complete plan, which nobody else has seen.
 unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
     // SAFETY: by contract; the lists are of plans, some of which may be null, and of range table entries.
     unsafe {
-        let mut levels = Levels::default();
-        levels.visit(statement.planTree, true);
-        for plan in members(statement.subplans) {
-            levels.visit(plan.ptr_value.cast(), false);
-        }
+        let levels = Levels::of(statement);
         if levels.0.iter().all(|level| level.scans.is_empty()) {
             return;
         }
@@ -193,6 +201,20 @@ impl Level {
 }
 
 impl Levels {
+    /// # Safety
+    /// A complete plan, whose tables and indexes are locked.
+    unsafe fn of(statement: &pg_sys::PlannedStmt) -> Self {
+        let mut levels = Self::default();
+        // SAFETY: by contract; the list is of plans, some of which may be null.
+        unsafe {
+            levels.visit(statement.planTree, true);
+            for plan in members(statement.subplans) {
+                levels.visit(plan.ptr_value.cast(), false);
+            }
+        }
+        levels
+    }
+
     /// Visits the plan of a (sub)query and all below it.
     ///
     /// # Safety
