@@ -656,3 +656,35 @@ fn what_is_equal_to_a_distance_is_in_its_order() -> Result<()> {
     ensure!(estimates == 0, "{estimates} estimates are kept");
     Ok(())
 }
+
+/// Each process of a parallel plan may run a subquery by itself: all find the same rows.
+#[test]
+fn processes_of_a_plan_find_the_same_rows() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id int, body text);
+         INSERT INTO t SELECT i, 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 500) i;
+         CREATE INDEX ON t USING laser (body) WITH (quantization = b1);
+         CREATE TABLE large AS SELECT i % 500 + 1 AS id, repeat('x', 60) AS pad FROM generate_series(1, 50000) i;
+         ANALYZE; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
+         SET enable_indexonlyscan = off",
+    )?;
+    for (filter, rows) in [("IN", 700), ("NOT IN", 49_300)] {
+        let sql = format!(
+            "SELECT count(*) FROM large
+             WHERE id {filter} (SELECT id FROM t ORDER BY body <=> 'train' LIMIT 7) OR id < 0"
+        );
+        let plan = client.query(&format!("EXPLAIN (COSTS OFF) {sql}"), &[])?;
+        let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+        let plan = plan.join("\n");
+        for part in ["Gather", "hashed SubPlan", "Index Scan"] {
+            ensure!(plan.contains(part), "{plan}");
+        }
+        for _ in 0..5 {
+            let found: i64 = client.query_one(&sql, &[])?.get(0);
+            ensure!(found == rows, "{found} rows of {rows}: {sql}");
+        }
+    }
+    Ok(())
+}

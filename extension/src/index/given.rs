@@ -12,7 +12,8 @@
 //!   of the scan and the next.
 //! - It is NULL unless the scan knows the distance of its current row; the expression then computes it.
 //! - Rows that are kept, as by CREATE TABLE AS, have what is computed: places stay NULL, and the scan gives
-//!   rows in the order of that. So do scans in parallel workers, which do not know what becomes of their rows.
+//!   rows in the order of that. So do scans in parallel workers, which do not
+//!   know what becomes of their rows; what workers and their leader both run has no places ([`super::rewrite`]).
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};

@@ -22,7 +22,8 @@
 //! Columns are not replaced where their query has a join, which may compare them, nor in statements that write, or lock rows: a row that changed meanwhile
 //! is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`). Filters are
 //! not, where a table with row-level security or a security-barrier view is part of the statement, nor is
-//! anything in its subplans: policies may have some.
+//! anything in its subqueries: views and policies may have some. Subqueries of a parallel plan may run in each of its
+//! processes, of which only one knows distances; they are left alone, and what is below a Gather.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -123,11 +124,20 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
         let in_filters = reads_only && !secure;
         for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
             hide_unread(level);
-            // It may be part of what decides who sees a row: a policy's subquery, or a view's.
-            if secure && !level.outermost {
+            // It may be part of what decides who sees a row: a policy's subquery, or a view's. Or each process of
+            // a parallel plan runs it, and workers have no places: all must find the same rows.
+            if (secure || statement.parallelModeNeeded) && !level.outermost
+                || level.has_any(&[NodeTag::T_Gather, NodeTag::T_GatherMerge])
+            {
                 continue;
             }
-            let in_columns = reads_only && !level.has_join();
+            // They may compare columns of the scans below them.
+            let joins = [
+                NodeTag::T_NestLoop,
+                NodeTag::T_MergeJoin,
+                NodeTag::T_HashJoin,
+            ];
+            let in_columns = reads_only && !level.has_any(&joins);
             for operator in level.operators() {
                 let scans =
                     || (level.scans.iter()).filter(|scan| operator_of(&***scan) == operator);
@@ -184,19 +194,14 @@ impl Level {
             .sum()
     }
 
-    /// Whether there is a join, which may compare columns of the scans below it.
+    /// Whether one of its nodes is of one of these kinds.
     ///
     /// # Safety
     /// The plan exists still.
-    unsafe fn has_join(&self) -> bool {
-        let joins = [
-            NodeTag::T_NestLoop,
-            NodeTag::T_MergeJoin,
-            NodeTag::T_HashJoin,
-        ];
+    unsafe fn has_any(&self, kinds: &[NodeTag]) -> bool {
         // SAFETY: by contract.
-        let is_join = |node: &*mut pg_sys::Plan| joins.contains(unsafe { &(**node).type_ });
-        self.nodes.iter().any(is_join)
+        let is_one = |node: &*mut pg_sys::Plan| kinds.contains(unsafe { &(**node).type_ });
+        self.nodes.iter().any(is_one)
     }
 }
 
