@@ -353,3 +353,119 @@ fn single_user_mode_has_the_resident_model_alone() -> Result<()> {
     assert!(output.contains("HINT"), "{output}");
     Ok(())
 }
+
+/// On a server that preloads nothing and has room for no worker, sessions load cheap models for themselves.
+#[test]
+fn a_session_alone_embeds() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("cheap", 32).write(models.path())?;
+    Model {
+        seed: 2,
+        ..Model::tiny("other", 16)
+    }
+    .write(models.path())?;
+    let lstm = Model {
+        architecture: Architecture::BiLstm,
+        ..Model::tiny("lstm", 32)
+    };
+    lstm.write(models.path())?;
+    let cluster = Cluster::builder()
+        .preload(false)
+        .models(models.path(), "cheap")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    let asked = by_process(&mut client, "some text")?;
+    drop(client);
+    let mut cluster = cluster;
+    cluster.set("laser.encode_in_backend", "always")?;
+    cluster.set("max_worker_processes", "0")?;
+    cluster.restart()?;
+
+    let mut client = cluster.connect("d")?;
+    assert_eq!(embed(&mut client, "some text")?, asked);
+    client.batch_execute(
+        "CREATE TABLE t (id int, body text);
+         INSERT INTO t SELECT i, 'sentence ' || i FROM generate_series(1, 500) i;
+         CREATE INDEX ON t USING laser (body); SET enable_seqscan = off",
+    )?;
+    let row = client.query_one(
+        "SELECT id FROM t ORDER BY body <=> 'sentence 77' LIMIT 1",
+        &[],
+    )?;
+    assert_eq!(row.get::<_, i32>(0), 77);
+    let row = client.query_one(
+        "SELECT vector_dims(laser_embed('x', 'other')), worker_pid IS NULL AND pid IS NULL, backend_model,
+                backend_sentences
+         FROM laser_encoder_status",
+        &[],
+    )?;
+    assert_eq!((row.get::<_, i32>(0), row.get(1)), (16, true));
+    // Its own count: what the session has embedded last.
+    assert!(row.get::<_, Option<i64>>(3).is_some_and(|n| n > 0));
+    let rows = client.query(
+        "SELECT name, in_backend, is_default, fingerprint IS NOT NULL, dimensions FROM laser_models ORDER BY 1",
+        &[],
+    )?;
+    let rows: Vec<(String, bool, bool, bool, Option<i32>)> = rows
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4)))
+        .filter(|(name, ..): &(String, bool, bool, bool, Option<i32>)| !name.starts_with("laser-"))
+        .collect();
+    let row = |name: &str, serves, default, dimensions| {
+        (name.to_owned(), serves, default, true, Some(dimensions))
+    };
+    assert_eq!(
+        rows,
+        [
+            row("cheap", true, true, 32),
+            row("lstm", false, false, 32),
+            row("other", true, false, 16)
+        ]
+    );
+    let refuse = |client: &mut Client, sql: &str, message: &str, code: SqlState| -> Result<()> {
+        let (found, text, hint) = laser_tests::failure(client, sql)?;
+        assert!(text.contains(message) && !hint.is_empty(), "{text}: {sql}");
+        assert_eq!(found, code, "{sql}");
+        Ok(())
+    };
+    refuse(
+        &mut client,
+        "SELECT laser_embed('x', 'lstm')",
+        "model \"lstm\" takes the encoder process",
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )?;
+    refuse(
+        &mut client,
+        "SELECT laser_embed('x', 'none')",
+        "model \"none\" does not exist",
+        SqlState::UNDEFINED_OBJECT,
+    )?;
+    // The session searches where the process cannot, with a warning if that was to do it.
+    client.batch_execute("SET laser.mining_place = 'encoder'")?;
+    client
+        .batch_execute("SELECT laser_mine('SELECT id, body FROM t', 'SELECT id, body FROM t')")?;
+
+    // Files that change are loaded again, as the encoder process does.
+    Model {
+        seed: 3,
+        ..Model::tiny("cheap", 32)
+    }
+    .write(models.path())?;
+    wait_until("the new files are loaded", || {
+        Ok(embed(&mut client, "some text")? != asked)
+    })?;
+    fs::write(models.path().join("cheap/config.json"), "{")?;
+    wait_until("the broken folder is told", || {
+        match embed(&mut client, "some text") {
+            Ok(_) => Ok(false),
+            Err(error) => Ok(error.code() == Some(&SqlState::CONFIG_FILE_ERROR)),
+        }
+    })?;
+    // A setting that was a boolean.
+    for (value, shown) in [("true", "true"), ("off", "off"), ("1", "1")] {
+        client.batch_execute(&format!("SET laser.encode_in_backend = {value}"))?;
+        let row = client.query_one("SHOW laser.encode_in_backend", &[])?;
+        assert_eq!(row.get::<_, String>(0), shown);
+    }
+    Ok(())
+}

@@ -11,6 +11,7 @@ pub mod config;
 mod error;
 mod files;
 pub mod folder;
+pub mod installed;
 mod local;
 mod long_text;
 mod matrix;

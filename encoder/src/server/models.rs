@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
-use laser_model::{base, folder};
+use laser_model::{folder, installed};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
@@ -145,7 +145,7 @@ impl Models {
             tasks,
             done,
         };
-        for folder in models.missing_folders() {
+        for folder in installed::missing_folders(&models.folders) {
             log(&format!(
                 "directory \"{}\" for models does not exist",
                 folder.display()
@@ -162,19 +162,11 @@ impl Models {
     /// The name that a request means: its own, or the default one's.
     pub fn resolve(&mut self, name: &str) -> Result<String, Failure> {
         if name.is_empty() {
-            self.default_name().ok_or_else(|| Failure {
-                code: ErrorCode::UnknownModel,
-                message: "there is no default model".into(),
-                hint: format!(
-                    "Set laser.model to one of view laser_models, or install \"{}\", which ships \
-                     with laser.",
-                    catalog::SHIPPED
-                ),
-            })
+            self.default_name().ok_or_else(installed::no_default)
         } else if valid_model_name(name) {
             Ok(name.to_owned())
         } else {
-            Err(self.unknown(name))
+            Err(installed::unknown(name, &self.folders))
         }
     }
 
@@ -189,7 +181,7 @@ impl Models {
         }
         let Some(path) = catalog::find(&self.folders, name) else {
             self.entries.remove(name);
-            return Lookup::Failed(self.unknown(name));
+            return Lookup::Failed(installed::unknown(name, &self.folders));
         };
         match self.entries.get_mut(name) {
             Some(Entry::Loaded(model)) if model.stamp.is_of(&path) => {
@@ -242,16 +234,7 @@ impl Models {
 
     /// Has the loader list all models for `asker` (session and request).
     pub fn list(&mut self, asker: (u64, u64)) {
-        let mut folders: Vec<(String, PathBuf)> = Vec::new();
-        for base in &self.folders {
-            for name in catalog::names_in(base) {
-                if !folders.iter().any(|(known, _)| *known == name) {
-                    let path = base.join(&name);
-                    folders.push((name, path));
-                }
-            }
-        }
-        folders.sort();
+        let folders = installed::list(&self.folders);
         let _ = self.tasks.send(Task::List { asker, folders });
     }
 
@@ -378,17 +361,9 @@ impl Models {
                         "Set laser.device to auto or cpu. A GPU takes a build of laser for CUDA, and a \
                          driver."
                     }
-                    _ => {
-                        "Repair or replace the files of the model's folder; the next call tries again. \
-                         See view laser_models for the models that are installed."
-                    }
+                    _ => installed::REPAIR,
                 };
-                let message = without_path(message, stamp.path());
-                let failure = Failure {
-                    code: ErrorCode::BrokenModel,
-                    message: format!("could not load model \"{name}\": {message}"),
-                    hint: hint.into(),
-                };
+                let failure = installed::broken(name, stamp.path(), message, hint);
                 self.entries
                     .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
                 Err(failure)
@@ -442,27 +417,6 @@ impl Models {
             hint: "Increase laser.encoder_memory, or choose a smaller model.".into(),
         })
     }
-
-    /// Folders that are configured and do not exist.
-    fn missing_folders(&self) -> impl Iterator<Item = &PathBuf> {
-        self.folders.iter().filter(|folder| !folder.is_dir())
-    }
-
-    fn unknown(&self, name: &str) -> Failure {
-        let mut hint = "See view laser_models for the models that are installed.".to_owned();
-        // Users see names, not where the server keeps its files.
-        if self.missing_folders().next().is_some() {
-            hint.insert_str(
-                0,
-                "A directory in laser.model_path does not exist, the server's log names it. ",
-            );
-        }
-        Failure {
-            code: ErrorCode::UnknownModel,
-            message: format!("model \"{name}\" does not exist"),
-            hint,
-        }
-    }
 }
 
 /// The arithmetic of a model, and what was asked for instead.
@@ -510,26 +464,13 @@ fn load(
     }
 }
 
-/// Reads what can be told of a model without loading it. Hashes are kept as long as the files stay
-/// the same.
+/// What can be told of a model without loading it. Hashes are kept as long as the files stay the same.
 fn describe(
     name: String,
     path: &Path,
     hashes: &mut HashMap<PathBuf, (Stamp, [u8; 32])>,
 ) -> ModelInfo {
-    let mut info = ModelInfo {
-        name,
-        dimensions: 0,
-        architecture: String::new(),
-        max_tokens: 0,
-        fingerprint: None,
-        loaded: false,
-        precision: String::new(),
-        default: false,
-        error: String::new(),
-    };
-    let config = folder::read_config(path);
-    let mut fingerprint = |path: &Path| match hashes.get(path) {
+    installed::describe(name, path, |path| match hashes.get(path) {
         Some((old, hash)) if old.is_of(path) => Ok(*hash),
         _ => {
             let stamp = Stamp::of(path);
@@ -537,28 +478,5 @@ fn describe(
             hashes.insert(path.to_owned(), (stamp, hash));
             Ok(hash)
         }
-    };
-    let checked = config.and_then(|config| {
-        info.dimensions = config.dimensions as u32;
-        info.architecture = config.encoder.name().to_owned();
-        info.max_tokens = config.max_tokens as u32;
-        base::token_folder(path, &config)?;
-        base::verify(path, &config, &mut fingerprint)
-    });
-    if let Err(e) = checked {
-        info.error = without_path(e.to_string(), path);
-    }
-    info.fingerprint = fingerprint(path).ok();
-    info
-}
-
-/// Users see file names, not where the server keeps them: that of a base with its folder's name.
-fn without_path(message: String, folder: &Path) -> String {
-    let parent = folder.parent().unwrap_or(folder);
-    let paths = [folder, parent]
-        .into_iter()
-        .filter(|path| path.is_absolute());
-    paths.fold(message, |message, path| {
-        message.replace(&format!("{}/", path.display()), "")
     })
 }

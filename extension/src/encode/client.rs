@@ -138,6 +138,9 @@ fn ask(request: Request) -> Result<Reply, CallError> {
 
 /// The kept connection or a new one; starts the worker if none runs, and waits for it.
 pub(super) fn connect() -> Result<Connection, CallError> {
+    if guc::in_backend() == guc::InBackend::Always {
+        return Err(CallError::NeedsProcess("this".into()));
+    }
     if let Some(connection) = take_connection() {
         return Ok(connection);
     }

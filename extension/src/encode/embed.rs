@@ -11,7 +11,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::embedded::{Cut, Embedded, Model};
 use super::error::CallError;
-use super::{client, guc, resident};
+use super::{client, guc, session};
 use crate::encoding::{to_server, to_utf8};
 use crate::memory::or_raise;
 use crate::types::{raise_detail, raise_hint};
@@ -36,10 +36,10 @@ pub fn embed_by(name: &str, texts: &[&[u8]]) -> (Embedded, Cut) {
         check_length(text.len());
         converted.push(text);
     }
-    let result = match resident::serving(name) {
+    let result = session::serving(name).and_then(|resident| match resident {
         Some(resident) => resident.embed(&converted),
         None => client::embed(name, &converted),
-    };
+    });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
     if cut.texts > 0 {
         report_cut(name, cut, &converted);
@@ -123,10 +123,11 @@ pub fn check_array(model: Option<&str>, texts: usize) {
 /// errors as [`embed_texts`] does.
 pub fn describe_model(model: Option<&str>) -> Model {
     let name = model_name(model);
-    match resident::serving(&name) {
-        Some(resident) => resident.model(),
-        None => client::describe(name).unwrap_or_else(|error| error.raise()),
-    }
+    let described = session::serving(&name).and_then(|resident| match resident {
+        Some(resident) => Ok(resident.model()),
+        None => client::describe(name),
+    });
+    described.unwrap_or_else(|error| error.raise())
 }
 
 /// The model's name as the encoder process takes it. That of `laser.model` is empty where there is none
@@ -134,7 +135,7 @@ pub fn describe_model(model: Option<&str>) -> Model {
 /// than the encoder process.
 pub fn model_name(model: Option<&str>) -> String {
     match model {
-        None => resident::session_model().unwrap_or_default(),
+        None => session::session_model().unwrap_or_default(),
         Some(name) if valid_model_name(name) => name.to_owned(),
         Some(name) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,

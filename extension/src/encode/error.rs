@@ -24,6 +24,8 @@ pub enum CallError {
     Replaced,
     /// The server runs without workers.
     SingleUser,
+    /// The session may not ask the encoder process, which this model, or whatever else was asked for, takes.
+    NeedsProcess(String),
     /// There is no memory for the embeddings.
     OutOfMemory(OutOfMemory),
 }
@@ -71,6 +73,14 @@ impl CallError {
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 "the model was replaced while its embeddings were computed",
                 "Run the statement again.",
+            ),
+            Self::NeedsProcess(what) => raise_hint(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!(
+                    "{what} takes the encoder process, which laser.encode_in_backend = always rules out"
+                ),
+                "Set laser.encode_in_backend to on, or use a model that sessions run themselves: see \
+                 laser_models.in_backend.",
             ),
             Self::OutOfMemory(error) => memory::raise(error),
             Self::SingleUser => raise_hint(

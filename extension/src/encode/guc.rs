@@ -18,6 +18,45 @@ pub enum LongText {
     Error,
 }
 
+/// `laser.encode_in_backend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum InBackend {
+    /// Sessions ask the encoder process.
+    #[name = c"off"]
+    Off,
+    /// Sessions embed with the model that the server has loaded for them.
+    #[name = c"on"]
+    On,
+    /// Sessions embed themselves whatever it takes, and the encoder process is never asked.
+    #[name = c"always"]
+    Always,
+    // What a setting that was a boolean may stand as in configuration files.
+    #[doc(hidden)]
+    #[name = c"false"]
+    #[hidden = true]
+    False,
+    #[doc(hidden)]
+    #[name = c"no"]
+    #[hidden = true]
+    No,
+    #[doc(hidden)]
+    #[name = c"0"]
+    #[hidden = true]
+    Zero,
+    #[doc(hidden)]
+    #[name = c"true"]
+    #[hidden = true]
+    True,
+    #[doc(hidden)]
+    #[name = c"yes"]
+    #[hidden = true]
+    Yes,
+    #[doc(hidden)]
+    #[name = c"1"]
+    #[hidden = true]
+    One,
+}
+
 /// Arithmetic of the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
 pub enum EncoderPrecision {
@@ -63,8 +102,7 @@ pub static MEMORY: GucSetting<i32> = GucSetting::<i32>::new(4096);
 pub static QUEUE: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 /// `laser.encoder_start_timeout` in milliseconds.
 pub static START_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(15_000);
-/// `laser.encode_in_backend`.
-pub static ENCODE_IN_BACKEND: GucSetting<bool> = GucSetting::<bool>::new(true);
+static ENCODE_IN_BACKEND: GucSetting<InBackend> = GucSetting::<InBackend>::new(InBackend::On);
 /// `laser.encoder_timeout` in milliseconds.
 pub static TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 /// `laser.encoder_busy_timeout` in milliseconds.
@@ -91,6 +129,15 @@ pub fn configured_model() -> String {
             return String::new();
         }
         CStr::from_ptr(value).to_string_lossy().into_owned()
+    }
+}
+
+/// `laser.encode_in_backend`: one of the three that it may be.
+pub fn in_backend() -> InBackend {
+    match ENCODE_IN_BACKEND.get() {
+        InBackend::Off | InBackend::False | InBackend::No | InBackend::Zero => InBackend::Off,
+        InBackend::On | InBackend::True | InBackend::Yes | InBackend::One => InBackend::On,
+        InBackend::Always => InBackend::Always,
     }
 }
 
@@ -212,11 +259,12 @@ pub fn define() {
         GucContext::Sighup,
         GucFlags::UNIT_MS,
     );
-    GucRegistry::define_bool_guc(
+    GucRegistry::define_enum_guc(
         c"laser.encode_in_backend",
-        c"Whether sessions encode texts themselves where the default model is cheap.",
-        c"It takes laser in shared_preload_libraries; with off at its start, the server loads no \
-          model for its sessions.",
+        c"Whether sessions encode texts themselves where the model is cheap.",
+        c"on: with the default model, where laser is in shared_preload_libraries; always: each with a copy of \
+          its own where that is not loaded, and never by the encoder process; off: by the encoder process, \
+          and with off at its start, the server loads no model for its sessions.",
         &ENCODE_IN_BACKEND,
         GucContext::Userset,
         GucFlags::default(),

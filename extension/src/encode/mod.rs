@@ -23,10 +23,12 @@ mod labels;
 mod log;
 mod mixing;
 mod origins;
+mod own;
 mod recent;
 mod registration;
 mod resident;
 mod search;
+mod session;
 mod socket;
 mod status;
 mod transaction;
@@ -37,8 +39,8 @@ pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
 pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
-pub use resident::{is_resident, session_model};
 pub use search::{Files, Searched, search};
+pub use session::{is_resident, session_model};
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
 /// model for the sessions.

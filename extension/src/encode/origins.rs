@@ -10,7 +10,7 @@ use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
 
 use super::labels::{self, hex};
-use super::{recent, resident};
+use super::{recent, session};
 use crate::catalogs;
 use crate::encoding;
 use crate::lists::{members, node};
@@ -33,7 +33,7 @@ pub struct Origin {
 impl Origin {
     /// Embeddings that the session makes where no model is named; `what` is for messages.
     pub fn of_session(what: String) -> Option<Self> {
-        Some(Self::made(what, resident::session_model()?, None))
+        Some(Self::made(what, session::session_model()?, None))
     }
 
     fn made(what: String, model: String, fingerprint: Option<String>) -> Self {
@@ -294,7 +294,7 @@ impl Origins {
             match CStr::from_ptr(name).to_bytes() {
                 b"laser_embed" => {
                     let model = match arguments.get(1) {
-                        None => resident::session_model()?,
+                        None => session::session_model()?,
                         Some(named) => text(node(named))?,
                     };
                     Some(vec![Origin::made("laser_embed".to_owned(), model, None)])

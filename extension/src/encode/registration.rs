@@ -6,6 +6,8 @@ use std::time::Duration;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 
+use super::guc::{self, InBackend};
+
 /// Name in the process title and the log. (The view pg_stat_activity shows workers of databases only.)
 const NAME: &str = "laser encoder";
 
@@ -16,10 +18,11 @@ fn builder() -> BackgroundWorkerBuilder {
         .set_start_time(BgWorkerStartTime::PostmasterStart)
 }
 
-/// Registers the worker if the library is being preloaded.
+/// Registers the worker if the library is being preloaded, and anybody may need it.
 pub fn register_at_start() {
     // SAFETY: reads a variable of the postmaster.
-    if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
+    let preload = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
+    if preload && guc::in_backend() != InBackend::Always {
         builder()
             .set_restart_time(Some(Duration::from_secs(1)))
             .load();

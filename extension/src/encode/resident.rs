@@ -15,8 +15,9 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use laser_model::LocalEncoder;
@@ -27,12 +28,13 @@ use pgrx::{check_for_interrupts, pg_sys};
 
 use super::embedded::{Cut, Embedded, Model};
 use super::error::CallError;
+use super::guc::InBackend;
 use super::log::log;
 use super::{arena, guc, installation};
 
-static RESIDENT: OnceLock<Resident> = OnceLock::new();
+static RESIDENT: OnceLock<Arc<Resident>> = OnceLock::new();
 
-/// The model in the postmaster's memory.
+/// A model in the postmaster's memory, or in that of one session.
 pub struct Resident {
     name: String,
     stamp: Stamp,
@@ -44,7 +46,7 @@ pub struct Resident {
 pub fn load_at_start() {
     // SAFETY: reads a variable of the postmaster.
     let preload = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
-    if !preload || !guc::ENCODE_IN_BACKEND.get() || !on_cpu() {
+    if !preload || guc::in_backend() == InBackend::Off || !on_cpu() {
         return;
     }
     let folders = installation::model_folders();
@@ -62,7 +64,7 @@ pub fn load_at_start() {
                 resident.name
             ));
             // Nobody was faster: the postmaster comes here once.
-            let _ = RESIDENT.set(resident);
+            let _ = RESIDENT.set(Arc::new(resident));
         }
         Ok(None) => {}
         Err(why) => log(format!(
@@ -76,34 +78,21 @@ fn load(name: String, stamp: Stamp) -> Result<Option<Resident>, String> {
         return Ok(None);
     };
     let encoder = arena::filled_by(|| encoder.compacted());
+    new(name, stamp, encoder).map(Some)
+}
+
+/// A model whose folder was in the state of `stamp` before it was loaded, and must be still.
+pub fn new(name: String, stamp: Stamp, encoder: LocalEncoder) -> Result<Resident, String> {
     if Stamp::of(stamp.path()) != stamp {
         return Err(format!("the files of model \"{name}\" are being replaced"));
     }
     let sentences = Counter::new().map_err(|e| format!("could not map memory: {e}"))?;
-    Ok(Some(Resident {
+    Ok(Resident {
         name,
         stamp,
         encoder,
         sentences,
-    }))
-}
-
-/// Name of the model that the session's texts are embedded with where no other is named, as far as the
-/// settings and folders tell: the encoder process is not asked.
-pub fn session_model() -> Option<String> {
-    let model = guc::model();
-    if !model.is_empty() {
-        return Some(model);
-    }
-    if let Some(resident) = serving("") {
-        return Some(resident.name.clone());
-    }
-    catalog::default_name(&guc::configured_model(), &installation::model_folders())
-}
-
-/// Whether the session's model is one that sessions run themselves.
-pub fn is_resident() -> bool {
-    serving(&guc::model()).is_some()
+    })
 }
 
 /// Whether `laser.device` leaves cheap models on the CPU.
@@ -113,9 +102,9 @@ fn on_cpu() -> bool {
 
 /// The resident model, if the encoder process would use the same one for this name (empty: its
 /// default) and the session wants to encode itself.
-pub fn serving(name: &str) -> Option<&'static Resident> {
+pub fn serving(name: &str) -> Option<&'static Arc<Resident>> {
     let resident = RESIDENT.get()?;
-    if !guc::ENCODE_IN_BACKEND.get() || !(name.is_empty() || name == resident.name) {
+    if guc::in_backend() == InBackend::Off || !(name.is_empty() || name == resident.name) {
         return None;
     }
     let check = Check::recent(resident);
@@ -123,8 +112,8 @@ pub fn serving(name: &str) -> Option<&'static Resident> {
 }
 
 /// The resident model, whether or not it serves, with the texts it has embedded in all sessions.
-pub fn statistics() -> Option<(&'static str, u64)> {
-    RESIDENT.get().map(|r| (&*r.name, r.sentences.sum()))
+pub fn statistics() -> Option<(String, u64)> {
+    RESIDENT.get().map(|resident| resident.statistics())
 }
 
 /// What a session has found out about the resident model; looked at as often as the encoder
@@ -167,6 +156,21 @@ impl Check {
 }
 
 impl Resident {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the folder `path` is in the state that it was loaded from.
+    pub fn is_of(&self, path: &Path) -> bool {
+        self.stamp.is_of(path)
+    }
+
+    /// Its name, and the texts that it has embedded.
+    pub fn statistics(&self) -> (String, u64) {
+        (self.name.clone(), self.sentences.sum())
+    }
+
     /// As other modules know it.
     pub fn model(&self) -> Model {
         Model {

@@ -51,14 +51,12 @@ pub fn search(
             ErrorCode::BadInput => Searched::Declined,
             _ => Searched::Failed(to_server(&failure.message)),
         },
-        Err(ConnectionError::Failed(CallError::NotRunning(_) | CallError::SingleUser))
-            if !anywhere =>
-        {
-            Searched::Declined
-        }
-        Err(ConnectionError::Failed(CallError::NotRunning(_) | CallError::SingleUser)) => {
-            Searched::Failed("the encoder process is not running".into())
-        }
+        Err(ConnectionError::Failed(
+            CallError::NotRunning(_) | CallError::SingleUser | CallError::NeedsProcess(_),
+        )) => match anywhere {
+            true => Searched::Failed("the encoder process is not running".into()),
+            false => Searched::Declined,
+        },
         Err(ConnectionError::Failed(_)) => {
             Searched::Failed("the encoder process gave an unexpected answer".into())
         }

@@ -4,8 +4,9 @@
 use pgrx::prelude::*;
 
 use super::files::State;
+use super::guc::{self, InBackend};
 use super::labels::hex;
-use super::{client, resident};
+use super::{client, own, session};
 use crate::encoding::to_server;
 
 /// All installed models; starts the encoder where needed.
@@ -26,11 +27,15 @@ fn laser_models() -> TableIterator<
         name!(precision, Option<String>),
     ),
 > {
-    let rows: Vec<_> = client::list_models()
+    let models = match guc::in_backend() {
+        InBackend::Always => own::list_models(),
+        _ => client::list_models(),
+    };
+    let rows: Vec<_> = models
         .into_iter()
         .map(|m| {
             let known = m.dimensions > 0;
-            let in_backend = resident::serving(&m.name).is_some();
+            let in_backend = m.error.is_empty() && session::serves(&m.name);
             (
                 m.name,
                 known.then_some(m.dimensions as i32),
@@ -75,8 +80,8 @@ fn laser_encoder_status() -> TableIterator<
         name!(backend_sentences, Option<i64>),
     ),
 > {
-    let (backend_model, backend_sentences) = resident::statistics().unzip();
-    let backend_model = backend_model.map(to_server);
+    let (backend_model, backend_sentences) = session::statistics().unzip();
+    let backend_model = backend_model.as_deref().map(to_server);
     let backend_sentences = backend_sentences.map(|n| n as i64);
     let state = State::read();
     let worker = (state.worker > 0).then_some(state.worker as i32);

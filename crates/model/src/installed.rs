@@ -1,0 +1,115 @@
+//! The models that are installed, as users see them: without loading any, and in names instead of paths.
+
+use std::path::{Path, PathBuf};
+
+use laser_protocol::{ErrorCode, Failure, ModelInfo};
+
+use crate::{ModelError, base, catalog, folder};
+
+/// Names and folders of all models below `folders`, sorted by name; of two with one name that in the earlier
+/// folder.
+pub fn list(folders: &[PathBuf]) -> Vec<(String, PathBuf)> {
+    let mut found: Vec<(String, PathBuf)> = Vec::new();
+    for base in folders {
+        for name in catalog::names_in(base) {
+            if !found.iter().any(|(known, _)| *known == name) {
+                let path = base.join(&name);
+                found.push((name, path));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// What can be told of a model without loading it. `fingerprint` hashes a folder, or knows its hash.
+pub fn describe(
+    name: String,
+    path: &Path,
+    mut fingerprint: impl FnMut(&Path) -> Result<[u8; 32], ModelError>,
+) -> ModelInfo {
+    let mut info = ModelInfo {
+        name,
+        dimensions: 0,
+        architecture: String::new(),
+        max_tokens: 0,
+        fingerprint: None,
+        loaded: false,
+        precision: String::new(),
+        default: false,
+        error: String::new(),
+    };
+    let checked = folder::read_config(path).and_then(|config| {
+        info.dimensions = config.dimensions as u32;
+        info.architecture = config.encoder.name().to_owned();
+        info.max_tokens = config.max_tokens as u32;
+        base::token_folder(path, &config)?;
+        base::verify(path, &config, &mut fingerprint)
+    });
+    if let Err(e) = checked {
+        info.error = without_path(e.to_string(), path);
+    }
+    info.fingerprint = fingerprint(path).ok();
+    info
+}
+
+/// Folders that are configured and do not exist.
+pub fn missing_folders(folders: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+    folders.iter().filter(|folder| !folder.is_dir())
+}
+
+/// No model is named, and none is the default.
+pub fn no_default() -> Failure {
+    Failure {
+        code: ErrorCode::UnknownModel,
+        message: "there is no default model".into(),
+        hint: format!(
+            "Set laser.model to one of view laser_models, or install \"{}\", which ships with laser.",
+            catalog::SHIPPED
+        ),
+    }
+}
+
+/// There is no model of this name below `folders`.
+pub fn unknown(name: &str, folders: &[PathBuf]) -> Failure {
+    let mut hint = "See view laser_models for the models that are installed.".to_owned();
+    // Users see names, not where the server keeps its files.
+    if missing_folders(folders).next().is_some() {
+        hint.insert_str(
+            0,
+            "A directory in laser.model_path does not exist, the server's log names it. ",
+        );
+    }
+    Failure {
+        code: ErrorCode::UnknownModel,
+        message: format!("model \"{name}\" does not exist"),
+        hint,
+    }
+}
+
+/// The model in this folder cannot be loaded.
+pub fn broken(name: &str, path: &Path, error: String, hint: &str) -> Failure {
+    Failure {
+        code: ErrorCode::BrokenModel,
+        message: format!(
+            "could not load model \"{name}\": {}",
+            without_path(error, path)
+        ),
+        hint: hint.into(),
+    }
+}
+
+/// What to do about files that are not as they must be.
+pub const REPAIR: &str = "Repair or replace the files of the model's folder; the next call tries again. \
+                          See view laser_models for the models that are installed.";
+
+/// Users see file names, not where the server keeps them: that of a base with its folder's name.
+fn without_path(message: String, folder: &Path) -> String {
+    let parent = folder.parent().unwrap_or(folder);
+    let paths = [folder, parent]
+        .into_iter()
+        .filter(|path| path.is_absolute());
+    paths.fold(message, |message, path| {
+        message.replace(&format!("{}/", path.display()), "")
+    })
+}
