@@ -75,9 +75,30 @@ impl Encoding {
     /// quantization, if it is not left to the data.
     ///
     /// The sample consists of prepared vectors ([`crate::space::prepare`]). For inner products the encoding need not
-    /// be for all of them: [`Encoding::takes`] is asked of each vector that is added.
+    /// be for all of them: [`Encoding::takes`] is asked of each vector that is added. It takes one of them at
+    /// least, so that whoever puts the others aside and asks again comes to an end.
     /// `pause` is called now and then, and may unwind.
     pub fn choose(
+        metric: Metric,
+        dims: usize,
+        asked: Option<Quantization>,
+        sample: &[Vec<f32>],
+        rows: usize,
+        existing: Existing<'_>,
+        pause: &dyn Fn(),
+    ) -> Self {
+        let mut found = Self::suitable(metric, dims, asked, sample, rows, existing, pause);
+        if !sample.iter().any(|x| found.takes(x)) {
+            found.longest = f64::INFINITY;
+            if found.space.radius > 0.0 {
+                found.space.radius = f32::MAX;
+            }
+        }
+        found
+    }
+
+    /// See [`Encoding::choose`].
+    fn suitable(
         metric: Metric,
         dims: usize,
         asked: Option<Quantization>,
@@ -460,6 +481,44 @@ mod tests {
             choose(&far, existing(false)).codec.format,
             Format::SecondInner
         );
+    }
+
+    /// Vectors of any length are put away in so many turns, each of which takes some.
+    #[test]
+    fn every_turn_takes_some() {
+        let tiny = f32::from_bits(1);
+        let mut mixed = vec![vec![0.0; 2]; 300];
+        mixed.extend((0..100).map(|i| vec![tiny * (i % 7) as f32, 1e30 * (i % 3) as f32]));
+        let spread = (0..600).map(|i| vec![2f32.powi(i % 250 - 125), 0.0]);
+        for sample in [
+            vec![vec![tiny; 2]; 10],
+            vec![vec![tiny; 2]; 400],
+            vec![vec![f32::MAX; 2]; 300],
+            vec![vec![0.0; 2]; 300],
+            mixed,
+            spread.collect(),
+        ] {
+            for asked in [None, Some(Quantization::F32), Some(Quantization::B1)] {
+                let mut left = sample.clone();
+                let mut turns = 0;
+                while !left.is_empty() {
+                    let found = Encoding::choose(
+                        Metric::InnerProduct,
+                        2,
+                        asked,
+                        &left,
+                        left.len(),
+                        Existing::default(),
+                        &|| (),
+                    );
+                    let before = left.len();
+                    left.retain(|x| !found.takes(x));
+                    assert!(left.len() < before, "{asked:?}: {:?}", left[0]);
+                    turns += 1;
+                }
+                assert!(turns <= 100, "{turns}");
+            }
+        }
     }
 
     #[test]

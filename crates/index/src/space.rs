@@ -80,9 +80,13 @@ impl Space {
         if space.is_extended() {
             let longest = sample.iter().map(|x| norm(x)).fold(0.0, f64::max);
             // A vector may be longer than any f32; walks then believe it farther than it is.
-            space.radius = match (HEADROOM * longest).min(f64::from(f32::MAX)) {
-                0.0 => 1.0,
-                radius => radius as f32,
+            let radius = (HEADROOM * longest).min(f64::from(f32::MAX));
+            let nearest = radius as f32;
+            // Rounded up: among the smallest numbers that there are, the nearest may be shorter than the longest.
+            space.radius = match nearest {
+                _ if radius == 0.0 => 1.0,
+                _ if f64::from(nearest) < radius => nearest.next_up(),
+                _ => nearest,
             };
         }
         let width = space.width();

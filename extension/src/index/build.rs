@@ -125,6 +125,10 @@ impl Build {
             None => self.push_unplaced(tid | UNDIRECTED),
             Some(unit) if self.encoding.is_some() => {
                 self.push_prepared(tid, &unit, space::blur(metric, x));
+                // There should be about one for each time that the table is as large as the sample.
+                if self.long.len() >= self.options.sample_size() {
+                    self.push_long();
+                }
             }
             Some(unit) => {
                 self.held.push((tid, unit, space::blur(metric, x)));
@@ -163,10 +167,6 @@ impl Build {
         if !encoding.takes(x) {
             // Inner products are those of vectors as they came: there is no error.
             self.long.push((tid, x.to_vec()));
-            // There should be about one for each time that the table is as large as the sample.
-            if self.long.len() >= self.options.sample_size() {
-                self.push_long();
-            }
             return;
         }
         let builder = self.builder();
@@ -183,7 +183,8 @@ impl Build {
         }
     }
 
-    /// Begins a segment that is for long vectors too with those that there are.
+    /// Begins a segment that is for long vectors too with those that there are; some may be too long for
+    /// it, but not all ([`Encoding::choose`]).
     fn push_long(&mut self) {
         if self.long.is_empty() {
             return;
