@@ -273,3 +273,44 @@ fn a_barrier_that_searches_hears_no_index() -> Result<()> {
     }
     Ok(())
 }
+
+/// A scan computes distances of rows before policies hide them: of their texts nobody is told.
+#[test]
+fn nobody_is_told_of_a_hidden_text() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    owner.batch_execute(
+        "CREATE ROLE reader LOGIN; CREATE TABLE notes (id int, owner text, body text);
+         INSERT INTO notes SELECT i, 'reader', 'the text number ' || i FROM generate_series(1, 300) i;
+         INSERT INTO notes SELECT 301, 'boss', string_agg('Nobody knows the price of shares ' || i, '. ')
+             FROM generate_series(1, 3000) i;
+         CREATE INDEX ON notes USING laser (body); ANALYZE notes;
+         ALTER TABLE notes ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY own ON notes USING (owner = current_user);
+         GRANT SELECT ON notes TO reader",
+    )?;
+    let (mut reader, notices) = cluster.connect_with_notices("d")?;
+    reader.batch_execute("SET SESSION AUTHORIZATION reader; SET enable_seqscan = off")?;
+    for long_text in ["warn", "error"] {
+        reader.batch_execute(&format!("SET laser.long_text = {long_text}"))?;
+        notices.take();
+        for sql in [
+            "SELECT id, 'x' <=> body FROM notes ORDER BY body <=> 'price of shares' LIMIT 1",
+            "SELECT id, body <=> 'price of shares' FROM notes n JOIN generate_series(1, 301) g ON g = n.id
+             ORDER BY body <=> 'price of shares' LIMIT 1",
+            "SELECT id FROM notes WHERE body <=> 'price of shares' < 2 LIMIT 1",
+        ] {
+            reader.query(sql, &[])?;
+            let told = notices.take();
+            ensure!(told.is_empty(), "{told:?}: {sql}");
+        }
+    }
+    // What the reader asks for, they are told of.
+    let long = "SELECT id FROM notes ORDER BY body <=> repeat('word ', 9000) LIMIT 1";
+    let (code, message, _) = laser_tests::failure(&mut reader, long)?;
+    ensure!(
+        code == postgres::error::SqlState::STRING_DATA_RIGHT_TRUNCATION,
+        "{message}"
+    );
+    Ok(())
+}

@@ -23,11 +23,12 @@ use crate::types::{raise_detail, raise_hint};
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), texts).0
+    embed_by(&model_name(model), texts, true).0
 }
 
-/// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut.
-pub fn embed_by(name: &str, texts: &[&[u8]]) -> (Embedded, Cut) {
+/// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
+/// session if that is wanted.
+pub fn embed_by(name: &str, texts: &[&[u8]], tell: bool) -> (Embedded, Cut) {
     let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
     for text in texts {
         // Before it is converted, for which it may be far too long; the conversion may make it longer.
@@ -41,7 +42,7 @@ pub fn embed_by(name: &str, texts: &[&[u8]]) -> (Embedded, Cut) {
         None => client::embed(name, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut.texts > 0 {
+    if cut.texts > 0 && tell {
         report_cut(name, cut, &converted);
     }
     (embedded, cut)

@@ -69,13 +69,14 @@ fn with<R>(look: impl FnOnce(&mut VecDeque<Entry>) -> R) -> R {
     })
 }
 
-fn recall(model: &str, text: &[u8]) -> Option<Rc<Known>> {
+/// `tell` as [`embed::embed_by`] has it.
+fn recall(model: &str, text: &[u8], tell: bool) -> Option<Rc<Known>> {
     with(|entries| {
         let at = entries
             .iter()
             .position(|entry| entry.text == text && entry.model == model)?;
         // A text that was cut under another value of the setting is refused by whoever embeds it.
-        if entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error {
+        if tell && entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error {
             return None;
         }
         let entry = entries.remove(at)?;
@@ -114,34 +115,39 @@ fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
 /// The embedding of a text by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
 pub fn embed_once(model: Option<&str>, text: &[u8]) -> Rc<Known> {
-    let name = embed::model_name(model);
-    if let Some(known) = recall(&name, text) {
+    once(&embed::model_name(model), text, true)
+}
+
+fn once(name: &str, text: &[u8], tell: bool) -> Rc<Known> {
+    if let Some(known) = recall(name, text, tell) {
         return known;
     }
-    let (embedded, cut) = embed::embed_by(&name, &[text]);
+    let (embedded, cut) = embed::embed_by(name, &[text], tell);
     let known = Rc::new(Known {
         fingerprint: embedded.fingerprint,
         data: embedded.data,
     });
-    keep(&name, text, cut.texts > 0, &known);
+    keep(name, text, cut.texts > 0, &known);
     known
 }
 
-/// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it.
-pub fn embed_pair(a: &[u8], b: &[u8]) -> (Rc<Known>, Rc<Known>) {
+/// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it. Texts that
+/// the session may not be told of are cut in silence.
+pub fn embed_pair(a: &[u8], b: &[u8], tell: [bool; 2]) -> (Rc<Known>, Rc<Known>) {
     let name = embed::model_name(None);
-    let known = match (recall(&name, a), recall(&name, b)) {
-        (None, None) => None,
+    let known = match (recall(&name, a, tell[0]), recall(&name, b, tell[1])) {
+        (None, None) if tell[0] == tell[1] => None,
+        (None, None) => Some((once(&name, a, tell[0]), once(&name, b, tell[1]))),
         (Some(a), Some(b)) => Some((a, b)),
-        (Some(known), None) => Some((known, embed_once(None, b))),
-        (None, Some(known)) => Some((embed_once(None, a), known)),
+        (Some(known), None) => Some((known, once(&name, b, tell[1]))),
+        (None, Some(known)) => Some((once(&name, a, tell[0]), known)),
     };
     if let Some((a, b)) = known
         && a.fingerprint == b.fingerprint
     {
         return (a, b);
     }
-    let (embedded, cut) = embed::embed_by(&name, &[a, b]);
+    let (embedded, cut) = embed::embed_by(&name, &[a, b], tell[0] && tell[1]);
     let [x, y] = [0, 1].map(|i| known_row(&embedded, i));
     keep(&name, a, cut.texts > 0, &x);
     keep(&name, b, cut.texts > 0, &y);
