@@ -1,5 +1,7 @@
 //! How many texts a search embeds: what it searches for, once, and none of its rows.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::{Architecture, Model};
 use laser_tests::{Cluster, wait_until};
@@ -685,6 +687,39 @@ fn processes_of_a_plan_find_the_same_rows() -> Result<()> {
             let found: i64 = client.query_one(&sql, &[])?.get(0);
             ensure!(found == rows, "{found} rows of {rows}: {sql}");
         }
+    }
+    Ok(())
+}
+
+/// A row that somebody else changes meanwhile is compared anew, with the same rows of a subquery's search.
+#[test]
+fn a_row_that_changed_meanwhile_is_written() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id int, body text);
+         INSERT INTO t SELECT i, 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 500) i;
+         CREATE INDEX ON t USING laser (body) WITH (quantization = b1);
+         CREATE TABLE rows AS SELECT id, 0 AS x, 0 AS y FROM t; ANALYZE",
+    )?;
+    let rows = client.query(
+        "SELECT id FROM t ORDER BY cosine_distance(body, 'train') LIMIT 20",
+        &[],
+    )?;
+    let near: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
+    let update = "UPDATE rows SET y = y + 1
+                  WHERE id IN (SELECT id FROM t ORDER BY body <=> 'train' LIMIT 7) OR id < 0";
+    ensure!(client.execute(update, &[])? == 7);
+    for id in near {
+        let mut other = cluster.connect("d")?;
+        other.batch_execute(&format!("BEGIN; UPDATE rows SET x = x + 1 WHERE id = {id}"))?;
+        let changed = std::thread::scope(|scope| -> Result<u64> {
+            let waiting = scope.spawn(|| client.execute(update, &[]));
+            std::thread::sleep(Duration::from_millis(50));
+            other.batch_execute("COMMIT")?;
+            Ok(waiting.join().expect("no panic")?)
+        })?;
+        ensure!(changed == 7, "{changed} rows beside a change of {id}");
     }
     Ok(())
 }

@@ -19,11 +19,12 @@
 //! its operator, and all of its own expressions that have it read the parameter. Queries around a subquery
 //! know its order by the columns that it gives them.
 //!
-//! Columns are not replaced where their query has a join, which may compare them, nor in statements that write, or lock rows: a row that changed meanwhile
-//! is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`). Filters are
-//! not, where a table with row-level security or a security-barrier view is part of the statement, nor is
-//! anything in its subqueries: views and policies may have some. Subqueries of a parallel plan may run in each of its
-//! processes, of which only one knows distances; they are left alone, and what is below a Gather.
+//! Columns are not replaced where their query has a join, which may compare them, nor in statements that write, or
+//! lock rows: a row that changed meanwhile is another one than the scan has seen (`EvalPlanQual` in
+//! `src/backend/executor/execMain.c`). Filters are not, where a table with row-level security or a
+//! security-barrier view is part of the statement. Nothing is in subqueries where some process, or run, may not know the
+//! distances, or somebody else's filter hear of them: views and policies may have subqueries, each process of a
+//! parallel plan may run one, and `EvalPlanQual` runs them anew. Nor is anything below a Gather.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -125,8 +126,9 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
         for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
             hide_unread(level);
             // It may be part of what decides who sees a row: a policy's subquery, or a view's. Or each process of
-            // a parallel plan runs it, and workers have no places: all must find the same rows.
-            if (secure || statement.parallelModeNeeded) && !level.outermost
+            // a parallel plan runs it, and workers have no places; or it is run anew for a row that somebody has
+            // changed meanwhile, when it has none either: all must find the same rows.
+            if (secure || statement.parallelModeNeeded || !reads_only) && !level.outermost
                 || level.has_any(&[NodeTag::T_Gather, NodeTag::T_GatherMerge])
             {
                 continue;
