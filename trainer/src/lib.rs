@@ -8,6 +8,7 @@ pub mod cli;
 pub mod data;
 pub mod eval;
 pub mod export;
+pub mod mapping;
 pub mod models;
 pub mod objectives;
 pub mod ops;
