@@ -317,3 +317,78 @@ fn what_a_classifier_learns_in_one_language_holds_in_another() {
     let rows = w.json("eval sts -m joint tasks/sts/sts12.en.tsv");
     assert!(rows[0]["Spearman"].as_f64() > Some(80.0), "{rows}");
 }
+
+#[test]
+fn a_table_of_a_paper_is_run_once_and_shown() {
+    let w = Workshop::new();
+    w.write(
+        "papers/made/mapping.toml",
+        r#"
+        title = "Mapping"
+        source = "Made up"
+        paper_measure = "accuracy"
+        measure = "accuracy de→en, %"
+        data = "made up"
+        figure = { args = ["eval", "similarity", "-m", "{model}", "--pivot-model", "{shared}/en", "{data}/held-out.tsv", "--metric", "cosine", "--format", "json"], pointers = ["/0/macro_accuracy/cosine/forward"], factor = 100.0 }
+        steps = [["map", "sentences", "-m", "{shared}/de", "--target-model", "{shared}/en", "--source", "de", "--keys", "{keys}", "{data}/parallel.tsv", "-o", "{out}/{row}", "--force"]]
+        [[prepare]]
+        makes = "{shared}/en/config.json"
+        args = ["import", "{data}/en.vec", "-o", "{shared}/en"]
+        [[prepare]]
+        makes = "{shared}/de/config.json"
+        args = ["import", "{data}/de.vec", "-o", "{shared}/de"]
+        [[row]]
+        name = "300 pairs"
+        paper = 90.0
+        vars = { keys = "300", model = "{out}/{row}" }
+        [[row]]
+        name = "no pairs"
+        paper = 20.0
+        vars = { model = "{shared}/de" }
+        steps = []
+        [[row]]
+        name = "a million pairs"
+        paper = 95.0
+        not_run = "there are no more"
+        "#,
+    );
+    w.write(
+        "papers.md",
+        "# Papers\n<!-- tables -->\n<!-- end of tables -->\nEnd\n",
+    );
+    let run = "reproduce made --configs papers --data . -o runs";
+    let out = w.ok(&format!("{run} --into papers.md"));
+    assert_eq!(out, "");
+    let document = std::fs::read_to_string(w.path("papers.md")).expect("document");
+    assert!(document.contains("order: 1 of 1"), "{document}");
+    assert!(
+        document.contains("not run: there are no more"),
+        "{document}"
+    );
+    assert!(
+        document.ends_with("<!-- end of tables -->\nEnd\n"),
+        "{document}"
+    );
+    // What has an outcome is not run again.
+    std::fs::remove_dir_all(w.path("runs/de")).expect("remove");
+    let shown = w.ok(run);
+    assert!(document.contains(shown.trim()), "{shown}");
+    // A row that fails is named, and the others stay.
+    let path = w.path("papers/made/mapping.toml");
+    let table = std::fs::read_to_string(&path).expect("table");
+    let table = table
+        .replace("\"300\"", "\"5\"")
+        .replace("300 pairs", "5 pairs");
+    std::fs::write(&path, table).expect("write");
+    let error = w.fails(run);
+    assert!(error.contains("fewer than the 12 dimensions"), "{error}");
+    let shown = w.ok(&format!("{run} --show"));
+    assert!(
+        shown.contains("not run yet") && shown.contains("no pairs"),
+        "{shown}"
+    );
+    assert!(
+        w.fails("reproduce none --configs papers --data . -o runs")
+            .contains("none")
+    );
+}

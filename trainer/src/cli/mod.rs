@@ -13,6 +13,7 @@ mod map;
 mod meaning;
 mod measured;
 mod pack;
+mod reproduce;
 mod senteval;
 mod tokenizer;
 mod train;
@@ -57,6 +58,8 @@ enum Command {
     Map(map::MapCommand),
     /// Weigh the tokens of a mean model by their frequency and remove what all sentences have in common (SIF).
     Sif(map::SifArgs),
+    /// Train and measure the contestants of a paper's tables, beside the paper's figures.
+    Reproduce(reproduce::ReproduceArgs),
     /// Embed the lines of standard input.
     Embed(embed::EmbedArgs),
     /// Draw the learning curves of a run as SVG.
@@ -94,6 +97,7 @@ pub fn main() -> ExitCode {
         Command::Map(map::MapCommand::Words(args)) => map::words(&args),
         Command::Map(map::MapCommand::Sentences(args)) => map::sentences(&args, cli.threads),
         Command::Sif(args) => map::sif(&args, cli.threads),
+        Command::Reproduce(args) => reproduce::run_tables(&args, cli.threads),
         Command::Embed(args) => embed::run(&args, cli.threads),
         Command::Curves(args) => curves::run(&args),
         Command::Card(args) => card::run(&args, cli.threads),
