@@ -173,13 +173,13 @@ mod tests {
             x[k] = value;
         }
         assert_eq!(gradients[0], [0.0; 2]);
-        for i in 1..parameters.len() {
-            for k in 0..parameters.value(i).len() {
+        for (i, slopes) in gradients.iter().enumerate().skip(1) {
+            for (k, slope) in slopes.iter().enumerate() {
                 let value = parameters.value(i)[k];
                 parameters.list_mut()[i].value[k] = value + h;
                 let up = loss(&parameters, &x);
                 parameters.list_mut()[i].value[k] = value - h;
-                close(gradients[i][k], up, loss(&parameters, &x));
+                close(*slope, up, loss(&parameters, &x));
                 parameters.list_mut()[i].value[k] = value;
             }
         }

@@ -135,13 +135,13 @@ mod tests {
             close(gradient[k], up, value(&parameters, &uv).0.loss);
             uv[k] = at;
         }
-        for i in 0..parameters.len() {
-            for k in 0..dense[i].len() {
+        for (i, slopes) in dense.iter().enumerate() {
+            for (k, slope) in slopes.iter().enumerate() {
                 let at = parameters.value(i)[k];
                 parameters.list_mut()[i].value[k] = at + h;
                 let up = value(&parameters, &uv).0.loss;
                 parameters.list_mut()[i].value[k] = at - h;
-                close(dense[i][k], up, value(&parameters, &uv).0.loss);
+                close(*slope, up, value(&parameters, &uv).0.loss);
                 parameters.list_mut()[i].value[k] = at;
             }
         }
