@@ -42,7 +42,13 @@ pub fn run(args: &CardArgs, threads: Option<usize>) -> Result<()> {
         }
     }
     let metrics = [Metric::Cosine, Metric::Margin];
-    let results = measure(&encoder, &sets, &args.sets.pivot, &metrics)?;
+    let results = measure(
+        &args.model,
+        (&encoder, None),
+        &sets,
+        &args.sets.pivot,
+        &metrics,
+    )?;
     let fingerprint: String = encoder.fingerprint()[..8]
         .iter()
         .map(|b| format!("{b:02x}"))

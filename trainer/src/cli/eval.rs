@@ -7,12 +7,14 @@ use clap::{Args, Subcommand};
 use laser_mining::{Margin, Retrieval};
 
 use super::args::spinner;
+use super::classify::ClassifyArgs;
 use super::meaning::{MixedArgs, OrderArgs, StsArgs};
 use super::measured::{ModelArgs, SetArgs, measure, report, write_out};
+use super::senteval::SentEvalArgs;
+use super::words::WordsArgs;
 use crate::data::readers::Problems;
 use crate::eval::Metric;
 use crate::eval::bucc::{self, BuccOptions, Side};
-use crate::eval::embed::embed_all;
 use crate::eval::tables::{Form, TableOptions, render};
 use crate::report::table::{Align, Table};
 
@@ -28,6 +30,12 @@ pub enum EvalCommand {
     Order(OrderArgs),
     /// Similarity of meaning: correlation of cosines with scores.
     Sts(StsArgs),
+    /// Classifiers on frozen embeddings, trained in one language and tested in all: accuracy.
+    Classify(ClassifyArgs),
+    /// The tasks of SentEval: sentiment, questions, paraphrases, inference, similarity.
+    Senteval(SentEvalArgs),
+    /// Dictionary induction: precision of the nearest words of another language.
+    Words(WordsArgs),
     /// Bitext mining: precision, recall and F1 at the best or a given threshold.
     Bucc(BuccArgs),
 }
@@ -43,6 +51,10 @@ pub struct SimilarityArgs {
     /// every set that has the language, besides its own.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     distractors: Vec<PathBuf>,
+    /// Another model of the same space embeds the sentences of the pivot language: for encoders of one
+    /// language each. A sentence that another language has word for word is embedded by it as well.
+    #[arg(long, value_name = "FOLDER")]
+    pivot_model: Option<PathBuf>,
     /// How candidates are ranked; `margin` is xsim.
     #[arg(
         long,
@@ -80,7 +92,12 @@ pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
     {
         set.distract(pivot, &distractors)?;
     }
-    let results = measure(&encoder, &sets, &args.sets.pivot, &args.metric)?;
+    let other = args.pivot_model.as_ref();
+    let other = other
+        .map(|folder| args.model.load_other(folder, threads))
+        .transpose()?;
+    let encoders = (&encoder, other.as_ref());
+    let results = measure(&args.model, encoders, &sets, pivot, &args.metric)?;
     let options = TableOptions {
         metrics: args.metric.clone(),
         min_queries: args.min_queries,
@@ -147,9 +164,11 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
         threads: threads.unwrap_or_else(rayon::current_num_threads),
     };
     let bar = spinner("sentences embedded");
-    let x = embed_all(&encoder, &source.texts, &mut |n| bar.set_position(n))?;
+    let progress = &mut |n| bar.set_position(n);
+    let x = args.model.embed(&encoder, &source.texts, progress)?;
     let done = source.texts.len() as u64;
-    let y = embed_all(&encoder, &target.texts, &mut |n| bar.set_position(done + n))?;
+    let progress = &mut |n| bar.set_position(done + n);
+    let y = args.model.embed(&encoder, &target.texts, progress)?;
     bar.finish_and_clear();
     let result = bucc::evaluate(
         &source,

@@ -7,6 +7,9 @@ use clap::{Args, ValueEnum};
 use laser_import::{Kind, Options, Table};
 
 use super::args::OutputArgs;
+use crate::data::vectors::WordVectors;
+use crate::export::{ExportOptions, Format};
+use crate::mapping::vectors;
 
 /// Format of the embedding table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,18 +22,27 @@ enum TableFormat {
     I8,
 }
 
+/// Kind of a file of word vectors.
+const WORD_VECTORS: &str = "word-vectors";
+
 /// Arguments of `laser import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// The checkpoint: a folder with its files as published, or its .pt file where the folder holds
-    /// several checkpoints.
+    /// several checkpoints. Or word vectors in fastText's text format.
     #[arg(value_name = "PATH")]
     from: PathBuf,
     #[command(flatten)]
     output: OutputArgs,
     /// Kind of checkpoint; told by its files if not given.
-    #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer"])]
+    #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer", WORD_VECTORS])]
     kind: Option<String>,
+    /// Word vectors: read only so many.
+    #[arg(long, value_name = "N")]
+    most: Option<usize>,
+    /// Word vectors: whether text is put into lower case, as most published vectors need it.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    lowercase: bool,
     /// Name of the model; the name of the output folder if not given.
     #[arg(long)]
     name: Option<String>,
@@ -58,6 +70,11 @@ pub struct ImportArgs {
 /// Runs `laser import`.
 pub fn run(args: &ImportArgs) -> Result<()> {
     args.output.check()?;
+    let vectors = args.kind.as_deref() == Some(WORD_VECTORS)
+        || args.kind.is_none() && args.from.extension().is_some_and(|e| e == "vec");
+    if vectors {
+        return words(args);
+    }
     let kind = args.kind.as_deref().map(str::parse::<Kind>).transpose()?;
     let options = Options {
         name: args.name.clone(),
@@ -85,5 +102,35 @@ pub fn run(args: &ImportArgs) -> Result<()> {
     for note in report.notes {
         println!("note: {note}");
     }
+    Ok(())
+}
+
+/// Makes a model of word vectors.
+fn words(args: &ImportArgs) -> Result<()> {
+    let output = &args.output.output;
+    let vectors = WordVectors::read(&args.from, args.most)?;
+    let folder = output.file_name().map(|n| n.to_string_lossy().into_owned());
+    let name = args.name.clone().or(folder).unwrap_or_default();
+    let mut model = vectors::model(vectors, &name, args.lowercase);
+    model.config.max_tokens = args.max_tokens.unwrap_or(model.config.max_tokens);
+    model.config.normalize = args.normalize.unwrap_or(model.config.normalize);
+    let options = ExportOptions {
+        name: None,
+        table: match args.table {
+            TableFormat::F32 => Format::F32,
+            TableFormat::F16 => Format::F16,
+            TableFormat::I8 => Format::I8,
+        },
+        matrices: Format::F32,
+        checks: Vec::new(),
+        base: None,
+    };
+    model.write(output, &options)?;
+    println!(
+        "{} words, {} dimensions, in {}",
+        model.vocabulary(),
+        model.config.dimensions,
+        output.display()
+    );
     Ok(())
 }

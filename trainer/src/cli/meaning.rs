@@ -8,11 +8,10 @@ use clap::Args;
 use super::args::spinner;
 use super::measured::{ModelArgs, SetArgs, write_out};
 use crate::data::perturb::{Kind, LANGUAGE};
-use crate::eval::embed::embed_all;
 use crate::eval::mixed::mixed;
 use crate::eval::order::{Counts, Perturbed, Share, order};
-use crate::eval::sts::{Scored, pearson, spearman};
-use crate::report::table::{Align, Table};
+use crate::eval::sts::{Scored, cosines, pearson, spearman};
+use crate::report::table::{Align, Form, Table};
 
 /// Arguments of `laser eval mixed`.
 #[derive(Debug, Args)]
@@ -40,7 +39,8 @@ pub fn run_mixed(args: &MixedArgs, threads: Option<usize>) -> Result<()> {
     table.column("accuracy", Align::Right);
     for set in args.sets.read()? {
         let bar = spinner("sentences embedded");
-        let x = embed_all(&encoder, set.texts(), &mut |n| bar.set_position(n))?;
+        let progress = &mut |n| bar.set_position(n);
+        let x = args.model.embed(&encoder, set.texts(), progress)?;
         bar.finish_and_clear();
         let counts = mixed(&set, encoder.dimensions(), &x)?;
         let (mut queries, mut correct) = (0, 0);
@@ -117,8 +117,9 @@ pub fn run_order(args: &OrderArgs, threads: Option<usize>) -> Result<()> {
         let others = Perturbed::new(set, pivot);
         for encoder in &encoders {
             let bar = spinner("sentences embedded");
-            let x = embed_all(encoder, set.texts(), &mut |n| bar.set_position(n))?;
-            let y = embed_all(encoder, &others.texts, &mut |n| bar.set_position(n))?;
+            let progress = &mut |n| bar.set_position(n);
+            let x = args.model.embed(encoder, set.texts(), progress)?;
+            let y = args.model.embed(encoder, &others.texts, progress)?;
             bar.finish_and_clear();
             let counts = order(set, &others, pivot, encoder.dimensions(), (&x, &y))?;
             let rows: Vec<_> = counts.values().map(figures).collect();
@@ -157,17 +158,9 @@ pub struct StsArgs {
     /// Only lines whose first column is this.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-}
-
-fn cosines(x: &[f32], y: &[f32], dimensions: usize) -> Vec<f64> {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-        products.sum()
-    };
-    x.chunks_exact(dimensions)
-        .zip(y.chunks_exact(dimensions))
-        .map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt())
-        .collect()
+    /// Form of the table.
+    #[arg(long, value_enum, default_value_t = Form::Text)]
+    format: Form,
 }
 
 /// Runs `laser eval sts`.
@@ -181,8 +174,8 @@ pub fn run_sts(args: &StsArgs, threads: Option<usize>) -> Result<()> {
     let (mut pairs, mut sums) = (0, (0.0, 0.0));
     for path in &args.files {
         let set = Scored::read(path, args.split.as_deref())?;
-        let x = embed_all(&encoder, &set.first, &mut |_| {})?;
-        let y = embed_all(&encoder, &set.second, &mut |_| {})?;
+        let x = args.model.embed(&encoder, &set.first, &mut |_| {})?;
+        let y = args.model.embed(&encoder, &set.second, &mut |_| {})?;
         let cosines = cosines(&x, &y, encoder.dimensions());
         let found = (
             pearson(&cosines, &set.scores),
@@ -201,5 +194,5 @@ pub fn run_sts(args: &StsArgs, threads: Option<usize>) -> Result<()> {
     let n = args.files.len() as f64;
     let means = [percent(sums.0 / n), percent(sums.1 / n)];
     table.row([vec!["mean".into(), pairs.to_string()], means.to_vec()].concat());
-    write_out(None, &table.text())
+    write_out(None, &table.render(args.format))
 }

@@ -9,8 +9,9 @@ use laser_encoder::{Encoder, LoadOptions};
 use super::args::{TextArgs, spinner};
 use crate::data::config::{DataConfig, keyed_files};
 use crate::data::readers::{Keyed, Problems, Reader};
+use crate::eval::cache::Cache;
 use crate::eval::embed::{embed_all, load};
-use crate::eval::{EvalSet, Metric, Selection, SetResult, evaluate};
+use crate::eval::{EvalError, EvalSet, Metric, Selection, SetResult, evaluate};
 
 /// The model that is measured.
 #[derive(Clone, Debug, Args)]
@@ -24,6 +25,9 @@ pub struct ModelArgs {
     /// Arithmetic: f32, bf16, i8 or auto.
     #[arg(long, value_name = "PRECISION", default_value = "auto")]
     pub precision: String,
+    /// Keep embeddings in this folder, and take them from there if they are of the same texts and model.
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
 }
 
 impl ModelArgs {
@@ -46,6 +50,22 @@ impl ModelArgs {
             threads: threads.unwrap_or(0),
         };
         Ok(load(folder, &options)?)
+    }
+
+    /// Embeds texts, or takes what the cache has; row-major.
+    ///
+    /// # Errors
+    /// If the encoder fails or the cache cannot be written.
+    pub fn embed<T: AsRef<str>>(
+        &self,
+        encoder: &Encoder,
+        texts: &[T],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Vec<f32>, EvalError> {
+        match &self.cache {
+            Some(folder) => Cache::new(folder)?.embed(encoder, texts, progress),
+            None => embed_all(encoder, texts, progress),
+        }
     }
 }
 
@@ -135,29 +155,43 @@ pub fn report(problems: &Problems) {
     }
 }
 
-/// Embeds and measures sets.
+/// Embeds and measures sets; the second encoder, if there is one, embeds the pivot's sentences.
 ///
 /// # Errors
-/// If the encoder fails or a set cannot be measured.
+/// If an encoder fails, the two have other dimensions, or a set cannot be measured.
 pub fn measure(
-    encoder: &Encoder,
+    model: &ModelArgs,
+    (encoder, of_pivot): (&Encoder, Option<&Encoder>),
     sets: &[EvalSet],
     pivot: &str,
     metrics: &[Metric],
 ) -> Result<Vec<SetResult>> {
+    let width = encoder.dimensions();
+    if let Some(other) = of_pivot.filter(|o| o.dimensions() != width) {
+        bail!(
+            "the models have {width} and {} dimensions: they have no space in common",
+            other.dimensions()
+        );
+    }
     let bar = spinner("sentences embedded");
     let mut done = 0;
     let mut results = Vec::with_capacity(sets.len());
     for set in sets {
-        let embeddings = embed_all(encoder, set.texts(), &mut |n| bar.set_position(done + n))?;
+        let progress = &mut |n| bar.set_position(done + n);
+        let mut embeddings = model.embed(encoder, set.texts(), progress)?;
         done += set.texts().len() as u64;
-        results.push(evaluate(
-            set,
-            encoder.dimensions(),
-            &embeddings,
-            pivot,
-            metrics,
-        )?);
+        if let (Some(other), Some(lines)) = (of_pivot, set.languages().get(pivot)) {
+            let texts: Vec<_> = lines
+                .iter()
+                .map(|l| &set.texts()[l.text as usize])
+                .collect();
+            let rows = model.embed(other, &texts, &mut |_| {})?;
+            for (line, row) in lines.iter().zip(rows.chunks_exact(width)) {
+                let at = line.text as usize * width;
+                embeddings[at..at + width].copy_from_slice(row);
+            }
+        }
+        results.push(evaluate(set, width, &embeddings, pivot, metrics)?);
     }
     bar.finish_and_clear();
     Ok(results)

@@ -2,17 +2,22 @@
 
 mod args;
 mod card;
+mod classify;
 mod curves;
 mod embed;
 mod eval;
 mod export;
 mod import;
 mod lexmix;
+mod map;
 mod meaning;
 mod measured;
 mod pack;
+mod reproduce;
+mod senteval;
 mod tokenizer;
 mod train;
+mod words;
 
 use std::process::ExitCode;
 
@@ -46,8 +51,15 @@ enum Command {
     Eval(eval::EvalCommand),
     /// Make a smaller model folder: int8 or 16-bit weights, fewer tokens.
     Export(export::ExportArgs),
-    /// Convert a published checkpoint (LASER, LASER2, LASER3, sentence-transformers).
+    /// Convert a published checkpoint (LASER, LASER2, LASER3, sentence-transformers) or word vectors.
     Import(import::ImportArgs),
+    /// Map word vectors, or a model of sentences, to another space by an orthogonal matrix.
+    #[command(subcommand)]
+    Map(map::MapCommand),
+    /// Weigh the tokens of a mean model by their frequency and remove what all sentences have in common (SIF).
+    Sif(map::SifArgs),
+    /// Train and measure the contestants of a paper's tables, beside the paper's figures.
+    Reproduce(reproduce::ReproduceArgs),
     /// Embed the lines of standard input.
     Embed(embed::EmbedArgs),
     /// Draw the learning curves of a run as SVG.
@@ -73,12 +85,19 @@ pub fn main() -> ExitCode {
         Command::Pack(args) => pack::run(&args),
         Command::Train(args) => train::run(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Similarity(args)) => eval::similarity(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Classify(args)) => classify::run(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Senteval(args)) => senteval::run(&args, cli.threads),
+        Command::Eval(eval::EvalCommand::Words(args)) => words::run(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Bucc(args)) => eval::bucc(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Mixed(args)) => meaning::run_mixed(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Order(args)) => meaning::run_order(&args, cli.threads),
         Command::Eval(eval::EvalCommand::Sts(args)) => meaning::run_sts(&args, cli.threads),
         Command::Export(args) => export::run(&args),
         Command::Import(args) => import::run(&args),
+        Command::Map(map::MapCommand::Words(args)) => map::words(&args),
+        Command::Map(map::MapCommand::Sentences(args)) => map::sentences(&args, cli.threads),
+        Command::Sif(args) => map::sif(&args, cli.threads),
+        Command::Reproduce(args) => reproduce::run_tables(&args, cli.threads),
         Command::Embed(args) => embed::run(&args, cli.threads),
         Command::Curves(args) => curves::run(&args),
         Command::Card(args) => card::run(&args, cli.threads),

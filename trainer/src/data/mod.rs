@@ -11,6 +11,7 @@ mod error;
 pub mod filter;
 mod group;
 pub mod input;
+pub mod labelled;
 pub mod lexmix;
 pub mod manifest;
 pub mod pack;
@@ -23,6 +24,7 @@ pub mod report;
 pub mod sampler;
 mod temporary;
 mod text;
+pub mod vectors;
 
 pub use error::{DataError, Result};
 pub use group::{Group, Row};

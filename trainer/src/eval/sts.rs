@@ -25,36 +25,90 @@ impl Scored {
     /// If the file cannot be read, a line is malformed, or nothing is left.
     pub fn read(path: &Path, split: Option<&str>) -> Result<Self, EvalError> {
         let mut scored = Self::default();
-        for (number, line) in (1u64..).zip(std::io::BufRead::lines(open(path)?)) {
-            let line = line.map_err(|e| DataError::io(path, e))?;
-            let columns: Vec<&str> = line.split('\t').collect();
-            let malformed = |message: &str| DataError::Malformed {
-                path: path.display().to_string(),
-                line: number,
-                message: message.to_owned(),
-            };
-            let [before @ .., score, first, second] = &columns[..] else {
-                return Err(malformed("not score, sentence, sentence").into());
-            };
-            if split.is_some_and(|split| before.first() != Some(&split)) {
-                continue;
+        read(path, &mut |before, score, pair| {
+            if split.is_none_or(|split| before.first() == Some(&split)) {
+                scored.push(score, pair);
             }
-            let score: f64 = score
-                .parse()
-                .map_err(|_| malformed("the score is no number"))?;
-            scored.scores.push(score);
-            scored.first.push((*first).to_owned());
-            scored.second.push((*second).to_owned());
-        }
+        })?;
         if scored.scores.len() < 2 {
             let of = split.map_or(String::new(), |split| format!(" of part \"{split}\""));
-            return Err(EvalError::Config(format!(
-                "\"{}\" has fewer than two pairs{of}",
-                path.display()
-            )));
+            return Err(too_few(path, &of));
         }
         Ok(scored)
     }
+
+    /// The sets of a file of lines `split, set, score, sentence, sentence`, in the order in which they
+    /// begin.
+    ///
+    /// # Errors
+    /// As of [`Scored::read`].
+    pub fn read_sets(path: &Path) -> Result<Vec<(String, Self)>, EvalError> {
+        let mut sets: Vec<(String, Self)> = Vec::new();
+        read(path, &mut |before, score, pair| {
+            let name = before.last().copied().unwrap_or("pairs");
+            match sets.iter_mut().find(|s| s.0 == name) {
+                Some((_, set)) => set.push(score, pair),
+                None => {
+                    let mut set = Self::default();
+                    set.push(score, pair);
+                    sets.push((name.to_owned(), set));
+                }
+            }
+        })?;
+        match sets.iter().find(|s| s.1.scores.len() < 2) {
+            Some((name, _)) => Err(too_few(path, &format!(" of set \"{name}\""))),
+            None if sets.is_empty() => Err(too_few(path, "")),
+            None => Ok(sets),
+        }
+    }
+
+    fn push(&mut self, score: f64, (first, second): (&str, &str)) {
+        self.scores.push(score);
+        self.first.push(first.to_owned());
+        self.second.push(second.to_owned());
+    }
+}
+
+fn too_few(path: &Path, of: &str) -> EvalError {
+    let path = path.display();
+    EvalError::Config(format!("\"{path}\" has fewer than two pairs{of}"))
+}
+
+/// What is told the first columns, the score and the sentences of a line.
+type Add<'a> = dyn FnMut(&[&str], f64, (&str, &str)) + 'a;
+
+/// Calls `add` with the first columns, the score and the sentences of each line.
+fn read(path: &Path, add: &mut Add<'_>) -> Result<(), EvalError> {
+    for (number, line) in (1u64..).zip(std::io::BufRead::lines(open(path)?)) {
+        let line = line.map_err(|e| DataError::io(path, e))?;
+        let columns: Vec<&str> = line.split('\t').collect();
+        let malformed = |message: &str| DataError::Malformed {
+            path: path.display().to_string(),
+            line: number,
+            message: message.to_owned(),
+        };
+        let [before @ .., score, first, second] = &columns[..] else {
+            return Err(malformed("not score, sentence, sentence").into());
+        };
+        let score: f64 = score
+            .parse()
+            .map_err(|_| malformed("the score is no number"))?;
+        add(before, score, (first, second));
+    }
+    Ok(())
+}
+
+/// Cosine of every row of `x` with that of `y` [rows, dimensions]; NaN where one is zero.
+#[must_use]
+pub fn cosines(x: &[f32], y: &[f32], dimensions: usize) -> Vec<f64> {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    x.chunks_exact(dimensions)
+        .zip(y.chunks_exact(dimensions))
+        .map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt())
+        .collect()
 }
 
 /// Correlation coefficient of Pearson; NaN if one side is constant.

@@ -3,21 +3,8 @@
 use std::fmt::Write as _;
 
 use super::similarity::{Direction, Metric, PairResult, SetResult};
+pub use crate::report::table::Form;
 use crate::report::table::{Align, Table};
-
-/// Form of a table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Form {
-    /// Aligned columns for people.
-    #[default]
-    Text,
-    /// One line per language pair, direction and metric.
-    Tsv,
-    /// All counts.
-    Json,
-    /// Tables for a model card.
-    Markdown,
-}
 
 /// What a table shows.
 #[derive(Clone, Debug)]

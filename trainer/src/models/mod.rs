@@ -9,6 +9,7 @@ mod error;
 mod lstm;
 pub mod parameters;
 mod pass;
+pub mod perceptron;
 mod regularization;
 mod residual;
 #[cfg(test)]
@@ -170,6 +171,11 @@ impl Model {
     /// The architecture.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How its products are rounded.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
     }
 
     /// Width of the sentence embeddings.

@@ -2,5 +2,6 @@
 //! gradient; a configuration sums several with weights.
 
 pub mod contrastive;
+pub mod nli;
 pub mod nmt;
 pub mod transfer;

@@ -15,5 +15,7 @@ pub mod dense;
 pub mod dropout;
 pub mod lstm;
 pub mod lstm_device;
+pub mod pair;
 pub mod pool;
+pub mod softmax;
 pub mod threads;

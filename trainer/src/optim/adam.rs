@@ -99,6 +99,38 @@ simd! {
     }
 }
 
+/// Update `t` (from 1) of one dense tensor and its moments, on the calling thread; without weight decay and
+/// clipping.
+pub fn update(
+    options: &OptimizerOptions,
+    t: u64,
+    value: &mut [f32],
+    (first, second): (&mut [f32], &mut [f32]),
+    gradient: &[f32],
+) {
+    adam(
+        value,
+        first,
+        second,
+        gradient,
+        step_of(options, t, options.learning_rate),
+    );
+}
+
+/// The factors of update `t` (from 1) at a learning rate.
+fn step_of(o: &OptimizerOptions, t: u64, rate: f64) -> Step {
+    let t = t as f64;
+    Step {
+        rate: (rate / (1.0 - o.beta1.powf(t))) as f32,
+        beta1: o.beta1 as f32,
+        beta2: o.beta2 as f32,
+        epsilon: o.epsilon as f32,
+        root_correction: (1.0 / (1.0 - o.beta2.powf(t)).sqrt()) as f32,
+        scale: 1.0,
+        decay: 0.0,
+    }
+}
+
 /// The averaged weights are brought up to date every so many steps.
 const AVERAGE_EVERY: u64 = 8;
 
@@ -253,13 +285,8 @@ impl Optimizer {
         let t = self.steps as f64;
         let rate = o.learning_rate * rate_factor;
         let step = Step {
-            rate: (rate / (1.0 - o.beta1.powf(t))) as f32,
-            beta1: o.beta1 as f32,
-            beta2: o.beta2 as f32,
-            epsilon: o.epsilon as f32,
-            root_correction: (1.0 / (1.0 - o.beta2.powf(t)).sqrt()) as f32,
             scale: scale as f32,
-            decay: 0.0,
+            ..step_of(o, self.steps, rate)
         };
         let list = parameters.list_mut();
         #[allow(clippy::needless_range_loop)] // indexes three lists

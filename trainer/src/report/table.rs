@@ -9,6 +9,20 @@ pub enum Align {
     Right,
 }
 
+/// Form of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    /// Aligned columns for people.
+    #[default]
+    Text,
+    /// One figure, or one row of the table, a line.
+    Tsv,
+    /// All figures.
+    Json,
+    /// Tables for a model card.
+    Markdown,
+}
+
 /// A table with a header.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
@@ -77,6 +91,48 @@ impl Table {
         (header, rows, widths)
     }
 
+    /// The table in a form.
+    #[must_use]
+    pub fn render(&self, form: Form) -> String {
+        match form {
+            Form::Text => self.text(),
+            Form::Tsv => self.tsv(),
+            Form::Json => self.json(),
+            Form::Markdown => self.markdown(),
+        }
+    }
+
+    /// Names and cells between tabs. Tabs and line breaks in a cell become spaces.
+    #[must_use]
+    pub fn tsv(&self) -> String {
+        let names: Vec<&str> = self.columns.iter().map(|c| &c.0[..]).collect();
+        let mut out = names.join("\t") + "\n";
+        for row in &self.rows {
+            let cells: Vec<_> = row.iter().map(|c| c.replace(['\t', '\n'], " ")).collect();
+            out += &(cells.join("\t") + "\n");
+        }
+        out
+    }
+
+    /// A JSON array with an object a row; cells of right-aligned columns are numbers, or null where
+    /// there is none.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let value = |cell: &str, align: Align| match align {
+            Align::Left => serde_json::Value::from(cell),
+            Align::Right => cell
+                .parse::<f64>()
+                .map_or(serde_json::Value::Null, Into::into),
+        };
+        let object = |row: &Vec<String>| -> serde_json::Value {
+            let cells = row.iter().zip(&self.columns);
+            let pairs = cells.map(|(cell, (name, align))| (name.clone(), value(cell, *align)));
+            serde_json::Value::Object(pairs.collect())
+        };
+        let rows: Vec<_> = self.rows.iter().map(object).collect();
+        serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n"
+    }
+
     /// Aligned columns.
     #[must_use]
     pub fn text(&self) -> String {
@@ -133,5 +189,10 @@ mod tests {
             table.markdown(),
             "| set |   n |\n| --- | --: |\n| añ  | 100 |\n"
         );
+        table.row(vec!["b\tc".into(), "-".into()]);
+        assert_eq!(table.render(Form::Tsv), "set\tn\nañ\t100\nb c\t-\n");
+        let json: serde_json::Value = serde_json::from_str(&table.json()).unwrap();
+        let wanted = serde_json::json!([{"set": "añ", "n": 100.0}, {"set": "b\tc", "n": null}]);
+        assert_eq!(json, wanted);
     }
 }

@@ -151,7 +151,8 @@ pub fn restore(
 /// Copies the tensors of a model folder (or of a `.safetensors` file), of any type that model
 /// folders have, into the parameters of the same name and shape. Returns their names. If the folder has
 /// another tokenizer than `tokenizer`, rows of embedding tables are copied by what their tokens stand
-/// for, and those of tokens that it does not have keep their random start.
+/// for, and those of tokens that it does not have keep their random start. With `stack_layers` its layers are repeated
+/// where the model has more.
 ///
 /// # Errors
 /// [`TrainError::Io`], [`TrainError::Checkpoint`] if nothing fits.
@@ -159,6 +160,7 @@ pub fn initialise_from(
     from: &Path,
     model: &mut Model,
     tokenizer: &Path,
+    stack_layers: bool,
 ) -> Result<Vec<String>, TrainError> {
     let mut candidates: Vec<PathBuf> = vec![from.to_owned()];
     if from.is_dir() {
@@ -191,6 +193,12 @@ pub fn initialise_from(
             folder.to_owned(),
         ),
     };
+    let layers = if stack_layers {
+        let numbers = weights.shapes().filter_map(|(name, _)| layer(name));
+        numbers.map(|(l, _)| l + 1).max().unwrap_or(0)
+    } else {
+        0
+    };
     let mut used = Vec::new();
     let tables = model.parameters().sparse();
     let same = same_tokens(&tokens.join("tokenizer.json"), tokenizer)?;
@@ -213,10 +221,14 @@ pub fn initialise_from(
             }
             continue;
         }
+        let name = match layers {
+            0 => p.name.clone(),
+            layers => stacked(&p.name, layers),
+        };
         let values = match p.shape[..] {
-            [length] => weights.vector(&p.name, length),
+            [length] => weights.vector(&name, length),
             [rows, columns] => weights
-                .matrix(&p.name, rows, columns)
+                .matrix(&name, rows, columns)
                 .map(|matrix| matrix.to_f32()),
             _ => continue,
         };
@@ -233,6 +245,20 @@ pub fn initialise_from(
         ));
     }
     Ok(used)
+}
+
+/// Number of the layer of a tensor `layers.{l}.rest`, and the rest of its name.
+fn layer(name: &str) -> Option<(usize, &str)> {
+    let (number, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+    Some((number.parse().ok()?, rest))
+}
+
+/// The tensor of a model with `layers` layers that a tensor of a deeper one starts as.
+fn stacked(name: &str, layers: usize) -> String {
+    match layer(name) {
+        Some((l, rest)) => format!("layers.{}.{rest}", l % layers),
+        None => name.to_owned(),
+    }
 }
 
 /// Ids, new and old, of the tokens that two tokenizers have in common.

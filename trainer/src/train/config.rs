@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::TrainError;
 use crate::data::SamplerOptions;
 use crate::objectives::contrastive::LARGEST_LOGIT;
+use crate::objectives::nli::ClassifierSizes;
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;
 use crate::optim::{OptimizerOptions, Schedule};
@@ -131,6 +132,10 @@ pub struct ModelOptions {
     /// another tokenizer, the rows of its embedding tables whose tokens are in both.
     #[serde(default)]
     pub init_from: Option<PathBuf>,
+    /// Progressive stacking (Gong et al., ICML 2019): layer l of a transformer starts as layer `l mod k` of
+    /// `init_from`, which has k layers.
+    #[serde(default)]
+    pub stack_layers: bool,
     /// Whether token embeddings and token weights stay as they are.
     #[serde(default)]
     pub freeze_embeddings: bool,
@@ -161,6 +166,57 @@ pub struct Objectives {
     pub nmt: Option<NmtOptions>,
     /// Embeddings drawn to those of a frozen teacher.
     pub transfer: Option<TransferOptions>,
+    /// Natural language inference: pairs of sentences with labels.
+    pub nli: Option<NliOptions>,
+}
+
+impl Objectives {
+    /// Whether pairs of the corpus are embedded.
+    #[must_use]
+    pub fn uses_corpus(&self) -> bool {
+        self.dual.is_some() || self.nmt.is_some() || self.transfer.is_some()
+    }
+}
+
+/// The inference objective ([`crate::objectives::nli`]): a batch of labelled pairs beside each batch of the corpus.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NliOptions {
+    /// Weight of the loss, in nats a pair.
+    #[serde(default = "unit_weight")]
+    pub weight: f32,
+    /// Files of labelled pairs in any form that `laser eval classify` reads; of those with a column for it
+    /// the part `train`.
+    pub data: Vec<PathBuf>,
+    /// Whether the files are translations of each other, line by line; premise and hypothesis then come each from
+    /// one at random.
+    #[serde(default)]
+    pub parallel: bool,
+    /// Pairs a batch.
+    #[serde(default = "nli_pairs")]
+    pub batch_pairs: usize,
+    /// The classifier.
+    #[serde(default)]
+    pub classifier: ClassifierSizes,
+}
+
+fn nli_pairs() -> usize {
+    64
+}
+
+/// Denoising in the translation objective: the source is the target with some of its tokens changed (SDAE; Hill et al.,
+/// NAACL 2016; Aldarmaki and Diab, NAACL 2019).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Denoise {
+    /// Share of the batches that are denoised instead of translated; 1 = all.
+    pub share: f64,
+    /// Share of tokens that are left out; at least one of a sentence stays.
+    pub drop: f32,
+    /// Share of neighbours that change places, of those that do not overlap.
+    pub swap: f32,
+    /// Share of tokens that are replaced by one of another sentence of the batch.
+    pub substitute: f32,
 }
 
 /// The translation objective ([`crate::objectives::nmt`]): sources are encoded, targets decoded.
@@ -171,6 +227,8 @@ pub struct NmtOptions {
     pub weight: f32,
     /// Sizes of the decoder.
     pub decoder: DecoderSizes,
+    /// Batches whose sources are noisy targets.
+    pub denoise: Denoise,
 }
 
 impl Default for NmtOptions {
@@ -178,6 +236,7 @@ impl Default for NmtOptions {
         Self {
             weight: 1.0,
             decoder: DecoderSizes::default(),
+            denoise: Denoise::default(),
         }
     }
 }
@@ -201,6 +260,9 @@ pub struct TransferOptions {
     /// other in the dual objective; 0 = all are.
     #[serde(default)]
     pub mask_similar: f32,
+    /// Weight λ of the distances to another pair's embeddings, which are to become large.
+    #[serde(default)]
+    pub lambda: f32,
 }
 
 fn unit_weight() -> f32 {
@@ -409,6 +471,7 @@ impl TrainConfig {
             .into_iter()
             .chain(self.model.init_from.as_mut())
             .chain(self.objective.transfer.as_mut().map(|t| &mut t.teacher))
+            .chain(self.objective.nli.iter_mut().flat_map(|n| &mut n.data))
             .chain(self.dev.iter_mut().map(|d| &mut d.path));
         for path in paths {
             *path = folder.join(&path);
@@ -464,12 +527,16 @@ impl TrainConfig {
                 return fail("device = \"cuda\" computes in bf16, not in f32".into());
             }
         }
+        let transformer = matches!(self.model.encoder, Architecture::Transformer(_));
+        if self.model.stack_layers && !(transformer && self.model.init_from.is_some()) {
+            return fail("stack_layers is for a transformer with init_from".into());
+        }
         let only_mean = matches!(self.model.encoder, Architecture::Mean(_));
         if self.model.freeze_embeddings && only_mean && self.model.dense.is_empty() {
             return fail("freeze_embeddings leaves nothing to train in a mean".into());
         }
         let objectives = &self.objective;
-        if objectives.dual.is_none() && objectives.nmt.is_none() && objectives.transfer.is_none() {
+        if !objectives.uses_corpus() && objectives.nli.is_none() {
             return fail("name at least one objective, for instance [objective.dual]".into());
         }
         let masks = objectives
@@ -494,7 +561,37 @@ impl TrainConfig {
                 return fail("mega_share must lie between 0 and 1".into());
             }
         }
+        if let Some(transfer) = &objectives.transfer
+            && !(transfer.lambda >= 0.0 && transfer.lambda.is_finite())
+        {
+            return fail("transfer.lambda must be a number of at least 0".into());
+        }
+        if let Some(nli) = &objectives.nli {
+            if nli.data.is_empty() || nli.batch_pairs == 0 {
+                return fail("objective.nli needs data, and batch_pairs of at least 1".into());
+            }
+            if nli.classifier.hidden.contains(&0) || !(0.0..1.0).contains(&nli.classifier.dropout) {
+                let message = "objective.nli.classifier needs widths of at least 1 and a dropout \
+                               of at least 0 and below 1";
+                return fail(message.into());
+            }
+        }
         if let Some(nmt) = &objectives.nmt {
+            let Denoise {
+                share,
+                drop,
+                swap,
+                substitute,
+            } = nmt.denoise;
+            let rates = [drop, swap, substitute];
+            let fits = (0.0..=1.0).contains(&share)
+                && rates.iter().all(|r| (0.0..=1.0).contains(r))
+                && drop < 1.0;
+            if !fits {
+                return fail(
+                    "the shares of nmt.denoise must lie between 0 and 1, drop below 1".into(),
+                );
+            }
             let DecoderSizes {
                 embedding_size,
                 language_size,
@@ -574,6 +671,11 @@ mod tests {
             ("in = 8", "in = 7"),
             ("[objective.dual]", "[objective.dual]\nscale = 90"),
             ("[objective.dual]", "[objective]"),
+            ("[objective.dual]", "[objective.nli]\ndata = []"),
+            (
+                "[objective.dual]",
+                "[objective.nmt]\ndenoise = { share = 1.5 }",
+            ),
         ] {
             assert!(
                 parse(&SMALL.replace(from, to)).unwrap().check().is_err(),

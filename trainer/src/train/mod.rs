@@ -4,7 +4,11 @@ pub mod checkpoint;
 pub mod config;
 pub mod dev;
 mod error;
+pub mod inference;
+#[cfg(test)]
+mod inference_tests;
 pub mod log;
+mod noise;
 pub mod run;
 pub mod step;
 pub mod teacher;

@@ -11,11 +11,13 @@ use super::TrainError;
 use super::checkpoint::{self, Progress};
 use super::config::{Precision, TrainConfig, TrainDevice};
 use super::dev::Dev;
+use super::inference::{Inference, LabelledPairs};
 use super::log::{Line, Log};
 use super::step::Stepper;
 use super::teacher::Teacher;
 use crate::data::{PackedCorpus, Sampler};
 use crate::models::{Model, ModelError};
+use crate::objectives::nli;
 use crate::objectives::nmt::Decoder;
 use crate::ops::lstm_device::LstmDevice;
 use crate::ops::threads::Threads;
@@ -91,7 +93,12 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     // Frozen tensors are in no checkpoint.
     let begins = !resumed || stepper.model.parameters().frozen() > 0;
     if let Some(from) = config.model.init_from.as_ref().filter(|_| begins) {
-        let tensors = checkpoint::initialise_from(from, &mut stepper.model, &config.tokenizer)?;
+        let tensors = checkpoint::initialise_from(
+            from,
+            &mut stepper.model,
+            &config.tokenizer,
+            config.model.stack_layers,
+        )?;
         stepper.optimizer = Optimizer::new(config.optimizer.clone(), stepper.model.parameters());
         used = Some((tensors, from));
     }
@@ -214,6 +221,17 @@ fn prepare(
         )?),
         None => None,
     };
+    let inference = match &config.objective.nli {
+        Some(options) => {
+            let limit = config.sampling.max_tokens;
+            let pairs = LabelledPairs::read(&options.data, options.parallel, tokenizer, limit)?;
+            let (width, classes) = (model.dimensions(), pairs.classes());
+            let parameters = model.parameters_mut();
+            let net = nli::classifier(parameters, &options.classifier, width, classes, config.seed);
+            Some(Inference { net, pairs })
+        }
+        None => None,
+    };
     let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
     let pending = Default::default();
     Ok(Stepper {
@@ -225,6 +243,7 @@ fn prepare(
         scale,
         decoder,
         teacher,
+        inference,
     })
 }
 

@@ -6,13 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::TrainError;
 use super::config::{DualOptions, Sides, TrainConfig};
+use super::inference::Inference;
+use super::noise::noisy;
 use super::teacher::Teacher;
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
+use crate::models::perceptron::InputDropout;
 use crate::models::{Model, Regularization};
 use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest};
+use crate::objectives::nli::nli;
 use crate::objectives::nmt::{Decoder, Noise, Targets};
-use crate::objectives::transfer::transfer;
+use crate::objectives::transfer::alignment;
 use crate::ops::pool::{self, Occurrences};
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
@@ -58,6 +62,8 @@ pub struct Stepper {
     pub decoder: Option<Decoder>,
     /// Teacher of the transfer objective.
     pub teacher: Option<Teacher>,
+    /// Pairs and classifier of the inference objective.
+    pub inference: Option<Inference>,
 }
 
 /// Parts of the seed, so that no two uses share a stream.
@@ -66,10 +72,18 @@ mod stream {
     pub const MASKS: u64 = 2;
     pub const MEGA: u64 = 3;
     pub const PERTURBED: u64 = 4;
+    pub const NOISE: u64 = 5;
+    pub const NEGATIVES: u64 = 6;
+    pub const INFERENCE: u64 = 7;
 }
 
 fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
     mix(mix(config.seed.wrapping_mul(8) + stream) ^ mix(step << 16 | batch as u64))
+}
+
+/// A number from 0 to 1 of a seed.
+fn uniform(seed: u64) -> f64 {
+    (seed >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// What tells that two sentences mean the same: hashes of both texts and the group.
@@ -178,9 +192,8 @@ impl Stepper {
             }
         };
         let wanted = config.objective.dual.as_ref().filter(|dual| {
-            let dice = seed_of(config, stream::MEGA, step, 0) >> 11;
-            let uniform = dice as f64 / (1u64 << 53) as f64;
-            dual.mega_batch > 1 && step >= dual.mega_from_step && uniform < dual.mega_share
+            let share = uniform(seed_of(config, stream::MEGA, step, 0));
+            dual.mega_batch > 1 && step >= dual.mega_from_step && share < dual.mega_share
         });
         let Some(dual) = wanted else {
             return Ok(draw());
@@ -275,7 +288,10 @@ impl Stepper {
                 return Err(diverged("loss", loss));
             }
             outcome.loss += loss / config.run.accumulate as f64;
-            outcome.pairs += batch.pairs.len() as u64;
+            outcome.pairs += match &config.objective.nli {
+                Some(nli) if !config.objective.uses_corpus() => nli.batch_pairs as u64,
+                _ => batch.pairs.len() as u64,
+            };
             outcome.tokens += tokens;
         }
         let width = self.model.embedding_size();
@@ -324,12 +340,41 @@ impl Stepper {
             .transfer
             .as_ref()
             .is_some_and(|t| t.sides == Sides::Both);
-        let mut sentences = corpus.gather(batch.pairs.iter().map(|p| p.0), limit);
-        let tokens = (sentences.ids.len() + targets.ids.len()) as u64;
+        let noise_seed = seed_of(config, stream::NOISE, step, part);
+        let mut sentences = match &objectives.nmt {
+            Some(nmt) if uniform(noise_seed) < nmt.denoise.share => {
+                noisy(&targets, &nmt.denoise, mix(noise_seed))
+            }
+            _ if objectives.uses_corpus() => corpus.gather(batch.pairs.iter().map(|p| p.0), limit),
+            _ => Ragged::new(),
+        };
+        let mut tokens = if objectives.uses_corpus() {
+            (sentences.ids.len() + targets.ids.len()) as u64
+        } else {
+            0
+        };
         if objectives.dual.is_some() || both {
             (0..pairs).for_each(|i| sentences.push(targets.row(i)));
             let negatives = corpus.gather(batch.negatives.iter().copied(), limit);
             (0..negatives.len()).for_each(|i| sentences.push(negatives.row(i)));
+        }
+        // Behind what the corpus gives.
+        let inference_from = sentences.len();
+        let labelled = self.inference.as_ref().zip(objectives.nli.as_ref());
+        let labelled = labelled.map(|(inference, nli)| {
+            let number = step * config.run.accumulate as u64 + part as u64;
+            let seed = seed_of(config, stream::INFERENCE, 0, 0);
+            (
+                inference,
+                nli,
+                inference.pairs.batch(number, nli.batch_pairs, seed),
+            )
+        });
+        if let Some((_, _, pairs)) = &labelled {
+            for side in [&pairs.first, &pairs.second] {
+                (0..side.len()).for_each(|i| sentences.push(side.row(i)));
+                tokens += side.ids.len() as u64;
+            }
         }
         if config.dropout.tokens > 0.0 {
             let seed = seed_of(config, stream::TOKENS, step, part);
@@ -373,7 +418,9 @@ impl Stepper {
             if similar > 0.0 {
                 masks = masks.and_similar(&wanted, wanted.len() / pairs, similar);
             }
-            loss += f64::from(dual.weight) * self.dual(dual, &masks, &z, &mut dz, share, dense);
+            let end = inference_from * self.model.dimensions();
+            let (z, dz) = (&z[..end], &mut dz[..end]);
+            loss += f64::from(dual.weight) * self.dual(dual, &masks, z, dz, share, dense);
         }
         if let (Some(nmt), Some(decoder)) = (&objectives.nmt, &self.decoder) {
             let languages: Vec<u32> = batch
@@ -404,14 +451,39 @@ impl Stepper {
         if let Some(options) = objectives.transfer.as_ref().filter(|t| t.weight != 0.0) {
             let width = self.model.dimensions();
             let sides = if options.sides == Sides::Both { 2 } else { 1 };
+            let dice = seed_of(config, stream::NEGATIVES, step, part);
+            let shift = 1 + (dice % pairs.saturating_sub(1).max(1) as u64) as usize;
             for side in 0..sides {
                 let part = side * pairs * width..(side + 1) * pairs * width;
-                let (value, mut dx) = transfer(options.distance, &z[part.clone()], &wanted, width);
+                let negatives = (options.lambda, shift);
+                let x = &z[part.clone()];
+                let (value, mut dx) = alignment(options.distance, x, &wanted, width, negatives);
                 let weight = options.weight / sides as f32;
                 loss += f64::from(weight) * value;
                 scale(share * weight, &mut dx);
                 add(&dx, &mut dz[part]);
             }
+        }
+        if let Some((inference, options, pairs)) = &labelled {
+            let width = self.model.dimensions();
+            let begin = inference_from * width;
+            let middle = begin + pairs.labels.len() * width;
+            let dropout = InputDropout {
+                rate: options.classifier.dropout,
+                seed: mix(masks_seed ^ 1),
+            };
+            let found = nli(
+                &inference.net,
+                self.model.parameters(),
+                (&z[begin..middle], &z[middle..]),
+                &pairs.labels,
+                (share * options.weight, dropout),
+                dense,
+                self.model.arithmetic(),
+            );
+            loss += f64::from(options.weight) * found.loss;
+            add(&found.du, &mut dz[begin..middle]);
+            add(&found.dv, &mut dz[middle..]);
         }
         let mut add_shards = |shards: Vec<crate::models::ShardGradients>| {
             for shard in shards {

@@ -144,18 +144,18 @@ const BILSTM: &str = r#"architecture = "bilstm", embedding_size = 12, hidden_siz
 const RESIDUAL: &str = r#"architecture = "residual_bilstm", embedding_size = 16, pooling = "weighted",
     hidden_size = 16, layers = 1, state_pooling = "max""#;
 
-fn quiet() -> Options {
+pub(crate) fn quiet() -> Options {
     Options {
         quiet: true,
         ..Options::default()
     }
 }
 
-fn tensors(folder: &Path) -> Vec<u8> {
+pub(crate) fn tensors(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("last/model.safetensors")).unwrap()
 }
 
-fn one(config: &TrainConfig) -> Summary {
+pub(crate) fn one(config: &TrainConfig) -> Summary {
     run(config, &quiet()).unwrap()
 }
 
@@ -472,8 +472,8 @@ fn rows_follow_their_tokens_into_another_tokenizer() {
     };
     let (mut same, mut turned) = (model(last), model(last + 1));
     let fresh = turned.clone();
-    initialise_from(&folder, &mut same, &config.tokenizer).unwrap();
-    initialise_from(&folder, &mut turned, &other).unwrap();
+    initialise_from(&folder, &mut same, &config.tokenizer, false).unwrap();
+    initialise_from(&folder, &mut turned, &other, false).unwrap();
     for i in 0..same.parameters().sparse() {
         let (a, b) = (same.parameters().value(i), turned.parameters().value(i));
         let width = a.len() / last as usize;
@@ -481,6 +481,47 @@ fn rows_follow_their_tokens_into_another_tokenizer() {
         rows.for_each(|(a, b)| assert_eq!(a, b));
         assert_eq!(b[..width], fresh.parameters().value(i)[..width]);
     }
+}
+
+#[test]
+fn a_deeper_transformer_starts_from_the_layers_of_a_shallow_one() {
+    let world = World::new();
+    let transformer = |layers: usize| {
+        format!(
+            "architecture = \"transformer\", hidden_size = 8, layers = {layers}, heads = 2, \
+             intermediate_size = 12, max_positions = 32, type_vocab_size = 1, layer_norm_eps = 1e-5, \
+             activation = \"gelu\", norm = \"post\", pooling = \"cls\""
+        )
+    };
+    let shallow = world.config("shallow", &transformer(2), 2);
+    one(&shallow);
+    let mut deep = world.config("deep", &transformer(4), 1);
+    deep.optimizer.learning_rate = 0.0;
+    deep.optimizer.average_decay = 0.0;
+    deep.model.init_from = Some(shallow.output.join("last"));
+    deep.model.stack_layers = true;
+    one(&deep);
+    let (from, to) = (
+        export::read(&shallow.output.join("last")).unwrap(),
+        export::read(&deep.output.join("last")).unwrap(),
+    );
+    let mut layers = 0;
+    for (name, tensor) in &to.tensors {
+        let source = name
+            .replace("layers.2.", "layers.0.")
+            .replace("layers.3.", "layers.1.");
+        assert_eq!(tensor, &from.tensors[&source], "{name}");
+        layers += usize::from(source != *name);
+    }
+    assert!(layers > 10, "{layers}");
+    let mut mean = world.config("mean", MEAN, 1);
+    mean.model.stack_layers = true;
+    assert!(
+        run(&mean, &quiet())
+            .unwrap_err()
+            .to_string()
+            .contains("stack_layers")
+    );
 }
 
 #[test]
@@ -517,6 +558,7 @@ fn translation_and_transfer_teach_as_well() {
         distance: Distance::Cosine,
         sides: Sides::Sources,
         mask_similar: 0.0,
+        lambda: 0.0,
     });
     let summary = one(&student);
     assert!(summary.loss < 0.2, "{}", summary.loss);
@@ -529,6 +571,7 @@ fn translation_and_transfer_teach_as_well() {
             distance: Distance::Cosine,
             sides: Sides::Sources,
             mask_similar: threshold,
+            lambda: 0.0,
         });
         one(&config).loss
     };
@@ -545,6 +588,7 @@ fn translation_and_transfer_teach_as_well() {
             language_size: 2,
             hidden_size: 24,
         },
+        denoise: Default::default(),
     });
     nmt.run.log_steps = 1;
     one(&nmt);

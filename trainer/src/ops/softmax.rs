@@ -1,0 +1,67 @@
+//! Softmax with cross-entropy over rows of logits.
+
+use laser_kernels::slices::{exp_in_place, largest, scale, shift};
+
+/// Turns each row of `logits` [rows, classes] into probabilities.
+pub fn softmax(logits: &mut [f32], classes: usize) {
+    for row in logits.chunks_exact_mut(classes) {
+        shift(-largest(row), row);
+        let sum = exp_in_place(row);
+        scale(1.0 / sum, row);
+    }
+}
+
+/// Mean cross-entropy in nats of the rows of `logits` [rows, classes] with one label a row, and its
+/// gradient in their place: `(softmax − one-hot) / rows`.
+///
+/// # Panics
+/// If a label is not below `classes`, or there are fewer labels than rows.
+pub fn cross_entropy(logits: &mut [f32], classes: usize, labels: &[u32]) -> f64 {
+    let rows = logits.len() / classes;
+    softmax(logits, classes);
+    let mut loss = 0.0;
+    for (row, label) in logits.chunks_exact_mut(classes).zip(labels) {
+        let own = &mut row[*label as usize];
+        // Not `max`, which would make a number of NaN.
+        let probability = if *own < f32::MIN_POSITIVE {
+            f32::MIN_POSITIVE
+        } else {
+            *own
+        };
+        loss -= f64::from(probability).ln();
+        *own -= 1.0;
+        scale(1.0 / rows as f32, row);
+    }
+    loss / rows as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::parameters::random;
+
+    #[test]
+    fn the_gradient_matches_finite_differences() {
+        let (classes, labels) = (3, [2, 0, 1, 1]);
+        let mut x = random(12, 2.0, 1, 3);
+        let mut gradient = x.clone();
+        let loss = cross_entropy(&mut gradient, classes, &labels);
+        assert!(loss > 0.0);
+        for k in 0..x.len() {
+            let (value, h) = (x[k], 1e-2);
+            let mut at = |offset: f32| {
+                x[k] = value + offset;
+                cross_entropy(&mut x.clone(), classes, &labels)
+            };
+            let slope = (at(h) - at(-h)) / (2.0 * f64::from(h));
+            x[k] = value;
+            let wrong = (f64::from(gradient[k]) - slope).abs();
+            assert!(wrong < 1e-4, "{} {slope}", gradient[k]);
+        }
+        // Large logits stay finite.
+        let mut x = [1e4, -1e4, 0.0];
+        assert!(cross_entropy(&mut x, 3, &[1]).is_finite());
+        assert!(x[0] == 1.0 && x[1] == -1.0 && x[2].abs() < 1e-30, "{x:?}");
+        assert!(cross_entropy(&mut [f32::NAN, 0.0], 2, &[1]).is_nan());
+    }
+}
