@@ -532,7 +532,7 @@ CREATE VIEW laser_index_maintenance AS
 SELECT m.pid, m.datid, d.datname, m.indexrelid, m.index, m.phase, m.tuples_done, m.tuples_total,
        m.started_at, m.failures, m.last_error, m.failed_at, m.next_try
 FROM @extschema@.laser_index_maintenance() AS m
-LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) m.datid;
+JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) m.datid;
 
 GRANT SELECT ON laser_index_maintenance TO PUBLIC;
 
@@ -540,7 +540,7 @@ COMMENT ON VIEW laser_index_maintenance IS
     'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
 COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
-    'idle; waiting for lock; sampling vectors, loading vectors, refining graph, writing segment; put off: after a failure, until next_try';
+    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try, put off: it has failed, or waiting for lock: others have the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
 

@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 use super::super::build::pause as interrupted;
 use super::super::options;
 use super::backlog;
-use super::state::{self, Starts, State, WAITING};
+use super::state::{self, Starts, State};
 
 /// As `pg_stat_activity` calls workers.
 const NAME: &str = "laser maintenance";
@@ -31,7 +31,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 pub enum Answer {
     /// The worker.
     Worker,
-    /// Nobody for now: the last merge has failed. What is to be said of it, once a session.
+    /// Nobody for now: the last merge has failed, of which this is to be said, once a session; or somebody else
+    /// has the index.
     Later(Option<String>),
     /// The session itself, if it can.
     Session,
@@ -117,8 +118,8 @@ pub unsafe fn ask(index: pg_sys::Relation, table: pg_sys::Relation) -> Answer {
     let answer = with_look(|look, fresh| {
         if let Some(put_off) = look.state.put_off(oid, now()) {
             let failure = (oid, put_off.failed);
-            let told = TOLD.replace(failure) == failure;
-            return Some(Answer::Later((!told).then(|| put_off.error.clone())));
+            let news = put_off.failures > 0 && TOLD.replace(failure) != failure;
+            return Some(Answer::Later(news.then(|| put_off.error.clone())));
         }
         let worker = look.worker?;
         if fresh && look.state.work.is_none() {
@@ -190,12 +191,8 @@ pub fn slow_down(index: pg_sys::Oid, pages: u64, limit: u64) {
         return;
     }
     let oid = index.to_u32();
-    let works = with_look(|look, _| {
-        let waits = |w: &state::Work| w.index == oid && w.phase == WAITING;
-        look.worker.is_some()
-            && look.state.put_off(oid, now()).is_none()
-            && !look.state.work.as_ref().is_some_and(waits)
-    });
+    let works =
+        with_look(|look, _| look.worker.is_some() && look.state.put_off(oid, now()).is_none());
     if !works {
         return;
     }

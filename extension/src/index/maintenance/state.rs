@@ -34,7 +34,7 @@ pub struct Work {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What it is at; [`WAITING`] while others keep it from its work.
+    /// What it is at.
     pub phase: String,
     /// Rows that the phase has done, of so many.
     pub done: u64,
@@ -43,22 +43,19 @@ pub struct Work {
     pub started: i64,
 }
 
-/// The phase of a merge that waits for VACUUM, a check or another merge.
-pub const WAITING: &str = "waiting for lock";
-
-/// An index whose merge has failed.
+/// An index whose merge has failed, or that somebody else has: VACUUM, a check, another merge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PutOff {
     /// OID of the index.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Failures in a row.
+    /// Failures in a row; none where somebody else has the index.
     pub failures: u32,
     /// When it has failed and when it is tried again, as `timestamptz`.
     pub failed: i64,
     pub until: i64,
-    /// Why.
+    /// Why it has failed.
     pub error: String,
 }
 

@@ -66,18 +66,24 @@ fn laser_index_maintenance() -> TableIterator<
         }
         for p in &state.put_off {
             if sees_statistics(datid, Oid::from(p.index)) {
+                let failed = p.failures > 0;
+                let phase = if failed {
+                    "put off"
+                } else {
+                    "waiting for lock"
+                };
                 rows.push((
                     worker,
                     datid,
                     Some(Oid::from(p.index)),
                     Some(to_server(&p.name)),
-                    Some("put off".to_owned()),
+                    Some(phase.to_owned()),
                     None,
                     None,
                     None,
-                    Some(p.failures as i32),
-                    Some(to_server(&p.error)),
-                    time(p.failed),
+                    failed.then_some(p.failures as i32),
+                    failed.then(|| to_server(&p.error)),
+                    failed.then(|| time(p.failed)).flatten(),
                     time(p.until),
                 ));
             } else {

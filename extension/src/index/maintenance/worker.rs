@@ -25,7 +25,7 @@ use super::super::info::Opened;
 use super::super::pages::MergeLock;
 use super::super::rights::{AsOwner, Use};
 use super::super::{merge, options};
-use super::state::{self, PutOff, Starts, State, WAITING, Work};
+use super::state::{self, PutOff, Starts, State, Work};
 use crate::catalogs;
 
 /// How long a worker waits for more work before it leaves.
@@ -207,6 +207,8 @@ enum Outcome {
     Done,
     /// Others have a lock against it.
     Locked,
+    /// Others change it, and may merge it.
+    Busy,
     Failed(IndexError),
 }
 
@@ -307,8 +309,8 @@ impl Worker {
             return Vec::new();
         };
         let all: Vec<u32> = all.into_iter().map(Oid::to_u32).collect();
-        self.forget_all_but(&all);
         let (at, now) = (Instant::now(), now());
+        self.forget_all_but(&all, now);
         self.resting.retain(|_, until| *until > at);
         let mut due = Vec::new();
         for index in all {
@@ -330,11 +332,14 @@ impl Worker {
         due.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Forgets what was put off of indexes that are gone.
-    fn forget_all_but(&self, all: &[u32]) {
+    /// Forgets what was put off of indexes that are gone, or until now because others had them.
+    fn forget_all_but(&self, all: &[u32], now: i64) {
         let mut state = self.state.borrow_mut();
         let before = state.put_off.len();
-        state.put_off.retain(|p| all.contains(&p.index));
+        let counts = |p: &PutOff| p.failures > 0 || p.until > now;
+        state
+            .put_off
+            .retain(|p| all.contains(&p.index) && counts(p));
         let changed = state.put_off.len() != before;
         drop(state);
         if changed {
@@ -356,6 +361,10 @@ impl Worker {
                 self.resting.insert(index, Instant::now() + REST);
                 None
             }
+            Ok(Outcome::Busy) => {
+                self.put_off(index, name.clone(), None, Duration::ZERO);
+                None
+            }
             Ok(Outcome::Failed(error)) => Some(merge::failure(&error)),
             Err(undone) if undone.cancelled => {
                 log(format!(
@@ -368,7 +377,7 @@ impl Worker {
         };
         if let Some(error) = failure {
             log(format!("laser: index \"{name}\": {error}"));
-            self.put_off(index, name, error, start.elapsed());
+            self.put_off(index, name, Some(error), start.elapsed());
         }
         self.write();
     }
@@ -382,7 +391,7 @@ impl Worker {
         self.state.borrow_mut().work = Some(Work {
             index,
             name: opened.name(),
-            phase: WAITING.to_owned(),
+            phase: "starting".to_owned(),
             started: now(),
             ..Work::default()
         });
@@ -392,9 +401,9 @@ impl Worker {
         unsafe {
             pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, activity.as_ptr());
             let _owner = AsOwner::of(opened.raw());
-            let _lock = match MergeLock::attempt(opened.raw()) {
-                Some(lock) => lock,
-                None => MergeLock::wait(opened.raw()),
+            // It does not wait: other indexes may have work as well.
+            let Some(_lock) = MergeLock::attempt(opened.raw()) else {
+                return Outcome::Busy;
             };
             // Others may have done it meanwhile.
             if excess(&opened).is_none() {
@@ -431,21 +440,30 @@ impl Worker {
         }
     }
 
-    /// Notes a failure, for longer with each of them.
-    fn put_off(&self, index: u32, name: String, error: String, took: Duration) {
+    /// Notes a failure, for longer with each of them, or that somebody else has the index.
+    fn put_off(&self, index: u32, name: String, error: Option<String>, took: Duration) {
         let mut state = self.state.borrow_mut();
         let before = state.put_off.iter().position(|p| p.index == index);
         let before = before.map(|at| state.put_off.swap_remove(at));
-        let last = before.as_ref().map_or(SHORTEST / 2, |p| p.until - p.failed);
-        let took = FACTOR * took.as_micros() as i64;
         let failed = now();
+        let (failures, delay) = match &error {
+            None => (0, REST.as_micros() as i64),
+            Some(_) => {
+                let failures = before.as_ref().map_or(0, |p| p.failures);
+                let last = before.filter(|p| p.failures > 0);
+                let last = last.map_or(SHORTEST / 2, |p| p.until - p.failed);
+                let took = FACTOR * took.as_micros() as i64;
+                let delay = (2 * last).max(took).clamp(SHORTEST, LONGEST);
+                (failures.saturating_add(1), delay)
+            }
+        };
         state.put_off.push(PutOff {
             index,
             name,
-            failures: before.map_or(0, |p| p.failures).saturating_add(1),
+            failures,
             failed,
-            until: failed + (2 * last).max(took).clamp(SHORTEST, LONGEST),
-            error,
+            until: failed + delay,
+            error: error.unwrap_or_default(),
         });
     }
 }
