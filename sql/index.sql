@@ -167,3 +167,29 @@ COMMENT ON VIEW laser_models_used IS
 COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
 COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
 COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';
+
+CREATE FUNCTION laser_index_maintenance(
+    OUT pid integer, OUT datid oid, OUT indexrelid oid, OUT index text, OUT phase text,
+    OUT tuples_done bigint, OUT tuples_total bigint, OUT started_at timestamptz,
+    OUT failures integer, OUT last_error text, OUT failed_at timestamptz, OUT next_try timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_maintenance_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED ROWS 5;
+
+COMMENT ON FUNCTION laser_index_maintenance() IS 'what the view laser_index_maintenance shows';
+
+CREATE VIEW laser_index_maintenance AS
+SELECT m.pid, m.datid, d.datname, m.indexrelid, m.index, m.phase, m.tuples_done, m.tuples_total,
+       m.started_at, m.failures, m.last_error, m.failed_at, m.next_try
+FROM @extschema@.laser_index_maintenance() AS m
+JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) m.datid;
+
+GRANT SELECT ON laser_index_maintenance TO PUBLIC;
+
+COMMENT ON VIEW laser_index_maintenance IS
+    'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
+COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
+COMMENT ON COLUMN laser_index_maintenance.phase IS
+    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try, put off: it has failed, or waiting for lock: others have the index';
+COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
+COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';

@@ -1,5 +1,7 @@
-//! Rows of the system catalogs, by the server's caches.
+//! Rows of the system catalogs.
 #![allow(unsafe_code)]
+
+use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
@@ -22,4 +24,45 @@ pub unsafe fn row<T, R>(
         pg_sys::ReleaseSysCache(row);
         Some(copied)
     }
+}
+
+/// Indexes of an access method, but for those of temporary tables.
+///
+/// # Safety
+/// Called in a transaction.
+pub unsafe fn indexes_of(method: &CStr) -> Vec<Oid> {
+    let mut found = Vec::new();
+    // SAFETY: rows of pg_class, which are looked at before the next one is read.
+    unsafe {
+        let method = pg_sys::get_am_oid(method.as_ptr(), true);
+        if method == pg_sys::InvalidOid {
+            return found;
+        }
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let relation = pg_sys::table_open(pg_sys::RelationRelationId, lock);
+        let scan = pg_sys::systable_beginscan(
+            relation,
+            pg_sys::InvalidOid,
+            false,
+            std::ptr::null_mut(),
+            0,
+            std::ptr::null_mut(),
+        );
+        loop {
+            let row = pg_sys::systable_getnext(scan);
+            if row.is_null() {
+                break;
+            }
+            let class = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>();
+            if class.relam == method
+                && class.relkind as u8 == pg_sys::RELKIND_INDEX
+                && class.relpersistence as u8 != pg_sys::RELPERSISTENCE_TEMP
+            {
+                found.push(class.oid);
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(relation, lock);
+    }
+    found
 }

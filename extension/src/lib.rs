@@ -10,6 +10,7 @@ mod backtraces;
 mod catalogs;
 mod encode;
 mod encoding;
+mod file_lock;
 mod index;
 mod lists;
 mod memory;

@@ -305,7 +305,10 @@ fn another_model_is_refused() -> Result<()> {
 /// VACUUM makes is used again.
 #[test]
 fn a_full_tablespace() -> Result<()> {
-    let cluster = Cluster::builder().preload(false).start()?;
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("laser.background_maintenance", "off")
+        .start()?;
     let place = cluster.scratch()?.join("space");
     cluster.run("/bin/mkdir", &[&place.display().to_string()])?;
     let Some(disk) = SmallDisk::mount(&place, 1024)? else {
@@ -350,7 +353,10 @@ fn a_full_tablespace() -> Result<()> {
 /// No room for files of segments: searches do without, merges wait until there is room.
 #[test]
 fn a_full_cache() -> Result<()> {
-    let cluster = Cluster::builder().preload(false).start()?;
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("laser.background_maintenance", "off")
+        .start()?;
     let mut client = create(&cluster, 3000)?;
     client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
     let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");

@@ -1,5 +1,5 @@
-//! Upkeep of an index: builds and merges at the same time, files that nobody needs, cancels, merges
-//! that cannot be done.
+//! Upkeep of an index by sessions: builds and merges at the same time, files that nobody needs, cancels,
+//! merges that cannot be done. `index_maintenance.rs` has the worker's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,6 +16,7 @@ fn cluster() -> Result<Cluster> {
         .preload(false)
         .setting("fsync", "off")
         .setting("autovacuum", "off")
+        .setting("laser.background_maintenance", "off")
         .start()
 }
 

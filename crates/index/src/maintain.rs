@@ -5,6 +5,7 @@
 //! that nobody refers to.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
@@ -136,6 +137,42 @@ pub struct Merge<'a> {
     pub plan: Plan,
     /// Threads, memory and the folder for files.
     pub options: &'a BuildOptions,
+}
+
+/// What a merge is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It reads entries to decide how they are stored.
+    Sampling,
+    /// It adds entries to the graph.
+    Loading,
+    /// It looks for the neighbours of new nodes once more.
+    Refining,
+    /// It writes the pages of a segment.
+    Writing,
+}
+
+impl Phase {
+    /// As progress reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sampling => "sampling vectors",
+            Self::Loading => "loading vectors",
+            Self::Refining => "refining graph",
+            Self::Writing => "writing segment",
+        }
+    }
+}
+
+/// How far a merge is with the segments that it makes into one.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// What it is at.
+    pub phase: Phase,
+    /// Entries that this phase has done.
+    pub done: usize,
+    /// Entries of the new segment.
+    pub total: usize,
 }
 
 /// Merges of the directory as it is now: groups of segments, each to become one segment. The
@@ -348,14 +385,28 @@ fn sample(
     Ok(sample)
 }
 
-/// Merges according to a plan. `finished` is given every new segment once it is in the directory.
-/// Returns how many segments were made.
+/// As [`merge_reporting`], without reports.
 ///
 /// # Errors
 /// Damage, no memory, no room.
 pub fn merge<S: PageStore>(
     store: &S,
     how: &Merge<'_>,
+    finished: impl FnMut(&SegmentEntry, BuiltSegment),
+) -> Result<usize> {
+    merge_reporting(store, how, &|_| (), finished)
+}
+
+/// Merges according to a plan. `finished` is given every new segment once it is in the directory,
+/// `report` hears how far the merge is, many times a second.
+/// Returns how many segments were made.
+///
+/// # Errors
+/// Damage, no memory, no room.
+pub fn merge_reporting<S: PageStore>(
+    store: &S,
+    how: &Merge<'_>,
+    report: &dyn Fn(Progress),
     mut finished: impl FnMut(&SegmentEntry, BuiltSegment),
 ) -> Result<usize> {
     let options = how.options;
@@ -395,6 +446,11 @@ pub fn merge<S: PageStore>(
         let taken = sealed.take();
         let live = group.iter().map(|s| s.live() as usize).sum::<usize>();
         let expected = live + if taken.is_some() { list } else { 0 };
+        report(Progress {
+            phase: Phase::Sampling,
+            done: 0,
+            total: expected,
+        });
         // What cannot end well is not begun.
         fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
         room(&codec, expected, options)?;
@@ -457,7 +513,11 @@ pub fn merge<S: PageStore>(
             new: Vec::new(),
             long: Vec::new(),
             pause: &pause,
+            report,
+            pushed: 0,
+            expected,
         };
+        output.pushed = output.builder.added();
         for view in views {
             let same = view.encoding().stores_like(&encoding);
             view.for_each(|slot, graph, fine| {
@@ -547,15 +607,32 @@ struct Output<'a, S> {
     /// Vectors that [`Encoding::takes`] does not take, with their addresses and errors.
     long: Vec<(u64, Vec<f32>, f64)>,
     pause: &'a dyn Fn(),
+    report: &'a dyn Fn(Progress),
+    /// Entries that are in the graphs or on their way, of those that are expected.
+    pushed: usize,
+    expected: usize,
 }
 
 impl<S: PageStore> Output<'_, S> {
+    fn count(&mut self) {
+        self.pushed += 1;
+        if self.pushed.is_multiple_of(64) {
+            (self.report)(Progress {
+                phase: Phase::Loading,
+                done: self.pushed.min(self.expected),
+                total: self.expected,
+            });
+        }
+    }
+
     fn push_stored(&mut self, tid: u64, graph: &[u8], fine: &[u8]) -> Result<()> {
+        self.count();
         self.builder.push_stored(tid, graph, fine, self.pause)?;
         self.next_if_full()
     }
 
     fn push(&mut self, tid: u64, x: Vec<f32>, error: f64) -> Result<()> {
+        self.count();
         if self.builder.encoding().takes(&x) {
             self.builder.push_prepared(tid, &x, error, self.pause)?;
             return self.next_if_full();
@@ -572,7 +649,8 @@ impl<S: PageStore> Output<'_, S> {
             let encoding = self.builder.encoding().clone();
             let next = SegmentBuilder::new(self.options.clone(), encoding, None)?;
             let full = std::mem::replace(&mut self.builder, next);
-            self.new.push(write(self.store, full, self.pause)?);
+            self.new
+                .push(write(self.store, full, self.pause, self.report)?);
         }
         Ok(())
     }
@@ -595,7 +673,8 @@ impl<S: PageStore> Output<'_, S> {
                     self.long.push((tid, x, error));
                 }
             }
-            self.new.push(write(self.store, builder, self.pause)?);
+            self.new
+                .push(write(self.store, builder, self.pause, self.report)?);
         }
         Ok(())
     }
@@ -603,7 +682,8 @@ impl<S: PageStore> Output<'_, S> {
     fn finish(mut self) -> Result<Vec<Written>> {
         self.write_long()?;
         if !self.builder.is_empty() {
-            self.new.push(write(self.store, self.builder, self.pause)?);
+            self.new
+                .push(write(self.store, self.builder, self.pause, self.report)?);
         }
         Ok(self.new)
     }
@@ -670,8 +750,28 @@ fn push_list<S: PageStore>(
 }
 
 /// Finishes a segment and writes its pages.
-fn write(store: &impl PageStore, builder: SegmentBuilder, pause: &dyn Fn()) -> Result<Written> {
-    let built = builder.finish(pause)?;
+fn write(
+    store: &impl PageStore,
+    builder: SegmentBuilder,
+    pause: &dyn Fn(),
+    report: &dyn Fn(Progress),
+) -> Result<Written> {
+    let (total, refined) = (builder.len(), builder.refined());
+    let refining = || {
+        pause();
+        report(Progress {
+            phase: Phase::Refining,
+            // Each node is looked at twice.
+            done: refined.load(Ordering::Relaxed) / 2,
+            total,
+        });
+    };
+    let built = builder.finish(&refining)?;
+    report(Progress {
+        phase: Phase::Writing,
+        done: 0,
+        total,
+    });
     let entry = write_pages(store, &built.header, &built.bytes, &built.dead, |_| {})?;
     Ok((entry, built))
 }

@@ -1,15 +1,10 @@
-//! What the worker and the sessions share in the data directory, which is the working directory of
-//! every server process. None of it outlives its purpose: it is made again after a crash.
-//!
-//! The names begin with `pgsql_tmp`, which base backups and pg_rewind leave out.
-#![allow(unsafe_code)]
+//! What the worker and the sessions share in the data directory. It is made again after a crash.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 
-/// Folder of all files.
-const FOLDER: &str = "laser";
+use crate::file_lock::{self, Lock};
+
 /// The encoder's socket.
 pub const SOCKET: &str = "laser/pgsql_tmp_encoder.sock";
 /// Locked by the one worker.
@@ -20,65 +15,19 @@ const STARTER_LOCK: &str = "laser/pgsql_tmp_starter.lock";
 const STATE: &str = "laser/pgsql_tmp_worker.state";
 const STATE_NEW: &str = "laser/pgsql_tmp_worker.state.new";
 
-/// A lock on a file, held until dropped or until the process ends.
-pub struct Lock {
-    _file: File,
-}
-
-fn lock_request() -> libc::flock {
-    // SAFETY: all zeros are valid for this plain structure: the whole file, from its start.
-    let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = libc::F_WRLCK as _;
-    request.l_whence = libc::SEEK_SET as _;
-    request
-}
-
-fn open(path: &str) -> io::Result<File> {
-    match fs::create_dir(FOLDER) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
-    }
-    // Locks of this kind belong to the process and its open file; a child does not inherit them.
-    OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(path)
-}
-
-fn try_lock(path: &str) -> io::Result<Option<Lock>> {
-    let file = open(path)?;
-    let request = lock_request();
-    // SAFETY: the structure is valid for the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &request) } == 0 {
-        return Ok(Some(Lock { _file: file }));
-    }
-    match io::Error::last_os_error() {
-        e if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
-        e => Err(e),
-    }
-}
-
 /// Locks the place of the worker; `None` if another process has it.
 pub fn lock_worker() -> io::Result<Option<Lock>> {
-    try_lock(WORKER_LOCK)
+    Lock::attempt(WORKER_LOCK)
 }
 
 /// Locks the right to start a worker; `None` if another session has it.
 pub fn lock_starter() -> io::Result<Option<Lock>> {
-    try_lock(STARTER_LOCK)
+    Lock::attempt(STARTER_LOCK)
 }
 
 /// Whether a worker runs. Takes no lock, so it never keeps a worker from starting.
 pub fn worker_runs() -> io::Result<bool> {
-    let file = open(WORKER_LOCK)?;
-    let mut request = lock_request();
-    // SAFETY: the structure is valid for the call, which writes the answer into it.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &mut request) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(request.l_type != libc::F_UNLCK as libc::c_short)
+    Ok(file_lock::holder(WORKER_LOCK)?.is_some())
 }
 
 /// What the worker says about the encoder process.

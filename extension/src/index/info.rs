@@ -90,8 +90,8 @@ impl Opened {
         opened
     }
 
-    /// As [`Opened::new`], for looking, if nobody has a lock against it and it is still there.
-    fn at_once(oid: pg_sys::Oid) -> Option<Self> {
+    /// As [`Opened::new`], if nobody has a lock against it and it is still there.
+    pub fn at_once(oid: pg_sys::Oid, wanted: Use, lock: u32) -> Option<Self> {
         // SAFETY: look-ups in system caches; locks that were got are given back.
         unsafe {
             let table = pg_sys::IndexGetRelation(oid, true);
@@ -99,12 +99,13 @@ impl Opened {
             {
                 return None;
             }
-            let locked = pg_sys::ConditionalLockRelationOid(oid, TABLE_LOCK);
+            let mode = lock as pg_sys::LOCKMODE;
+            let locked = pg_sys::ConditionalLockRelationOid(oid, mode);
             // As the catalogs are now that nobody can drop it any more.
             let opened = (locked && pg_sys::IndexGetRelation(oid, true) == table)
-                .then(|| Self::new(oid, Use::Look, TABLE_LOCK as u32));
+                .then(|| Self::new(oid, wanted, lock));
             if locked {
-                pg_sys::UnlockRelationOid(oid, TABLE_LOCK);
+                pg_sys::UnlockRelationOid(oid, mode);
             }
             pg_sys::UnlockRelationOid(table, TABLE_LOCK);
             opened
@@ -130,13 +131,13 @@ impl Opened {
 
     /// Whether its build has ended: CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY show an
     /// index to others before.
-    fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         // SAFETY: the relation is open, and an index.
         unsafe { (*(*self.raw()).rd_index).indisready }
     }
 
     /// Its name, for messages.
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         // SAFETY: the relation is open.
         unsafe { encoding::name_of(self.raw()) }
     }
@@ -300,7 +301,7 @@ fn laser_index_info(
 fn laser_index_model(
     index: pg_sys::Oid,
 ) -> TableIterator<'static, (name!(model, String), name!(fingerprint, String))> {
-    let row = Opened::at_once(index).and_then(|opened| {
+    let row = Opened::at_once(index, Use::Look, TABLE_LOCK as u32).and_then(|opened| {
         let p = opened
             .is_ready()
             .then(|| retry(|| Meta::read(&opened.store())).parameters)?;

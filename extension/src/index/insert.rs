@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use laser_index::maintain::Plan;
-use laser_index::meta::Meta;
+use laser_index::meta::{Meta, Parameters};
 use laser_index::page::{NULL, UNDIRECTED};
 use laser_index::{IndexError, Result, pending, space};
 use pgrx::pg_sys::{self, Datum};
@@ -10,12 +10,14 @@ use pgrx::pg_sys::{self, Datum};
 use super::build::{pack, pages_of};
 use super::element::{self, Element};
 use super::errors::OrReport;
+use super::maintenance::{self, Answer};
 use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
 use super::undecided;
 
-/// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded.
+/// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded. A list that has
+/// become too long is left to the worker of the database, or merged here where there is none.
 #[pgrx::pg_guard]
 #[allow(clippy::too_many_arguments)] // the signature is the server's
 pub unsafe extern "C-unwind" fn insert(
@@ -23,7 +25,7 @@ pub unsafe extern "C-unwind" fn insert(
     values: *mut Datum,
     isnull: *mut bool,
     tid: pg_sys::ItemPointer,
-    _heap: pg_sys::Relation,
+    heap: pg_sys::Relation,
     _unique: pg_sys::IndexUniqueCheck::Type,
     _unchanged: bool,
     _info: *mut pg_sys::IndexInfo,
@@ -33,32 +35,65 @@ pub unsafe extern "C-unwind" fn insert(
         let store = RelationStore::new(index);
         let tid = pack(tid);
         let mut attempts = 0;
-        let pages = loop {
+        let (pages, added) = loop {
             match put(&store, tid, (!*isnull).then_some(*values)) {
                 // The number of dimensions has been decided or forgotten meanwhile.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
                 result => break result.or_report(),
             }
         };
-        if let Some(pages) = pages
-            && pages > pages_of(options::of(index).pending_list_limit).max(1)
-            && merge::may_begin((*index).rd_id)
-            && let Some(lock) = MergeLock::attempt(index)
-        {
+        let limit = pages_of(options::of(index).pending_list_limit).max(1);
+        if pages > limit {
             // The row is in the index already; merging can wait until it can be done.
-            merge::try_merge(index, &store, Plan::Insert).or_report();
-            drop(lock);
+            if added {
+                match maintenance::ask(index, heap) {
+                    Answer::Worker | Answer::Later(None) => {}
+                    Answer::Later(Some(error)) => pgrx::warning!("{error}"),
+                    Answer::Session => merge_here(index, &store),
+                }
+            }
+            maintenance::slow_down((*index).rd_id, pages, limit);
         }
         false
     }
 }
 
-/// Appends a row to the pending list.
+/// Merges the pending list, unless somebody else does.
+///
+/// # Safety
+/// `index` is open, `store` its pages.
+unsafe fn merge_here(index: pg_sys::Relation, store: &RelationStore) {
+    // SAFETY: by contract.
+    unsafe {
+        if merge::may_begin((*index).rd_id)
+            && let Some(lock) = MergeLock::attempt(index)
+        {
+            merge::try_merge(index, store, Plan::Insert).or_report();
+            drop(lock);
+        }
+    }
+}
+
+/// Appends a row to the pending list. Returns the pages of the list, and whether one was added.
 ///
 /// # Safety
 /// The value is of the type that the index is on.
-unsafe fn put(store: &RelationStore, tid: u64, value: Option<Datum>) -> Result<Option<u64>> {
-    let mut parameters = Meta::read(store)?.parameters;
+unsafe fn put(store: &RelationStore, tid: u64, value: Option<Datum>) -> Result<(u64, bool)> {
+    let meta = Meta::read(store)?;
+    let before = meta.pending.pages();
+    // SAFETY: by contract.
+    let pages = unsafe { append(store, meta.parameters, tid, value) }?;
+    Ok((pages.unwrap_or(before), pages.is_some()))
+}
+
+/// # Safety
+/// As for [`put`].
+unsafe fn append(
+    store: &RelationStore,
+    mut parameters: Parameters,
+    tid: u64,
+    value: Option<Datum>,
+) -> Result<Option<u64>> {
     let Some(value) = value else {
         return pending::append(store, &parameters, tid | NULL, None);
     };

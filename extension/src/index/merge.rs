@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use laser_index::IndexError;
 use laser_index::builder::BuildOptions;
-use laser_index::maintain::{self, Merge, Plan};
+use laser_index::maintain::{self, Merge, Plan, Progress};
 use laser_index::meta::Meta;
 use pgrx::pg_sys;
 
@@ -85,6 +85,23 @@ pub unsafe fn merge(
     plan: Plan,
 ) -> laser_index::Result<usize> {
     // SAFETY: by contract.
+    unsafe { merge_reporting(index, store, plan, &|_| ()) }
+}
+
+/// As [`merge`], where `report` hears how far it is, many times a second.
+///
+/// # Errors
+/// As [`merge`].
+///
+/// # Safety
+/// As for [`merge`].
+pub unsafe fn merge_reporting(
+    index: pg_sys::Relation,
+    store: &RelationStore,
+    plan: Plan,
+    report: &dyn Fn(Progress),
+) -> laser_index::Result<usize> {
+    // SAFETY: by contract.
     let oid = unsafe { (*index).rd_id };
     let attempt = Attempt {
         index: oid,
@@ -94,7 +111,7 @@ pub unsafe fn merge(
     let attempt_with = |options: &BuildOptions| {
         let how = Merge { plan, options };
         // SAFETY: by contract.
-        maintain::merge(store, &how, |entry, built| unsafe {
+        maintain::merge_reporting(store, &how, report, |entry, built| unsafe {
             keep(index, entry, built)
         })
     };
@@ -127,13 +144,18 @@ pub unsafe fn try_merge(
     match unsafe { merge(index, store, plan) } {
         Ok(_) => Ok(()),
         Err(error @ (IndexError::Io { .. } | IndexError::TooManySegments(_))) => {
-            let message = format!("could not merge the pending list of a laser index: {error}");
-            match hint(&error) {
-                Some(hint) => pgrx::warning!("{message}; {hint}"),
-                None => pgrx::warning!("{message}"),
-            }
+            pgrx::warning!("{}", failure(&error));
             Ok(())
         }
         Err(error) => Err(error),
+    }
+}
+
+/// What a warning says of a merge that has failed.
+pub fn failure(error: &IndexError) -> String {
+    let message = format!("could not merge the pending list of a laser index: {error}");
+    match hint(error) {
+        Some(hint) => format!("{message}; {hint}"),
+        None => message,
     }
 }

@@ -10,6 +10,8 @@
 //!  build insert scan vacuum cost
 //!             the callbacks
 //!  merge      merges, when they are begun and what becomes of those that fail
+//!  maintenance
+//!             the worker that merges in the background
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
 //!  table      the table of an index
@@ -38,6 +40,7 @@ mod handler;
 mod info;
 mod insert;
 mod kinds;
+mod maintenance;
 mod mentions;
 mod merge;
 mod notice;

@@ -28,6 +28,7 @@ static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
+static BACKGROUND_MAINTENANCE: GucSetting<bool> = GucSetting::<bool>::new(true);
 
 /// `laser.ef_search`; zero leaves it to the segments.
 pub fn ef_search() -> usize {
@@ -42,6 +43,11 @@ pub fn max_scan_tuples() -> usize {
 /// `laser.scan_notices`.
 pub fn scan_notices() -> bool {
     SCAN_NOTICES.get()
+}
+
+/// `laser.background_maintenance`.
+pub fn background_maintenance() -> bool {
+    BACKGROUND_MAINTENANCE.get()
 }
 
 /// `laser.iterative_scan`.
@@ -75,7 +81,7 @@ pub struct Options {
     pub m: usize,
     /// Candidates while a node is added.
     pub ef_construction: usize,
-    /// Bytes of the pending list at which an insert merges it.
+    /// Bytes of the pending list at which it is merged.
     pub pending_list_limit: u64,
     /// How segments store vectors; `None`: as the data need it.
     pub quantization: Option<Quantization>,
@@ -233,6 +239,14 @@ pub fn init() {
         GucContext::Userset,
         flags,
     );
+    GucRegistry::define_bool_guc(
+        c"laser.background_maintenance",
+        c"Has pending lists merged by a background worker of the database.",
+        c"Else, and where the server has no free worker process, the insert that fills a list merges it.",
+        &BACKGROUND_MAINTENANCE,
+        GucContext::Userset,
+        flags,
+    );
     // Changing these needs no stronger lock than a REINDEX that makes them effective.
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: called once, when the library is loaded.
@@ -252,7 +266,7 @@ pub fn init() {
         );
         int(
             c"pending_list_limit",
-            c"Size of the pending list, in kilobytes, at which an insert merges it into the graph",
+            c"Size of the pending list, in kilobytes, at which it is merged into the graph",
             PENDING_LIST_LIMIT,
             64,
             c_int::MAX / 1024,

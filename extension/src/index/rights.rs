@@ -64,6 +64,19 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
     }
 }
 
+/// Whether the current role hears what the server does with an index: as its owner, in its database, or
+/// as one who reads all statistics.
+pub fn sees_statistics(database: Oid, index: Oid) -> bool {
+    // SAFETY: plain questions to the server, about a relation that is there.
+    unsafe {
+        let all = Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS);
+        pg_sys::has_privs_of_role(pg_sys::GetUserId(), all)
+            || (database == pg_sys::MyDatabaseId
+                && pg_sys::get_rel_relkind(index) as u8 == pg_sys::RELKIND_INDEX
+                && owns(index))
+    }
+}
+
 /// Whether the current role owns a relation: as a member of the owner's role, or as a superuser.
 fn owns(relation: Oid) -> bool {
     // SAFETY: plain questions to the server.
