@@ -106,6 +106,17 @@ LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer) IS
     'share of the k nearest rows that a search finds, for the vectors of random rows; null without rows';
 
+CREATE FUNCTION laser_index_estimate(
+    rows bigint, dimensions integer, m integer DEFAULT 16, metric text DEFAULT 'cosine',
+    OUT quantization text, OUT bytes bigint, OUT mapped_bytes bigint, OUT build_memory bigint,
+    OUT segments integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_estimate_wrapper'
+LANGUAGE c STABLE STRICT PARALLEL SAFE ROWS 5;
+
+COMMENT ON FUNCTION laser_index_estimate(bigint, integer, integer, text) IS
+    'size of an index before it is built, for each quantization: bytes of the relation, of the files that searches map, and of maintenance_work_mem for one segment; segments with the present maintenance_work_mem';
+
 CREATE FUNCTION laser_merge(index regclass) RETURNS integer
 AS 'MODULE_PATHNAME', 'laser_merge_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 1000000;

@@ -474,6 +474,18 @@ REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
 
 REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;
 
+CREATE FUNCTION laser_index_estimate(
+    rows bigint, dimensions integer, m integer DEFAULT 16, metric text DEFAULT 'cosine',
+    OUT quantization text, OUT bytes bigint, OUT mapped_bytes bigint, OUT build_memory bigint,
+    OUT segments integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_estimate_wrapper'
+LANGUAGE c STABLE STRICT PARALLEL SAFE ROWS 5;
+
+COMMENT ON FUNCTION laser_index_estimate(bigint, integer, integer, text) IS
+    'size of an index before it is built, for each quantization: bytes of the relation, of the files that searches map, and of maintenance_work_mem for one segment; segments with the present maintenance_work_mem';
+
+
 -- No row for indexes of embeddings, nor for one that is locked, or gone.
 CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)
 RETURNS SETOF record

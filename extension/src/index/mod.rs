@@ -12,6 +12,7 @@
 //!  merge      merges, when they are begun and what becomes of those that fail
 //!  info       functions that look into an index
 //!  recall     how much of exact search a search finds
+//!  size       how large an index will be
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how
 //!  sample     vectors by which a build decides how they are stored
@@ -47,6 +48,7 @@ mod rewrite;
 mod rights;
 mod sample;
 mod scan;
+mod size;
 mod table;
 mod text;
 mod undecided;
