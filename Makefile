@@ -6,10 +6,11 @@
 # make bench                   all benchmarks: bench-encoder bench-index bench-mining bench-trainer
 # make bench-recall            recall over kinds of data, beside pgvector (ARGS=--write: docs/recall.md)
 # make bench-plans             whether the planner chooses the fastest plan
+# make bench-cutoff            what a limit on the distance saves
 # make lint | fmt | clean
 
 .PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
-        bench-trainer bench-recall bench-plans lint fmt clean help
+        bench-trainer bench-recall bench-plans bench-cutoff lint fmt clean help
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -39,7 +40,7 @@ install: build
 
 bench: bench-encoder bench-index bench-mining bench-trainer
 
-bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans: deps
+bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff: deps
 	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
 
 fmt:

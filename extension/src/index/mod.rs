@@ -21,6 +21,8 @@
 //!  text       the distance of two texts
 //!  rewrite    plans in which a scan has computed that distance already
 //!  given      the distances of scans for such plans
+//!  cutoff     how far the rows of a scan may be, by the filters of its plan
+//!  runs       the scans of running plans, and what they are told of both
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!
@@ -31,6 +33,7 @@ mod bufpage;
 mod build;
 mod cache;
 mod cost;
+mod cutoff;
 mod element;
 mod errors;
 mod given;
@@ -46,6 +49,7 @@ mod pages;
 mod recall;
 mod rewrite;
 mod rights;
+mod runs;
 mod sample;
 mod scan;
 mod size;
@@ -59,6 +63,6 @@ mod validate;
 pub fn init() {
     options::init();
     cache::init();
-    given::init();
     rewrite::init();
+    runs::init();
 }

@@ -167,6 +167,8 @@ fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
         iterate: options::iterate(),
         max_tuples: options::max_scan_tuples(),
         recheck: true,
+        cutoff: f64::INFINITY,
+        undirected: false,
     };
     for sample in &mut samples {
         pause();
