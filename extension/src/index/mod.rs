@@ -11,7 +11,7 @@
 //!             the callbacks
 //!  merge      merges, when they are begun and what becomes of those that fail
 //!  info       functions that look into an index
-//!  recall     how much of exact search a search finds
+//!  recall     how much of exact search a search finds, and how wide it must be for that
 //!  size       how large an index will be
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how

@@ -268,7 +268,7 @@ unsafe fn start(
                 }
             }
             let settings = Settings {
-                ef: options::ef_search(),
+                ef: options::ef_search(options::of(index).ef_search),
                 iterate: options::iterate(),
                 max_tuples: options::max_scan_tuples(),
                 recheck,
