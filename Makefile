@@ -7,10 +7,11 @@
 # make bench-recall            recall over kinds of data, beside pgvector (ARGS=--write: docs/recall.md)
 # make bench-plans             whether the planner chooses the fastest plan
 # make bench-scale             what single inserts wait for while merges go on
+# make bench-cutoff            what a limit on the distance saves
 # make lint | fmt | clean
 
 .PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
-        bench-trainer bench-recall bench-plans bench-scale lint fmt clean help
+        bench-trainer bench-recall bench-plans bench-cutoff bench-scale lint fmt clean help
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -40,7 +41,7 @@ install: build
 
 bench: bench-encoder bench-index bench-mining bench-trainer
 
-bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-scale: deps
+bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff bench-scale: deps
 	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
 
 fmt:

@@ -15,11 +15,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often a statement is interrupted; `LASER_CANCELS` says otherwise.
 const TIMES: usize = 6;
 
-const STATEMENTS: [&str; 15] = [
+const STATEMENTS: [&str; 16] = [
     "SELECT laser_embed(repeat(U&'\\FDFA', 340000))",
     "SELECT cardinality(laser_embed(array_agg('text ' || g))) FROM generate_series(1, 400000) g",
     "SELECT * FROM laser_index_check('t_v_idx')",
     "SELECT laser_index_recall('t_v_idx', 300)",
+    "SELECT laser_index_tune('t_v_idx', 1, 300)",
     "SELECT laser_merge('t_v_idx')",
     "CREATE INDEX ON t USING laser (v)",
     "SELECT * FROM laser_bucc_score(

@@ -200,7 +200,7 @@ fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
 }
 
 /// Calls of functions whose arguments mean something; the table has 4,000 rows.
-const CALLS: [(&str, &str); 22] = [
+const CALLS: [(&str, &str); 26] = [
     (
         "laser_embed",
         "laser_embed((SELECT array_agg(body) FROM t))",
@@ -258,6 +258,16 @@ const CALLS: [(&str, &str); 22] = [
     ("laser_index_info", "laser_index_info('t_v_idx')"),
     ("laser_index_check", "laser_index_check('t_v_idx')"),
     ("laser_index_recall", "laser_index_recall('t_v_idx', 1000)"),
+    ("laser_index_tune", "laser_index_tune('t_v_idx', 0.99, 300)"),
+    ("laser_index_estimate", "laser_index_estimate(1000000, 384)"),
+    (
+        "laser_hybrid",
+        "laser_hybrid(NULL::t, 'body', 'text 17 and others', 1000)",
+    ),
+    (
+        "laser_hybrid_query",
+        "laser_hybrid_query(NULL::t, 'body', repeat('many words ', 50000))",
+    ),
     ("laser_merge", "laser_merge('t_v_idx')"),
     ("laser_prewarm", "laser_prewarm('t_v_idx')"),
     (

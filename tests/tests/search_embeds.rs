@@ -407,7 +407,10 @@ fn policies_see_distances_as_they_are() -> Result<()> {
         bound.1
     ))?;
     let mut reader = cluster.connect("d")?;
-    reader.batch_execute("SET SESSION AUTHORIZATION reader; SET enable_sort = off")?;
+    // The search ends at the policy's limit; so wide, it looks at every row.
+    reader.batch_execute(
+        "SET SESSION AUTHORIZATION reader; SET enable_sort = off; SET laser.ef_search = 1000",
+    )?;
     let mut seen = |sql: &str| -> Result<Vec<String>> {
         let rows = reader.query(sql, &[])?;
         let mut bodies: Vec<String> = rows.iter().map(|row| row.get(0)).collect();

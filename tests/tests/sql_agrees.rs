@@ -8,7 +8,14 @@ use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSymbol};
 
 /// The parts of the extensions' scripts, in the order of `scripts/install.sh`.
-const PARTS: [&str; 5] = ["types", "encode", "index", "mining", "laser_pgvector"];
+const PARTS: [&str; 6] = [
+    "types",
+    "encode",
+    "index",
+    "mining",
+    "hybrid",
+    "laser_pgvector",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -239,8 +239,13 @@ impl BuiltSegment {
 /// Vectors that fit into a memory budget, at least a few.
 pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
     let each = bytes_per_vector(codec, m);
+    (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
+}
+
+/// The memory budget into which so many vectors fit.
+pub fn needed(codec: &Codec, m: usize, vectors: usize) -> usize {
     let moving = 8 * BATCH * (4 * codec.dims + codec.len());
-    (memory.saturating_sub(FIXED_MEMORY + moving) / each).max(BATCH)
+    vectors * bytes_per_vector(codec, m) + FIXED_MEMORY + moving
 }
 
 impl SegmentBuilder {

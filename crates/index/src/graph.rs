@@ -227,6 +227,13 @@ pub fn bytes_per_vector(codec: &Codec, m: usize) -> usize {
     codec.graph_len().next_multiple_of(8) + NODE_HEAD + edges + 16 + 40 + 48
 }
 
+/// Bytes of a serialized graph of so many vectors, with as many levels as usearch makes on average.
+pub fn serialized_len(codec: &Codec, m: usize, vectors: usize) -> usize {
+    let upper = (4 + 4 * m) as f64 / (m.max(2) - 1) as f64;
+    let node = codec.graph_len() + 2 + NODE_HEAD + 4 + 8 * m;
+    8 + DENSE_HEAD + GRAPH_HEAD + vectors * node + (vectors as f64 * upper) as usize
+}
+
 /// Key and level in front of a serialized node's edges.
 pub(crate) const NODE_HEAD: usize = 10;
 /// usearch's own header between the vectors and the graph.

@@ -15,6 +15,7 @@
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
 //! * [`scan`] – searching
+//! * [`size`] – how large an index will be
 
 pub mod background;
 pub mod builder;
@@ -36,6 +37,7 @@ pub mod reach;
 pub mod refine;
 pub mod scan;
 pub mod segment;
+pub mod size;
 pub mod space;
 pub mod store;
 pub mod trial;

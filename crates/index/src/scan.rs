@@ -9,6 +9,9 @@
 //! A search is approximate: a wider one may find a row that is nearer than rows given before. Such
 //! latecomers are not lost. In relaxed order they come at once, in strict order when everything else
 //! has been given: a query whose filter has not found enough rows by then wants them even so.
+//!
+//! Who wants no row beyond some distance says so ([`Settings::cutoff`]): the first search that is sure of all
+//! rows up to there is the last one.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -65,6 +68,11 @@ pub struct Settings {
     /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
     /// their likely distances, for who does not.
     pub recheck: bool,
+    /// What rows are ordered by is at most this; those that are farther, and those that are NULL, are not
+    /// wanted, but some may be given. Infinity: all rows are wanted.
+    pub cutoff: f64,
+    /// With a cutoff, whether rows whose distance is NaN are wanted.
+    pub undirected: bool,
 }
 
 struct Part {
@@ -112,6 +120,8 @@ pub struct Scan {
     unplaced_complete: bool,
     seen: HashSet<u64>,
     last: f64,
+    /// Rows that the last search has found beyond this are held back.
+    sure: f64,
     returned: usize,
     /// Rows among them that nobody can see any more.
     dead: usize,
@@ -179,6 +189,7 @@ impl Scan {
             unplaced_complete: false,
             seen: HashSet::new(),
             last: f64::NEG_INFINITY,
+            sure: f64::NEG_INFINITY,
             returned: 0,
             dead: 0,
             cut: false,
@@ -210,6 +221,15 @@ impl Scan {
         self.out_of_order
     }
 
+    /// Whether any rows without a distance are wanted.
+    pub fn wants_unplaced(&self) -> bool {
+        self.wants_all() || self.settings.undirected
+    }
+
+    fn wants_all(&self) -> bool {
+        self.settings.cutoff == f64::INFINITY
+    }
+
     fn found(&self, estimate: Estimate, tid: u64) -> Found {
         let key = if self.settings.recheck {
             estimate.lower
@@ -224,12 +244,15 @@ impl Scan {
     /// The next row. `pause` is called now and then, and may unwind.
     pub fn next(&mut self, pause: &dyn Fn()) -> Option<Hit> {
         loop {
+            if !self.at_the_end && self.is_beyond_cutoff() {
+                self.end_at_cutoff();
+            }
             if self.returned >= self.limit() && !self.ready.is_empty() && !self.at_the_end {
                 self.end_early();
             }
             if let Some(found) = self.ready.pop() {
                 self.returned += 1;
-                self.out_of_order |= found.key < self.last;
+                self.out_of_order |= self.has_distances && found.key < self.last;
                 self.last = self.last.max(found.key);
                 let distance = if self.has_distances {
                     Distance::Known(found.estimate)
@@ -273,6 +296,30 @@ impl Scan {
         }
     }
 
+    /// Whether all that is wanted has been found, and given but for what is late.
+    fn is_beyond_cutoff(&self) -> bool {
+        let cutoff = self.settings.cutoff;
+        if self.wants_all() {
+            return false;
+        }
+        if !self.has_distances {
+            // All distances are NaN.
+            return !self.settings.undirected;
+        }
+        let next = self.ready.last();
+        next.map_or(self.sure > cutoff, |next| next.key > cutoff)
+    }
+
+    /// Ends the scan where no row that is wanted comes any more but for those that were held back.
+    fn end_at_cutoff(&mut self) {
+        self.waiting.clear();
+        self.ready = std::mem::take(&mut self.late);
+        self.ready
+            .retain(|found| self.has_distances && found.key <= self.settings.cutoff);
+        self.ready.sort_unstable_by(|a, b| order(b, a));
+        self.at_the_end = true;
+    }
+
     /// Ends the scan before its time: with what it has found and held back, for the query may want that.
     fn end_early(&mut self) {
         self.cut = true;
@@ -291,7 +338,10 @@ impl Scan {
 
     /// Rows without a place: they come last, and not where others were left out.
     fn next_unplaced(&mut self) -> Option<Hit> {
-        if self.cut || self.settings.iterate == Iterate::Off && !self.exhaustive() {
+        if !self.wants_unplaced() || self.cut {
+            return None;
+        }
+        if self.settings.iterate == Iterate::Off && !self.is_exhaustive() {
             return None;
         }
         if !self.unplaced_complete {
@@ -307,6 +357,9 @@ impl Scan {
             self.unplaced.dedup();
         }
         let tid = self.unplaced.pop()?;
+        if tid & NULL != 0 && !self.wants_all() {
+            return None;
+        }
         let distance = if tid & NULL != 0 {
             Distance::Null
         } else {
@@ -315,8 +368,8 @@ impl Scan {
         Some((distance, address(tid)))
     }
 
-    /// Whether the first search looks at every vector.
-    fn exhaustive(&self) -> bool {
+    /// Whether the next search looks at every vector.
+    pub fn is_exhaustive(&self) -> bool {
         self.parts.iter().all(Part::is_small)
     }
 
@@ -406,6 +459,7 @@ impl Scan {
                 .into_iter()
                 .partition(|found| found.key <= bound);
             (self.ready, self.waiting) = (ready, waiting);
+            self.sure = bound;
         }
     }
 }

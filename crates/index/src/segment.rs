@@ -116,6 +116,18 @@ pub struct Counts {
     pub graph: usize,
 }
 
+/// Bytes of the file of so many entries with different vectors, whose graph has so many bytes.
+pub fn file_len(codec: &Codec, entries: usize, graph: usize) -> usize {
+    let counts = Counts {
+        entries,
+        placed: entries,
+        nodes: entries,
+        graph,
+    };
+    let space = Space::bytes_of(codec.width());
+    SegmentHeader::layout(codec, 0, counts, space).file_len() as usize
+}
+
 impl SegmentHeader {
     /// Lays out a file.
     pub fn new(encoding: &Encoding, nonce: u64, counts: Counts) -> Self {

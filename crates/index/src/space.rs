@@ -210,7 +210,12 @@ impl Space {
 
     /// Bytes of [`Space::write`].
     pub fn bytes(&self) -> usize {
-        8 + 4 * self.centre.len()
+        Self::bytes_of(self.centre.len())
+    }
+
+    /// The same of a space with so many coordinates.
+    pub fn bytes_of(width: usize) -> usize {
+        8 + 4 * width
     }
 
     /// Writes gain, radius and centre.

@@ -52,26 +52,28 @@ const PENDING_PAGE: f64 = 0.1;
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
 
-/// Candidates of the first search in a segment that says it needs so many.
-fn width(needed: u32) -> f64 {
-    match (options::ef_search(), needed) {
+/// Candidates of the first search in a segment that says it needs so many, in an index with this storage
+/// parameter.
+fn width(own: usize, needed: u32) -> f64 {
+    match (options::ef_search(own), needed) {
         (0, 0) => DEFAULT_EF as f64,
         (0, needed) => f64::from(needed),
         (asked, _) => asked as f64,
     }
 }
 
-/// The metapage, if it can be read.
+/// The metapage, if it can be read, and the storage parameter `ef_search`.
 ///
 /// # Safety
 /// `index` is the description of an index of this access method, and exists.
-unsafe fn metapage(index: &pg_sys::IndexOptInfo) -> Option<Meta> {
+unsafe fn metapage(index: &pg_sys::IndexOptInfo) -> Option<(Meta, usize)> {
     // SAFETY: the planner holds a lock on the index.
     unsafe {
         let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
         let meta = Meta::read(&RelationStore::new(relation));
+        let ef_search = options::of(relation).ef_search;
         pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-        meta.ok()
+        meta.ok().map(|meta| (meta, ef_search))
     }
 }
 
@@ -99,7 +101,7 @@ unsafe fn has_twin(index: &pg_sys::IndexOptInfo, model: &str) -> bool {
                 && *other.indexkeys == *index.indexkeys
                 && pg_sys::equal(other.indexprs.cast(), index.indexprs.cast())
                 && metapage(other)
-                    .and_then(|meta| text_model(&meta))
+                    .and_then(|(meta, _)| text_model(&meta))
                     .as_deref()
                     == Some(model)
         })
@@ -163,7 +165,7 @@ impl Shape {
     /// `index` is the description of an index of this access method.
     unsafe fn read(index: &pg_sys::IndexOptInfo) -> Self {
         let unknown = Self {
-            segments: vec![(index.tuples.max(1.0), width(0))],
+            segments: vec![(index.tuples.max(1.0), width(0, 0))],
             live: index.tuples.max(1.0),
             pending_entries: 0.0,
             pending_pages: 0.0,
@@ -177,7 +179,7 @@ impl Shape {
             return unknown;
         }
         // SAFETY: by contract.
-        let Some(meta) = (unsafe { metapage(index) }) else {
+        let Some((meta, ef_search)) = (unsafe { metapage(index) }) else {
             return unknown;
         };
         let parameters = &meta.parameters;
@@ -186,7 +188,7 @@ impl Shape {
         let segments: Vec<(f64, f64)> = meta
             .segments
             .iter()
-            .map(|entry| (f64::from(entry.count), width(entry.ef)))
+            .map(|entry| (f64::from(entry.count), width(ef_search, entry.ef)))
             .collect();
         let pages = meta.pending.pages() as f64;
         let entries = pages * laser_index::pending::entries_per_page(parameters) as f64;

@@ -13,7 +13,8 @@
 //!  maintenance
 //!             the worker that merges in the background
 //!  info       functions that look into an index
-//!  recall     how much of exact search a search finds
+//!  recall     how much of exact search a search finds, and how wide it must be for that
+//!  size       how large an index will be
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how
 //!  sample     vectors by which a build decides how they are stored
@@ -22,6 +23,8 @@
 //!  text       the distance of two texts
 //!  rewrite    plans in which a scan has computed that distance already
 //!  given      the distances of scans for such plans
+//!  cutoff     how far the rows of a scan may be, by the filters of its plan
+//!  runs       the scans of running plans, and what they are told of both
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!
@@ -32,6 +35,7 @@ mod bufpage;
 mod build;
 mod cache;
 mod cost;
+mod cutoff;
 mod element;
 mod errors;
 mod explain;
@@ -49,8 +53,10 @@ mod pages;
 mod recall;
 mod rewrite;
 mod rights;
+mod runs;
 mod sample;
 mod scan;
+mod size;
 mod table;
 mod text;
 mod undecided;
@@ -61,7 +67,7 @@ mod validate;
 pub fn init() {
     options::init();
     cache::init();
-    given::init();
     rewrite::init();
     explain::init();
+    runs::init();
 }

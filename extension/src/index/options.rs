@@ -1,7 +1,8 @@
 //! Settings and storage parameters.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::addr_of_mut;
 
 use laser_index::codec::Quantization;
@@ -30,9 +31,53 @@ static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BACKGROUND_MAINTENANCE: GucSetting<bool> = GucSetting::<bool>::new(true);
 
-/// `laser.ef_search`; zero leaves it to the segments.
-pub fn ef_search() -> usize {
-    EF_SEARCH.get() as usize
+thread_local! {
+    /// Whether a session, and not a default for many of them, has set `laser.ef_search`.
+    static EF_SEARCH_IS_ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The width of a search in an index whose storage parameter is `own`; zero leaves it to the segments.
+///
+/// What comes from the server's configuration, ALTER DATABASE or ALTER ROLE is a default for all indexes, so
+/// that an index's own width goes before it; what the session has asked for (SET, SET LOCAL, options of its
+/// connection, the SET of a function) goes before both.
+pub fn ef_search(own: usize) -> usize {
+    let setting = EF_SEARCH.get() as usize;
+    match own {
+        0 => setting,
+        _ if EF_SEARCH_IS_ASKED.get() => setting,
+        own => own,
+    }
+}
+
+/// Keeps beside a value where it comes from: the server brings back both when it brings back a value, at the
+/// end of a transaction or function. Nothing in it panics or raises.
+unsafe extern "C-unwind" fn check_ef_search(
+    _value: *mut c_int,
+    extra: *mut *mut c_void,
+    source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: guc.c passes a place for what belongs to the value, and frees that as it allocates itself.
+    unsafe {
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let place = libc::malloc(size_of::<bool>()).cast::<bool>();
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let place =
+            pg_sys::guc_malloc(pgrx::PgLogLevel::LOG as c_int, size_of::<bool>()).cast::<bool>();
+        if place.is_null() {
+            return false;
+        }
+        *place = source >= pg_sys::GucSource::PGC_S_CLIENT;
+        *extra = place.cast();
+        true
+    }
+}
+
+/// Nothing in it panics or raises.
+unsafe extern "C-unwind" fn assign_ef_search(_value: c_int, extra: *mut c_void) {
+    // SAFETY: what `check_ef_search` has left, or nothing.
+    let asked = unsafe { extra.cast::<bool>().as_ref() };
+    EF_SEARCH_IS_ASKED.set(asked.copied().unwrap_or(false));
 }
 
 /// `laser.max_scan_tuples`.
@@ -68,8 +113,10 @@ struct Stored {
     pending_list_limit: c_int,
     quantization: c_int,
     model: c_int,
+    ef_search: c_int,
 }
 
+const LARGEST_EF_SEARCH: c_int = 10_000;
 const M: c_int = 16;
 const EF_CONSTRUCTION: c_int = 64;
 const PENDING_LIST_LIMIT: c_int = 4096;
@@ -87,6 +134,8 @@ pub struct Options {
     pub quantization: Option<Quantization>,
     /// Model for text, if one was named.
     pub model: Option<String>,
+    /// Candidates that a search keeps in each segment; zero for as many as the segment needs.
+    pub ef_search: usize,
 }
 
 /// Reads the storage parameters of an index.
@@ -103,6 +152,7 @@ pub unsafe fn of(relation: pg_sys::Relation) -> Options {
             pending_list_limit: PENDING_LIST_LIMIT as u64 * 1024,
             quantization: None,
             model: None,
+            ef_search: 0,
         };
     };
     let model = (stored.model != 0).then(|| {
@@ -122,6 +172,7 @@ pub unsafe fn of(relation: pg_sys::Relation) -> Options {
         pending_list_limit: stored.pending_list_limit as u64 * 1024,
         quantization: Quantization::from_u8(stored.quantization as u8),
         model: model.filter(|name| !name.is_empty()),
+        ef_search: stored.ef_search as usize,
     }
 }
 
@@ -164,6 +215,7 @@ pub unsafe extern "C-unwind" fn parse(
             RELOPT_TYPE_STRING,
             std::mem::offset_of!(Stored, model),
         ),
+        element(c"ef_search", int, std::mem::offset_of!(Stored, ef_search)),
     ];
     // SAFETY: the table describes `Stored`, whose first field is the varlena header.
     unsafe {
@@ -203,16 +255,22 @@ static mut QUANTIZATIONS: [pg_sys::relopt_enum_elt_def; 7] = [
 /// Registers settings and storage parameters.
 pub fn init() {
     let flags = GucFlags::default();
-    GucRegistry::define_int_guc(
-        c"laser.ef_search",
-        c"Sets how many candidates a search keeps in each segment of an index.",
-        c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest.",
-        &EF_SEARCH,
-        0,
-        10_000,
-        GucContext::Userset,
-        flags,
-    );
+    // SAFETY: hooks as guc.c calls them.
+    unsafe {
+        GucRegistry::define_int_guc_with_hooks(
+            c"laser.ef_search",
+            c"Sets how many candidates a search keeps in each segment of an index.",
+            c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest. The storage parameter ef_search of an index goes before what is not set in the session.",
+            &EF_SEARCH,
+            0,
+            LARGEST_EF_SEARCH,
+            GucContext::Userset,
+            flags,
+            Some(check_ef_search),
+            Some(assign_ef_search),
+            None,
+        );
+    }
     GucRegistry::define_enum_guc(
         c"laser.iterative_scan",
         c"Sets how an index scan goes on when its first search is used up.",
@@ -279,6 +337,16 @@ pub fn init() {
             AUTO,
             c"Valid values are \"auto\", \"f32\", \"f16\", \"bf16\", \"i8\" and \"b1\".".as_ptr(),
             lock,
+        );
+        // It is read when a search begins, and nothing on disk depends on it.
+        pg_sys::add_int_reloption(
+            kind,
+            c"ef_search".as_ptr(),
+            c"Candidates that a search keeps in each segment; 0: as many as it was measured to need".as_ptr(),
+            0,
+            0,
+            LARGEST_EF_SEARCH,
+            pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE,
         );
         pg_sys::add_string_reloption(
             kind,

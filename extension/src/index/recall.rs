@@ -1,8 +1,9 @@
-//! How much of exact search a search finds.
+//! How much of exact search a search finds, at the current settings and at other widths.
 #![allow(unsafe_code)]
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::time::{Duration, Instant};
 
 use laser_index::codec::Metric;
 use laser_index::meta::{Meta, Parameters};
@@ -55,8 +56,8 @@ const PAUSE: usize = 1 << 18;
 /// A random row's vector as a query.
 struct Sample {
     vector: Vec<f32>,
-    /// Rows that the search has found, in its order, and the bounds of their distances.
-    found: Vec<(u64, f64)>,
+    /// Rows that each search has found, in its order, and the bounds of their distances.
+    found: Vec<Vec<(u64, f64)>>,
     /// The true distances of those rows.
     distances: HashMap<u64, f64>,
     /// Distances of the nearest rows.
@@ -64,12 +65,12 @@ struct Sample {
 }
 
 impl Sample {
-    /// Distances of the `k` rows that a query gets, which holds every row back until the bound of
-    /// the next one has passed its true distance.
-    fn given(&self, k: usize) -> Vec<f64> {
+    /// Distances of the `k` rows that a query gets by the search of this number, which holds every row back
+    /// until the bound of the next one has passed its true distance.
+    fn given(&self, search: usize, k: usize) -> Vec<f64> {
         let mut held = BinaryHeap::new();
         let mut given = Vec::new();
-        for (tid, bound) in &self.found {
+        for (tid, bound) in &self.found[search] {
             let near = |held: &BinaryHeap<Reverse<Number>>| {
                 held.peek().is_some_and(|nearest| nearest.0.0 <= *bound)
             };
@@ -125,9 +126,9 @@ fn asked(k: usize) -> usize {
 }
 
 /// Raises a SQL error where samples may take more than `maintenance_work_mem`.
-fn check_memory(samples: usize, k: usize, dims: usize) {
-    // Found rows stand in a list and in a table of hashes, which keeps a part of it free.
-    let found = asked(k).saturating_mul(size_of::<(u64, f64)>() * 4);
+fn check_memory(samples: usize, searches: usize, k: usize, dims: usize) {
+    // Found rows stand in lists and in a table of hashes, which keeps a part of it free.
+    let found = asked(k).saturating_mul(size_of::<(u64, f64)>() * (3 + searches));
     let each = found
         .saturating_add(k.saturating_mul(2 * size_of::<Number>()))
         .saturating_add(dims * size_of::<f32>() + size_of::<Sample>());
@@ -146,78 +147,204 @@ fn check_memory(samples: usize, k: usize, dims: usize) {
     }
 }
 
-#[pg_extern(sql = "")]
-fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
-    if samples < 1 || k < 1 {
-        raise(
-            Code::ERRCODE_INVALID_PARAMETER_VALUE,
-            "samples and k must be positive",
-        );
-    }
-    let k = k as usize;
-    let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
-    let store = opened.store();
-    // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
-    let table = unsafe { Table::new(opened.raw()) };
-    let parameters = Meta::read(&store).or_report().parameters;
-    check_memory(samples as usize, k, parameters.dims);
-    let (mut samples, rows) = draw(&table, &parameters, samples as usize);
-    let settings = Settings {
-        ef: options::ef_search(),
-        iterate: options::iterate(),
-        max_tuples: options::max_scan_tuples(),
-        recheck: true,
-    };
-    for sample in &mut samples {
-        pause();
-        let query = Query::new(parameters.metric, parameters.dims, &sample.vector).or_report();
-        let mut scan = retry(|| {
-            let meta = Meta::read(&store)?;
-            // SAFETY: the index is open.
-            let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
-            let pending = pending_rows(&store, &meta, &query)?;
-            Ok(Scan::new(&query, settings, views, pending))
-        });
-        while sample.found.len() < asked(k)
-            && let Some((Distance::Known(known), tid)) = scan.next(&pause)
-        {
-            // Entries of rows that the snapshot does not see are left out, as a query leaves them.
-            if rows.binary_search(&tid).is_ok() {
-                sample.found.push((tid, known.lower));
-                sample.distances.insert(tid, f64::INFINITY);
-            }
+/// Random rows of an index as queries, what searches have found for them, and what there is.
+struct Trial {
+    // Dropped before the index is closed.
+    table: Table,
+    opened: Opened,
+    parameters: Parameters,
+    samples: Vec<Sample>,
+    /// The addresses of all rows, ascending.
+    rows: Vec<u64>,
+    k: usize,
+}
+
+impl Trial {
+    /// Draws rows of an index that the current role maintains, for so many searches each.
+    fn new(index: pg_sys::Oid, samples: i32, searches: usize, k: i32) -> Self {
+        if samples < 1 || k < 1 {
+            raise(
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "samples and k must be positive",
+            );
+        }
+        let k = k as usize;
+        let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
+        let store = opened.store();
+        // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
+        let table = unsafe { Table::new(opened.raw()) };
+        let parameters = Meta::read(&store).or_report().parameters;
+        check_memory(samples as usize, searches, k, parameters.dims);
+        let (samples, rows) = draw(&table, &parameters, samples as usize);
+        Self {
+            table,
+            opened,
+            parameters,
+            samples,
+            rows,
+            k,
         }
     }
 
-    let mut compared = 0usize;
-    table.vectors(&parameters, |tid, x| {
-        for sample in &mut samples {
-            compared += x.len();
-            if compared >= PAUSE {
-                compared = 0;
-                pause();
-            }
-            let distance = distance(parameters.metric, &sample.vector, x);
-            if let Some(found) = sample.distances.get_mut(&tid) {
-                *found = distance;
-            }
-            if sample.nearest.len() < k {
-                sample.nearest.push(Number(distance));
-            } else if sample.nearest.peek().is_some_and(|far| distance < far.0) {
-                sample.nearest.pop();
-                sample.nearest.push(Number(distance));
-            }
-        }
-    });
-    let (mut found, mut wanted) = (0, 0);
-    for sample in &samples {
-        // A row as near as the farthest of the nearest is one of them.
-        let Some(Number(farthest)) = sample.nearest.peek() else {
-            continue;
-        };
-        wanted += sample.nearest.len();
-        let given = sample.given(k);
-        found += given.iter().filter(|d| *d <= farthest).count();
+    /// The candidates that a query keeps now; zero for as many as each segment needs.
+    fn width(&self) -> usize {
+        // SAFETY: the index is open.
+        options::ef_search(unsafe { options::of(self.opened.raw()) }.ef_search)
     }
-    (wanted > 0).then(|| found as f64 / wanted as f64)
+
+    /// Searches for all samples. Returns how long it took to find the first `k` rows of each, in all, and
+    /// whether every search has looked at every vector.
+    fn search(&mut self, ef: usize) -> (Duration, bool) {
+        let settings = Settings {
+            ef,
+            iterate: options::iterate(),
+            max_tuples: options::max_scan_tuples(),
+            recheck: true,
+            cutoff: f64::INFINITY,
+            undirected: false,
+        };
+        let (store, p, k) = (self.opened.store(), &self.parameters, self.k);
+        let (mut time, mut exhaustive) = (Duration::ZERO, true);
+        for sample in &mut self.samples {
+            pause();
+            let begun = Instant::now();
+            let mut took = None;
+            let query = Query::new(p.metric, p.dims, &sample.vector).or_report();
+            let mut scan = retry(|| {
+                let meta = Meta::read(&store)?;
+                // SAFETY: the index is open.
+                let views = unsafe { cache::views(self.opened.raw(), &store, &meta) }?;
+                let pending = pending_rows(&store, &meta, &query)?;
+                Ok(Scan::new(&query, settings, views, pending))
+            });
+            let mut found = Vec::new();
+            exhaustive &= scan.is_exhaustive();
+            while found.len() < asked(k)
+                && let Some((Distance::Known(known), tid)) = scan.next(&pause)
+            {
+                // Entries of rows that the snapshot does not see are left out, as a query leaves them.
+                if self.rows.binary_search(&tid).is_ok() {
+                    found.push((tid, known.lower));
+                    sample.distances.insert(tid, f64::INFINITY);
+                }
+                if found.len() == k {
+                    took.get_or_insert_with(|| begun.elapsed());
+                }
+            }
+            time += took.unwrap_or_else(|| begun.elapsed());
+            sample.found.push(found);
+        }
+        (time, exhaustive)
+    }
+
+    /// Computes the distances of all rows to all samples.
+    fn compare(&mut self) {
+        let (mut compared, samples) = (0usize, &mut self.samples);
+        let (metric, k) = (self.parameters.metric, self.k);
+        self.table.vectors(&self.parameters, |tid, x| {
+            for sample in samples.iter_mut() {
+                compared += x.len();
+                if compared >= PAUSE {
+                    compared = 0;
+                    pause();
+                }
+                let distance = distance(metric, &sample.vector, x);
+                if let Some(found) = sample.distances.get_mut(&tid) {
+                    *found = distance;
+                }
+                if sample.nearest.len() < k {
+                    sample.nearest.push(Number(distance));
+                } else if sample.nearest.peek().is_some_and(|far| distance < far.0) {
+                    sample.nearest.pop();
+                    sample.nearest.push(Number(distance));
+                }
+            }
+        });
+    }
+
+    /// Share of the nearest rows that the search of this number has found.
+    fn recall(&self, search: usize) -> Option<f64> {
+        let (mut found, mut wanted) = (0, 0);
+        for sample in &self.samples {
+            // A row as near as the farthest of the nearest is one of them.
+            let Some(Number(farthest)) = sample.nearest.peek() else {
+                continue;
+            };
+            wanted += sample.nearest.len();
+            let given = sample.given(search, self.k);
+            found += given.iter().filter(|d| *d <= farthest).count();
+        }
+        (wanted > 0).then(|| found as f64 / wanted as f64)
+    }
+}
+
+#[pg_extern(sql = "")]
+fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
+    let mut trial = Trial::new(index, samples, 1, k);
+    trial.search(trial.width());
+    trial.compare();
+    trial.recall(0)
+}
+
+/// Widths that are tried.
+const WIDTHS: [i32; 18] = [
+    16, 24, 40, 64, 100, 150, 200, 300, 400, 600, 800, 1200, 1800, 2700, 4000, 6000, 8000, 10_000,
+];
+
+/// One row for each width that was tried, the last of which is enough, if one is.
+#[pg_extern(sql = "")]
+fn laser_index_tune(
+    index: pg_sys::Oid,
+    target: f64,
+    samples: i32,
+    k: i32,
+) -> TableIterator<
+    'static,
+    (
+        name!(ef_search, i32),
+        name!(recall, f64),
+        name!(milliseconds, f64),
+        name!(is_enough, bool),
+    ),
+> {
+    if !(target > 0.0 && target <= 1.0) {
+        raise(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            "target must be above 0 and at most 1",
+        );
+    }
+    let mut trial = Trial::new(index, samples, WIDTHS.len(), k);
+    // Files that are made for the first search, and what it reads from the disk, are no part of its time.
+    trial.search(WIDTHS[0] as usize);
+    for sample in &mut trial.samples {
+        sample.found.clear();
+    }
+    let mut times = Vec::new();
+    for width in WIDTHS {
+        let (time, exhaustive) = trial.search(width as usize);
+        times.push((width, time));
+        // Wider searches would do the same.
+        if exhaustive {
+            break;
+        }
+    }
+    trial.compare();
+    let queries = trial.samples.len().max(1) as f64;
+    let mut tried = Vec::new();
+    for (search, (width, time)) in times.into_iter().enumerate() {
+        let Some(recall) = trial.recall(search) else {
+            break;
+        };
+        let is_enough = recall >= target;
+        tried.push((
+            width,
+            recall,
+            1000.0 * time.as_secs_f64() / queries,
+            is_enough,
+        ));
+        if is_enough {
+            break;
+        }
+    }
+    TableIterator::new(tried)
 }

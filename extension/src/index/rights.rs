@@ -41,6 +41,13 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
             format!("there is no index with OID {}", index.to_u32()),
         );
     };
+    if kind == pg_sys::RELKIND_PARTITIONED_INDEX {
+        raise_hint(
+            Code::ERRCODE_WRONG_OBJECT_TYPE,
+            format!("\"{name}\" is a partitioned index, which has no pages of its own"),
+            "Ask the index of each partition: FROM pg_partition_tree('…') AS p, laser_index_info(p.relid) WHERE p.isleaf",
+        );
+    }
     if kind != pg_sys::RELKIND_INDEX || table == pg_sys::InvalidOid {
         raise(
             Code::ERRCODE_WRONG_OBJECT_TYPE,

@@ -1,6 +1,7 @@
 //! Index scans.
 #![allow(unsafe_code)]
 
+use laser_index::codec::Metric;
 use laser_index::meta::{META_BLOCK, Meta, Parameters};
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
@@ -16,6 +17,7 @@ use super::element::{self, Element};
 use super::errors::OrReport;
 use super::given::Place;
 use super::pages::RelationStore;
+use super::runs::{self, Told};
 use super::{cache, notice, options};
 use crate::encode::{self, Known};
 use crate::encoding;
@@ -38,6 +40,15 @@ struct Asked {
     known: Rc<Known>,
     /// Whether the model sums rows of a table.
     is_sum: bool,
+}
+
+/// How far below its bound a distance may be that the executor computes: only texts have no vector in their table.
+fn slack(text: Option<&Asked>) -> f64 {
+    match text {
+        None => 0.0,
+        Some(asked) if asked.is_sum => SUM_SLACK,
+        Some(_) => MODEL_SLACK,
+    }
 }
 
 /// State of a scan between calls. The memory context of the scan drops it, on errors as well.
@@ -132,8 +143,9 @@ pub unsafe extern "C-unwind" fn next(
         }
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
-            state.place = Place::of(scan);
-            let (search, recheck, complete) = start(scan, state.place, &mut state.text);
+            let told = runs::told(scan);
+            state.place = told.place;
+            let (search, recheck, complete) = start(scan, &told, &mut state.text);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
         }
         let search = state.scan.as_mut().expect("started above");
@@ -153,7 +165,10 @@ pub unsafe extern "C-unwind" fn next(
                     },
                     "Increase laser.max_scan_tuples",
                 );
-            } else if state.incomplete && options::iterate() != Iterate::Off {
+            } else if state.incomplete
+                && search.wants_unplaced()
+                && options::iterate() != Iterate::Off
+            {
                 say(
                     &TOLD_INCOMPLETE,
                     || {
@@ -182,12 +197,7 @@ pub unsafe extern "C-unwind" fn next(
             // The executor computes the distance itself, and sorts by it: what is given here is
             // never above it.
             Distance::Known(known) if state.recheck => {
-                let slack = match &state.text {
-                    None => 0.0,
-                    Some(asked) if asked.is_sum => SUM_SLACK,
-                    Some(_) => MODEL_SLACK,
-                };
-                (Some(known.lower - slack), true)
+                (Some(known.lower - slack(state.text.as_ref())), true)
             }
             Distance::Known(known) => (Some(known.estimate), false),
             Distance::Undirected => (Some(f64::NAN), false),
@@ -211,7 +221,7 @@ pub unsafe extern "C-unwind" fn next(
 /// `scan` is a scan of `begin` with its keys.
 unsafe fn start(
     scan: pg_sys::IndexScanDesc,
-    place: Option<Place>,
+    told: &Told,
     text: &mut Option<Asked>,
 ) -> (Scan, bool, bool) {
     // SAFETY: by contract.
@@ -245,14 +255,28 @@ unsafe fn start(
             let meta = Meta::read(&store).or_report();
             let (parameters, complete) = (meta.parameters, meta.complete);
             let query = query(index, &parameters, (!null).then_some(key.sk_argument), text);
+            let recheck = told.place.is_none();
+            let (mut cutoff, mut undirected) = (f64::INFINITY, false);
+            if let Some(limits) = &told.cutoff {
+                (cutoff, undirected) = limits.distance();
+                if recheck {
+                    cutoff += slack(text.as_ref());
+                }
+                if undirected && parameters.metric == Metric::Cosine {
+                    // pgvector gives NaN for vectors that laser knows a direction of; their bound is zero.
+                    cutoff = cutoff.max(0.0);
+                }
+            }
             let settings = Settings {
-                ef: options::ef_search(),
+                ef: options::ef_search(options::of(index).ef_search),
                 iterate: options::iterate(),
                 max_tuples: options::max_scan_tuples(),
-                recheck: place.is_none(),
+                recheck,
+                cutoff,
+                undirected,
             };
             match open(index, &store, &parameters, &query, settings) {
-                Ok(scan) => return (scan, settings.recheck, complete),
+                Ok(scan) => return (scan, recheck, complete),
                 // A merge has replaced what the metapage said; the new one says where it is now. Or the
                 // first vector has come, and with it the number of dimensions.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,

@@ -7,11 +7,12 @@ use postgres::error::SqlState;
 use super::planted::{MALLORY, OWNER, connect, database, untouched};
 
 const LOOKS: &str = "SELECT * FROM public.laser_index_info('owner.vectors_vec')";
-const WORKS: [&str; 4] = [
+const WORKS: [&str; 5] = [
     "SELECT public.laser_merge('owner.vectors_vec')",
     "SELECT public.laser_prewarm('owner.vectors_vec')",
     "SELECT public.laser_index_check('owner.vectors_vec')",
     "SELECT public.laser_index_recall('owner.vectors_vec', 5, 3)",
+    "SELECT public.laser_index_tune('owner.vectors_vec', 0.9, 5, 3)",
 ];
 
 #[test]
@@ -37,7 +38,8 @@ fn an_index_is_its_owners() -> Result<()> {
     }
     // From here on the functions' own checks are all there is.
     root.batch_execute(
-        "GRANT EXECUTE ON FUNCTION public.laser_index_check, public.laser_index_recall TO PUBLIC",
+        "GRANT EXECUTE ON FUNCTION public.laser_index_check, public.laser_index_recall,
+             public.laser_index_tune TO PUBLIC",
     )?;
     // An expression that needs a search path of its own declares it.
     root.batch_execute("ALTER FUNCTION owner.vec(integer) SET search_path = owner, public")?;

@@ -142,6 +142,15 @@ fn values(kind: &str, others: &[u32]) -> Vec<String> {
             found.push("'pg_temp.own'::regclass".into());
             found
         }
+        "anyelement" => [
+            "NULL::owner.vectors",
+            "NULL::pg_temp.own",
+            "NULL::pg_catalog.pg_class",
+            "1",
+        ]
+        .map(String::from)
+        .to_vec(),
+        "regconfig" => literals(&["pg_catalog.simple", "0", "1"]),
         // internal and what else SQL has no values of
         _ => Vec::new(),
     };
@@ -372,13 +381,20 @@ fn nothing_planted_is_run_by_others() -> Result<()> {
             "SELECT public.laser_prewarm('owner.vectors_vec')".to_owned(),
             "SELECT public.laser_index_check('owner.vectors_e')".to_owned(),
             "SELECT public.laser_index_recall('owner.vectors_body', 3, 3)".to_owned(),
+            "SELECT public.laser_index_tune('owner.vectors_body', 0.9, 3, 3)".to_owned(),
+            "SELECT public.laser_hybrid(NULL::owner.vectors, 'body', 'one text', 3)".to_owned(),
+            "SELECT public.laser_hybrid(NULL::owner.vectors, 'body', 'one text', 3, key_column => 'id')".to_owned(),
         ] {
             root.batch_execute(&sql)
                 .with_context(|| format!("{path}: {sql}"))?;
             untouched(&mut root, &sql)?;
         }
         // These run the owner's careless function, which finds nothing on its path.
-        for sql in ["laser_index_check", "laser_index_recall"] {
+        for sql in [
+            "laser_index_check",
+            "laser_index_recall",
+            "laser_index_tune",
+        ] {
             let sql = format!("SELECT public.{sql}('owner.vectors_vec')");
             ensure!(root.batch_execute(&sql).is_err(), "{sql}");
             untouched(&mut root, &sql)?;

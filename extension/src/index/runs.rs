@@ -1,0 +1,180 @@
+//! The scans of the plans that run, and what they cannot know by themselves: an access method is told the keys
+//! of a scan, and not the plan that it is a part of.
+//!
+//! When a run begins, the scans of its plan that have a place for their distances ([`super::given`]) or a cutoff
+//! ([`super::cutoff`]) are written down here; a scan that is asked for its first row looks itself up. What is
+//! written down of a run goes with the memory context of that run, before the run's own memory does, after
+//! errors as well.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::rc::Rc;
+
+use pgrx::PgMemoryContexts;
+use pgrx::pg_sys::{self, NodeTag};
+
+use super::build;
+use super::cutoff::Cutoff;
+use super::given::{self, Place};
+
+/// A scan of a run.
+struct Scan {
+    /// The run's memory context (`es_query_cxt`).
+    run: pg_sys::MemoryContext,
+    node: *const pg_sys::IndexScanState,
+    query: *const pg_sys::QueryDesc,
+    place: Option<Place>,
+    cutoff: Option<Rc<Cutoff>>,
+}
+
+thread_local! {
+    static NEXT_HOOK: Cell<pg_sys::ExecutorStart_hook_type> = const { Cell::new(None) };
+    static SCANS: RefCell<Vec<Scan>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Called while the library is loaded.
+pub fn init() {
+    // SAFETY: hooks are set by whoever is loaded, and call those that were there before.
+    unsafe {
+        NEXT_HOOK.set(pg_sys::ExecutorStart_hook);
+        pg_sys::ExecutorStart_hook = Some(start);
+    }
+}
+
+/// What a scan is told by its plan.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Where it leaves the distances of its rows, if its plan reads them.
+    pub place: Option<Place>,
+    /// Beyond which distance no row is wanted, if there is a limit.
+    pub cutoff: Option<Rc<Cutoff>>,
+}
+
+/// What a scan is told that begins to give rows.
+pub fn told(scan: pg_sys::IndexScanDesc) -> Told {
+    SCANS.with_borrow(|scans| {
+        // SAFETY: nodes and the query live as long as the run, and with that what is written down of them.
+        // Where its rows go is known once it runs. The number of a worker is set when it starts.
+        unsafe {
+            let own = |entry: &&Scan| std::ptr::eq((*entry.node).iss_ScanDesc, scan);
+            let Some(own) = scans.iter().rev().find(own) else {
+                return Told::default();
+            };
+            let reads = pg_sys::ParallelWorkerNumber < 0 && !given::is_kept((*own.query).dest);
+            Told {
+                place: own.place.filter(|_| reads),
+                cutoff: own.cutoff.clone(),
+            }
+        }
+    })
+}
+
+/// Forgets a run when its memory goes.
+struct Run(pg_sys::MemoryContext);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // When the session ends, thread-locals may be gone before the last contexts.
+        let _ = SCANS.try_with(|scans| {
+            // It is borrowed where memory has run out while a run was written down.
+            if let Ok(mut scans) = scans.try_borrow_mut() {
+                scans.retain(|scan| scan.run != self.0);
+            }
+        });
+    }
+}
+
+unsafe extern "C-unwind" {
+    /// `src/backend/executor/execMain.c`, declared as `standard_planner` is in [`super::rewrite`].
+    fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
+}
+
+/// The executor's errors pass over this function as over one in C, for the reasons that
+/// [`super::rewrite`] has.
+unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
+    // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
+    unsafe {
+        match NEXT_HOOK.get() {
+            Some(next) => next(query, flags),
+            None => standard_ExecutorStart(query, flags),
+        }
+        write_down(query);
+    }
+}
+
+/// Writes down the scans of a run.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: the server has just made ready to run this query.
+    unsafe {
+        let (state, nodes) = ((*query).estate, (*query).planstate);
+        if state.is_null() || nodes.is_null() {
+            return;
+        }
+        let mut found: Vec<*const pg_sys::IndexScanState> = Vec::new();
+        pg_sys::ffi::pg_guard_ffi_boundary(|| visit(nodes, (&raw mut found).cast()));
+        if found.is_empty() {
+            return;
+        }
+        let (first, end) = given::parameters(&*(*query).plannedstmt);
+        for parameter in first..end {
+            (*(*state).es_param_exec_vals.add(parameter)).isnull = true;
+        }
+        let run = (*state).es_query_cxt;
+        let mut scans = Vec::new();
+        for node in found {
+            let own = given::parameter(&*(*node).ss.ps.plan, first);
+            let place = own.and_then(|own| Place::of(&*state, own));
+            let cutoff = Cutoff::of(&*node, own).map(Rc::new);
+            if place.is_some() || cutoff.is_some() {
+                scans.push(Scan {
+                    run,
+                    node,
+                    query,
+                    place,
+                    cutoff,
+                });
+            }
+        }
+        if !scans.is_empty() {
+            PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
+            SCANS.with_borrow_mut(|all| all.append(&mut scans));
+        }
+    }
+}
+
+unsafe extern "C-unwind" {
+    /// `src/backend/nodes/nodeFuncs.c`
+    #[cfg_attr(
+        not(any(feature = "pg14", feature = "pg15")),
+        link_name = "planstate_tree_walker_impl"
+    )]
+    fn planstate_tree_walker(
+        state: *mut pg_sys::PlanState,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
+        context: *mut c_void,
+    ) -> bool;
+}
+
+/// Collects the scans of indexes of ours that are ordered. Every statement's plan is walked, so that a level of
+/// it costs little: errors of the server (of its limit of stack) pass over this function, which has nothing to be
+/// dropped, and [`write_down`] has the guard.
+unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+    // SAFETY: a state of the executor's, or null; the context is what is collected, which nobody else uses
+    // meanwhile.
+    unsafe {
+        if state.is_null() {
+            return false;
+        }
+        if (*state).type_ == NodeTag::T_IndexScanState {
+            let scan = state.cast::<pg_sys::IndexScanState>();
+            let index = (*scan).iss_RelationDesc;
+            // EXPLAIN without ANALYZE opens no index.
+            if (*scan).iss_NumOrderByKeys > 0 && !index.is_null() && build::is_laser(index) {
+                (*context.cast::<Vec<*const pg_sys::IndexScanState>>()).push(scan);
+            }
+        }
+        planstate_tree_walker(state, visit, context)
+    }
+}

@@ -1,0 +1,72 @@
+//! How large an index will be, before it is built.
+#![allow(unsafe_code)]
+
+use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::size;
+use pgrx::PgSqlErrorCode as Code;
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use crate::types::raise;
+
+const QUANTIZATIONS: [Quantization; 5] = [
+    Quantization::F32,
+    Quantization::F16,
+    Quantization::Bf16,
+    Quantization::I8,
+    Quantization::B1,
+];
+/// More dimensions no column has.
+const LARGEST_DIMENSIONS: i32 = 16_000;
+
+/// One row for each quantization.
+#[pg_extern(sql = "")]
+#[allow(clippy::type_complexity)]
+fn laser_index_estimate(
+    rows: i64,
+    dimensions: i32,
+    m: i32,
+    metric: &str,
+) -> TableIterator<
+    'static,
+    (
+        name!(quantization, String),
+        name!(bytes, i64),
+        name!(mapped_bytes, i64),
+        name!(build_memory, i64),
+        name!(segments, i32),
+    ),
+> {
+    let refuse = |what: &str| raise(Code::ERRCODE_INVALID_PARAMETER_VALUE, what);
+    if !(0..=u32::MAX.into()).contains(&rows) {
+        refuse("rows must be from 0 to 4294967295");
+    }
+    if !(1..=LARGEST_DIMENSIONS).contains(&dimensions) {
+        refuse("dimensions must be from 1 to 16000");
+    }
+    if !(2..=128).contains(&m) {
+        refuse("m must be from 2 to 128");
+    }
+    let metrics = [Metric::Cosine, Metric::L2, Metric::InnerProduct];
+    let Some(metric) = metrics.into_iter().find(|known| known.name() == metric) else {
+        let names = metrics.map(|known| format!("\"{}\"", known.name()));
+        raise(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("metric must be one of {}", names.join(", ")),
+        );
+    };
+    // SAFETY: an integer setting of the server, read on its only thread.
+    let memory = unsafe { pg_sys::maintenance_work_mem } as usize * 1024;
+    let rows = QUANTIZATIONS.map(|quantization| {
+        let codec = Codec::new(dimensions as usize, metric, quantization);
+        let size = size::estimate(&codec, m as usize, rows as usize, memory);
+        (
+            quantization.name().to_owned(),
+            size.relation as i64,
+            size.mapped as i64,
+            size.memory as i64,
+            size.segments.min(i32::MAX as usize) as i32,
+        )
+    });
+    TableIterator::new(rows)
+}
