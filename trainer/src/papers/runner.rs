@@ -109,7 +109,33 @@ fn call(program: &Path, arguments: &[String], threads: Option<usize>) -> Result<
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(format!("{} failed: {}", named(), said.trim()));
     }
-    String::from_utf8(output.stdout).map_err(|e| format!("{}: {e}", named()))
+    let said = String::from_utf8(output.stdout).map_err(|e| format!("{}: {e}", named()))?;
+    // A run that was told to stop ends well, with a model that is not yet what is to be measured.
+    if arguments.first().is_some_and(|a| a == "train") && said.contains("(interrupted") {
+        return Err(format!(
+            "{} was interrupted; the next call goes on",
+            named()
+        ));
+    }
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_training_that_was_interrupted_is_not_measured() {
+        let echo = |first: &str, said: &str| {
+            let arguments = [first.to_owned(), said.to_owned()];
+            call(Path::new("echo"), &arguments, None)
+        };
+        let said = "5 steps, loss 1.0 (interrupted; --resume goes on); models in x";
+        assert!(echo("train", said).unwrap_err().contains("was interrupted"));
+        assert!(echo("embed", said).unwrap().contains("5 steps"));
+        assert!(echo("train", "5 steps").is_ok());
+        assert!(call(Path::new("false"), &[], None).is_err());
+    }
 }
 
 /// The mean of the numbers that are asked for.
