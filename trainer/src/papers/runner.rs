@@ -120,6 +120,20 @@ fn call(program: &Path, arguments: &[String], threads: Option<usize>) -> Result<
     Ok(said)
 }
 
+/// The mean of the numbers that are asked for.
+fn figure(spec: &FigureSpec, json: &str) -> Result<f64, String> {
+    let json: serde_json::Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
+    let mut sum = 0.0;
+    for pointer in &spec.pointers {
+        let value = json.pointer(pointer).and_then(serde_json::Value::as_f64);
+        sum += value.ok_or_else(|| format!("no number at \"{pointer}\" of {json}"))?;
+    }
+    if spec.pointers.is_empty() {
+        return Err("figure.pointers names nothing".into());
+    }
+    Ok(spec.factor * sum / spec.pointers.len() as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,18 +150,4 @@ mod tests {
         assert!(echo("train", "5 steps").is_ok());
         assert!(call(Path::new("false"), &[], None).is_err());
     }
-}
-
-/// The mean of the numbers that are asked for.
-fn figure(spec: &FigureSpec, json: &str) -> Result<f64, String> {
-    let json: serde_json::Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
-    let mut sum = 0.0;
-    for pointer in &spec.pointers {
-        let value = json.pointer(pointer).and_then(serde_json::Value::as_f64);
-        sum += value.ok_or_else(|| format!("no number at \"{pointer}\" of {json}"))?;
-    }
-    if spec.pointers.is_empty() {
-        return Err("figure.pointers names nothing".into());
-    }
-    Ok(spec.factor * sum / spec.pointers.len() as f64)
 }
