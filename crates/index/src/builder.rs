@@ -71,7 +71,9 @@ const BATCH: usize = 64;
 const FIXED_MEMORY: usize = 1 << 20;
 /// How long threads that are no longer wanted are waited for. One that has stopped for want of memory
 /// never ends; it owns all that it touches.
-const PATIENCE: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for threads that have done all their work, and only need a processor to end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(60);
 
 enum Vectors {
     /// Prepared vectors and bounds of their errors.
@@ -535,7 +537,7 @@ impl SegmentBuilder {
     pub fn finish(mut self, pause: &dyn Fn()) -> Result<BuiltSegment> {
         self.flush(pause)?;
         self.wait(self.pushed, pause)?;
-        self.stop();
+        self.stop(FINISH_TIMEOUT);
         let (shared, count) = (self.shared.clone(), self.pushed);
         let (p, threads) = (&self.options.parameters, self.options.threads);
         let (_, width) = widths(p.m, p.ef_construction);
@@ -559,9 +561,9 @@ impl SegmentBuilder {
         })
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self, timeout: Duration) {
         self.sender = None;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + timeout;
         for worker in self.workers.drain(..) {
             while !worker.is_finished() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
@@ -729,7 +731,7 @@ fn assemble(
 impl Drop for SegmentBuilder {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.stop();
+        self.stop(STOP_TIMEOUT);
     }
 }
 

@@ -26,6 +26,9 @@ const FAR: f32 = 1e15;
 /// How much longer the radius is than the vectors that a space is made for: those that come later are
 /// seldom longer.
 const HEADROOM: f64 = 1.05;
+/// Vectors so many times as long as the middle one say nothing of where the others are: a centre that
+/// they had moved would make one point of these.
+const FAR_OUT: f64 = 1e3;
 /// What lengths may be beyond the radius by rounding.
 const ROUNDING: f64 = 1e-6;
 /// Half a unit in the last place of an `f32`, relative to its value.
@@ -44,6 +47,12 @@ pub struct Space {
     pub gain: f32,
     /// `R` of the table above, at least the length of any vector of the segment; zero without it.
     pub radius: f32,
+}
+
+/// The one in the middle of some numbers.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    let middle = numbers.len() / 2;
+    *numbers.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
 impl Space {
@@ -93,18 +102,20 @@ impl Space {
         let mut scratch = vec![0.0; width];
         if centred {
             let mut sums = vec![0.0f64; width];
-            for x in sample {
+            let mut count = 0.0;
+            let limit = FAR_OUT * median(sample.iter().map(|x| norm(x)).collect());
+            for x in sample.iter().filter(|x| norm(x) <= limit) {
                 space.coordinates(x, &mut scratch);
                 for (sum, x) in sums.iter_mut().zip(&scratch) {
                     *sum += x;
                 }
+                count += 1.0;
             }
-            let count = sample.len() as f64;
             let limit = f64::from(f32::MAX);
             let mean = |sum: &f64| (sum / count).clamp(-limit, limit) as f32;
             space.centre = sums.iter().map(mean).collect();
         }
-        let mut lengths: Vec<f64> = sample
+        let lengths: Vec<f64> = sample
             .iter()
             .map(|x| {
                 space.coordinates(x, &mut scratch);
@@ -114,11 +125,8 @@ impl Space {
                 square.sqrt()
             })
             .collect();
-        let (_, median, _) = {
-            let middle = lengths.len() / 2;
-            lengths.select_nth_unstable_by(middle, f64::total_cmp)
-        };
-        if *median > 0.0 {
+        let median = median(lengths);
+        if median > 0.0 {
             let exponent = (-median.log2().round()).clamp(-126.0, 126.0);
             space.gain = exponent.exp2() as f32;
         }
