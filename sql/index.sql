@@ -8,10 +8,11 @@ CREATE ACCESS METHOD laser TYPE INDEX HANDLER laser_handler;
 
 COMMENT ON ACCESS METHOD laser IS 'nearest neighbours of embeddings and texts';
 
--- Distance of two texts: cosine distance of their embeddings by the model in laser.model.
+-- Distance of two texts: cosine distance of their embeddings by the model in laser.model. It is not
+-- immutable, for every role may set that: in an index or a partition's bounds one role's model would decide for others.
 CREATE FUNCTION cosine_distance(text, text) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_text_cosine_distance'
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 10000;
+LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10000;
 
 COMMENT ON FUNCTION cosine_distance(text, text) IS
     'cosine distance of two texts'' embeddings by the model in laser.model';

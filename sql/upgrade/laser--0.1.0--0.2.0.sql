@@ -8,6 +8,9 @@ WHERE oid OPERATOR(pg_catalog.=) '@extschema@.embedding'::pg_catalog.regtype::pg
 UPDATE pg_catalog.pg_type SET typcategory = 'e'
 WHERE oid OPERATOR(pg_catalog.=) '@extschema@.halfembedding'::pg_catalog.regtype::pg_catalog.oid;
 
+-- Every role may set laser.model: in an index or a partition's bounds one role's model would decide for others.
+ALTER FUNCTION cosine_distance(text, text) STABLE;
+
 -- Refuses to plan distances between embeddings of two models, where both are known.
 CREATE FUNCTION laser_distance_support(internal) RETURNS internal
 AS 'MODULE_PATHNAME', 'laser_distance_support'

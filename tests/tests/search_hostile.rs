@@ -305,6 +305,18 @@ fn nobody_is_told_of_a_hidden_text() -> Result<()> {
             ensure!(told.is_empty(), "{told:?}: {sql}");
         }
     }
+    // Of what an index on embeddings of texts has the server embed, no more than that it is long.
+    owner
+        .batch_execute("CREATE INDEX ON notes USING laser ((laser_embed(body)::embedding(384)))")?;
+    let embedded = "SELECT id FROM notes
+        ORDER BY laser_embed(body)::embedding(384) <=> laser_embed('price of shares') LIMIT 1";
+    if let Err(error) = reader.query(embedded, &[]) {
+        let told = format!("{error:?}");
+        ensure!(
+            !told.contains("Nobody") && !told.contains("bytes"),
+            "{told}"
+        );
+    }
     // What the reader asks for, they are told of.
     let long = "SELECT id FROM notes ORDER BY body <=> repeat('word ', 9000) LIMIT 1";
     let (code, message, _) = laser_tests::failure(&mut reader, long)?;

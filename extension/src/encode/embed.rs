@@ -23,12 +23,38 @@ use crate::types::{raise_detail, raise_hint};
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), texts, true).0
+    embed_by(&model_name(model), texts, Tell::Which).0
+}
+
+/// What the session is told of texts that are longer than the model reads. The server may have values of rows
+/// embedded before policies hide the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tell {
+    /// Nothing: they are cut, whatever `laser.long_text` is.
+    Nothing,
+    /// That there are some.
+    That,
+    /// How long they are, and how they begin.
+    Which,
+}
+
+impl Tell {
+    /// Of an argument of a function: a constant is the statement's own.
+    ///
+    /// # Safety
+    /// A call by the fmgr, with so many arguments.
+    pub unsafe fn of_argument(fcinfo: pg_sys::FunctionCallInfo, at: i32) -> Self {
+        // SAFETY: by contract.
+        match unsafe { pg_sys::get_fn_expr_arg_stable((*fcinfo).flinfo, at) } {
+            true => Self::Which,
+            false => Self::That,
+        }
+    }
 }
 
 /// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
-/// session if that is wanted.
-pub fn embed_by(name: &str, texts: &[&[u8]], tell: bool) -> (Embedded, Cut) {
+/// session what it may know.
+pub fn embed_by(name: &str, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
     let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
     for text in texts {
         // Before it is converted, for which it may be far too long; the conversion may make it longer.
@@ -42,8 +68,8 @@ pub fn embed_by(name: &str, texts: &[&[u8]], tell: bool) -> (Embedded, Cut) {
         None => client::embed(name, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut.texts > 0 && tell {
-        report_cut(name, cut, &converted);
+    if cut.texts > 0 && tell != Tell::Nothing {
+        report_cut(name, cut, &converted, tell);
     }
     (embedded, cut)
 }
@@ -69,6 +95,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// the texts. What is held of them meanwhile is bounded.
 pub fn embed_each<'t>(
     model: Option<&str>,
+    tell: Tell,
     texts: impl Iterator<Item = &'t [u8]>,
     mut take: impl FnMut(&[f32]),
 ) {
@@ -76,7 +103,7 @@ pub fn embed_each<'t>(
     let mut batch: Vec<&[u8]> = or_raise(laser_memory::with_capacity(BATCH_TEXTS));
     let mut bytes = 0;
     let mut flush = |batch: &mut Vec<&[u8]>| {
-        let embedded = embed_texts(model, batch);
+        let embedded = embed_by(&model_name(model), batch, tell).0;
         if *fingerprint.get_or_insert(embedded.fingerprint) != embedded.fingerprint {
             CallError::Replaced.raise();
         }
@@ -148,7 +175,7 @@ pub fn model_name(model: Option<&str>) -> String {
 }
 
 /// Warns once a statement that texts were cut, or refuses them.
-fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) {
+fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>], tell: Tell) {
     static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
     if guc::LONG_TEXT.get() == guc::LongText::Error {
         let message = if texts.len() == 1 {
@@ -160,7 +187,7 @@ fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) {
         raise_detail(
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
             message,
-            describe_cut(model, cut, texts),
+            describe_cut(model, cut, texts, tell),
             "Split them, choose another model (see max_tokens in view laser_models), or set \
              laser.long_text to 'warn' to embed their beginnings.",
         );
@@ -176,17 +203,23 @@ fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) {
             "text is longer than the model reads, only its beginning was embedded",
             format!(
                 "{} Further texts of this statement may have been cut as well.",
-                describe_cut(model, cut, texts)
+                describe_cut(model, cut, texts, tell)
             )
         );
     }
 }
 
 /// Which text it is, and what the model reads.
-fn describe_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>]) -> String {
+fn describe_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>], tell: Tell) -> String {
     /// Characters by which a text is known.
     const BEGINNING: usize = 40;
     let model = describe_model((!model.is_empty()).then_some(model));
+    if tell != Tell::Which {
+        return to_server(&format!(
+            "It has more than the {} tokens that model \"{}\" reads.",
+            model.max_tokens, model.name
+        ));
+    }
     let text = &texts[cut.first];
     // Where code runs as the owner of a table, who called it may not be allowed to see its rows.
     // SAFETY: a plain question to the server.

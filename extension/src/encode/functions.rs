@@ -6,7 +6,7 @@ use std::cell::Cell;
 use pgrx::pg_sys::{self, Datum};
 use pgrx::varlena;
 
-use super::embed::{check_array, embed_each};
+use super::embed::{Tell, check_array, embed_each};
 use super::recent::embed_once;
 use crate::types::new_embedding;
 
@@ -54,8 +54,11 @@ unsafe fn model<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Option<std::borrow::Cow
 /// Called by the fmgr as declared.
 unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: strict function with the declared arguments.
-    let (text, model) = unsafe { (text_argument(fcinfo, 0), model(fcinfo)) };
-    new_embedding(&embed_once(model.as_deref(), text).data)
+    let (text, model, tell) = unsafe {
+        let tell = Tell::of_argument(fcinfo, 0);
+        (text_argument(fcinfo, 0), model(fcinfo), tell)
+    };
+    new_embedding(&embed_once(model.as_deref(), text, tell).data)
 }
 
 /// `laser_embed(text[] [, text]) -> embedding[]`: an array of the same shape, null where the text
@@ -101,7 +104,9 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     let mut results = texts.clone();
     // SAFETY: elements that are not null are texts inside the array.
     let texts = texts.map(|(element, _)| unsafe { text(element.get()) });
-    embed_each(model, texts, |embedding| {
+    // SAFETY: as above.
+    let tell = unsafe { Tell::of_argument(fcinfo, 0) };
+    embed_each(model, tell, texts, |embedding| {
         let (place, _) = results.next().expect("as many as texts");
         place.set(new_embedding(embedding));
     });

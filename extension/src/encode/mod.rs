@@ -34,7 +34,7 @@ mod status;
 mod transaction;
 mod worker;
 
-pub use embed::{describe_model, embed_texts};
+pub use embed::{Tell, describe_model, embed_texts};
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};

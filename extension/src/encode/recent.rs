@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
-use super::embed;
+use super::embed::{self, Tell};
 use super::embedded::Embedded;
 use super::guc;
 use crate::memory::or_raise;
@@ -69,14 +69,14 @@ fn with<R>(look: impl FnOnce(&mut VecDeque<Entry>) -> R) -> R {
     })
 }
 
-/// `tell` as [`embed::embed_by`] has it.
-fn recall(model: &str, text: &[u8], tell: bool) -> Option<Rc<Known>> {
+fn recall(model: &str, text: &[u8], tell: Tell) -> Option<Rc<Known>> {
     with(|entries| {
         let at = entries
             .iter()
             .position(|entry| entry.text == text && entry.model == model)?;
         // A text that was cut under another value of the setting is refused by whoever embeds it.
-        if tell && entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error {
+        if tell != Tell::Nothing && entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error
+        {
             return None;
         }
         let entry = entries.remove(at)?;
@@ -114,11 +114,11 @@ fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
 
 /// The embedding of a text by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
-pub fn embed_once(model: Option<&str>, text: &[u8]) -> Rc<Known> {
-    once(&embed::model_name(model), text, true)
+pub fn embed_once(model: Option<&str>, text: &[u8], tell: Tell) -> Rc<Known> {
+    once(&embed::model_name(model), text, tell)
 }
 
-fn once(name: &str, text: &[u8], tell: bool) -> Rc<Known> {
+fn once(name: &str, text: &[u8], tell: Tell) -> Rc<Known> {
     if let Some(known) = recall(name, text, tell) {
         return known;
     }
@@ -133,7 +133,7 @@ fn once(name: &str, text: &[u8], tell: bool) -> Rc<Known> {
 
 /// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it. Texts that
 /// the session may not be told of are cut in silence.
-pub fn embed_pair(a: &[u8], b: &[u8], tell: [bool; 2]) -> (Rc<Known>, Rc<Known>) {
+pub fn embed_pair(a: &[u8], b: &[u8], tell: [Tell; 2]) -> (Rc<Known>, Rc<Known>) {
     let name = embed::model_name(None);
     let known = match (recall(&name, a, tell[0]), recall(&name, b, tell[1])) {
         (None, None) if tell[0] == tell[1] => None,
@@ -147,7 +147,12 @@ pub fn embed_pair(a: &[u8], b: &[u8], tell: [bool; 2]) -> (Rc<Known>, Rc<Known>)
     {
         return (a, b);
     }
-    let (embedded, cut) = embed::embed_by(&name, &[a, b], tell[0] && tell[1]);
+    // Of one that may not be told of nothing is, and of the other something was.
+    let told = match tell[0] == tell[1] {
+        true => tell[0],
+        false => Tell::Nothing,
+    };
+    let (embedded, cut) = embed::embed_by(&name, &[a, b], told);
     let [x, y] = [0, 1].map(|i| known_row(&embedded, i));
     keep(&name, a, cut.texts > 0, &x);
     keep(&name, b, cut.texts > 0, &y);

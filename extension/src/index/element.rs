@@ -268,11 +268,11 @@ pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
 /// an index alone, but a plan may be older than the setting (an open cursor), and a model may be
 /// replaced under its name.
 pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Known> {
-    let mut embedded = encode::embed_once(None, text);
+    let mut embedded = encode::embed_once(None, text, encode::Tell::Which);
     if embedded.fingerprint != parameters.fingerprint {
         // The statement may have embedded it before the model was replaced, and the index made anew.
         encode::forget_recent();
-        embedded = encode::embed_once(None, text);
+        embedded = encode::embed_once(None, text, encode::Tell::Which);
     }
     if embedded.fingerprint == parameters.fingerprint {
         return embedded;

@@ -4,7 +4,7 @@
 use pgrx::pg_sys::{self, Datum};
 
 use super::element;
-use crate::encode;
+use crate::encode::{self, Tell};
 
 #[unsafe(no_mangle)]
 #[doc(hidden)]
@@ -18,16 +18,17 @@ pub extern "C" fn pg_finfo_laser_text_cosine_distance() -> &'static pg_sys::Pg_f
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn laser_text_cosine_distance(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: a strict function, declared with two texts.
-    let (a, b, is_constant) = unsafe {
+    let (a, b, tell) = unsafe {
         let args = (*fcinfo).args.as_slice(2);
         let (a, b) = (args[0].value, args[1].value);
-        let call = (*fcinfo).flinfo;
-        let is_constant = [0, 1].map(|at| pg_sys::get_fn_expr_arg_stable(call, at));
-        (element::text(a), element::text(b), is_constant)
+        let tell = [0, 1].map(|at| match Tell::of_argument(fcinfo, at) {
+            Tell::Which => Tell::Which,
+            // Of rows nobody is told, but of what the statement itself is about.
+            _ => Tell::Nothing,
+        });
+        (element::text(a), element::text(b), tell)
     };
-    // An index scan has distances of rows computed before policies and other filters say who sees them. So
-    // nothing is told of rows, but of what the statement itself is about.
-    let (a, b) = encode::embed_pair(&a, &b, is_constant);
+    let (a, b) = encode::embed_pair(&a, &b, tell);
     let distance = laser_vector::kernels::cosine_distance(&a.data, &b.data);
     Datum::from(distance.to_bits())
 }
