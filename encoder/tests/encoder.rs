@@ -732,7 +732,8 @@ fn a_model_on_a_base_is_the_model_with_its_table() {
         let texts = ["w1 w2 w3", "w3 w2 w1", "w30", ""];
         for precision in [Precision::F32, Precision::I8, Precision::Auto] {
             let found = load(&model, precision, 1);
-            let whole = load(&dir.path().join("whole"), precision, 1);
+            // What is measured to be fastest may be another one the next time, in models as small as this.
+            let whole = load(&dir.path().join("whole"), found.precision(), 1);
             assert_eq!(found.encode(&texts).unwrap(), whole.encode(&texts).unwrap());
             assert_ne!(found.fingerprint(), whole.fingerprint());
             assert_eq!(found.fingerprint(), folder::fingerprint(&model).unwrap());
