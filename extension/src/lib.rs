@@ -16,6 +16,7 @@ mod lists;
 mod memory;
 mod mining;
 mod types;
+mod unguarded;
 
 /// Called by the server when the library is loaded: at start-up with `shared_preload_libraries`,
 /// else at the first call in a session.

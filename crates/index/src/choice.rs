@@ -87,26 +87,6 @@ impl Encoding {
         existing: Existing<'_>,
         pause: &dyn Fn(),
     ) -> Self {
-        let mut found = Self::suitable(metric, dims, asked, sample, rows, existing, pause);
-        if !sample.iter().any(|x| found.takes(x)) {
-            found.longest = f64::INFINITY;
-            if found.space.radius > 0.0 {
-                found.space.radius = f32::MAX;
-            }
-        }
-        found
-    }
-
-    /// See [`Encoding::choose`].
-    fn suitable(
-        metric: Metric,
-        dims: usize,
-        asked: Option<Quantization>,
-        sample: &[Vec<f32>],
-        rows: usize,
-        existing: Existing<'_>,
-        pause: &dyn Fn(),
-    ) -> Self {
         let Existing { encodings, grown } = existing;
         let shorter = match metric {
             Metric::InnerProduct => without_long(sample),
@@ -180,9 +160,20 @@ impl Encoding {
             && let Some(format) = trial::best(dims, sample, pause)
             && format != found.codec.format
         {
-            return kept(fit(format)).0;
+            return kept(fit(format)).0.taking_some(sample);
         }
-        found
+        found.taking_some(sample)
+    }
+
+    /// The same, if it takes one of some vectors; else one that takes all.
+    fn taking_some(mut self, sample: &[Vec<f32>]) -> Self {
+        if !sample.iter().any(|x| self.takes(x)) {
+            self.longest = f64::INFINITY;
+            if self.space.radius > 0.0 {
+                self.space.radius = f32::MAX;
+            }
+        }
+        self
     }
 
     /// Whether a prepared vector may be in a segment of this encoding.

@@ -23,8 +23,10 @@ use bytemuck::{Pod, Zeroable};
 use crate::crc::{crc32c, crc32c_of_four};
 use crate::error::{IndexError, Result};
 
-/// Bytes of a page behind PostgreSQL's page header (24 of 8192 bytes).
-pub const BODY: usize = 8192 - 24;
+/// Bytes of a page with PostgreSQL's page header.
+pub const PAGE: usize = 8192;
+/// Bytes of a page behind that header.
+pub const BODY: usize = PAGE - 24;
 /// Bytes of [`PageHeader`].
 pub const HEADER: usize = size_of::<PageHeader>();
 /// Bytes that a page carries.

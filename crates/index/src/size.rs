@@ -7,11 +7,8 @@
 use crate::builder::{capacity, needed};
 use crate::codec::Codec;
 use crate::graph::serialized_len;
-use crate::page::{MAP_BLOCKS, PAYLOAD};
+use crate::page::{MAP_BLOCKS, PAGE, PAYLOAD};
 use crate::segment::file_len;
-
-/// Bytes of a page with PostgreSQL's own header.
-const PAGE: usize = 8192;
 
 /// What an index of so many vectors takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -30,9 +30,9 @@ static OWN: Mutex<Vec<Own>> = Mutex::new(Vec::new());
 /// The session's copy of a model (empty: its default), loaded where needed, and again when its files have
 /// changed.
 pub fn model(name: &str) -> Result<Arc<Resident>, CallError> {
-    let folders = installation::model_folders();
+    let folders = installation::model_folders;
     let name = match name {
-        "" => catalog::default_name(&guc::configured_model(), &folders)
+        "" => catalog::default_name(&guc::configured_model(), &folders())
             .ok_or_else(installed::no_default)?,
         name => name.to_owned(),
     };
@@ -43,6 +43,8 @@ pub fn model(name: &str) -> Result<Arc<Resident>, CallError> {
     {
         return Ok(own[at].model.clone());
     }
+    // Only where its files are to be looked at: this is asked for every text.
+    let folders = folders();
     let path = catalog::find(&folders, &name).ok_or_else(|| installed::unknown(&name, &folders))?;
     if let Some(at) = at {
         if own[at].model.is_of(&path) {

@@ -18,6 +18,7 @@ use pgrx::pg_sys;
 
 use super::pages::RelationStore;
 use super::rewrite;
+use crate::unguarded::{standard_ExecutorEnd, standard_planner};
 use laser_index::meta::Meta;
 
 /// A statement that is being explained.
@@ -46,15 +47,8 @@ thread_local! {
     static NEXT_END: Cell<pg_sys::ExecutorEnd_hook_type> = const { Cell::new(None) };
 }
 
-// pgrx's own declarations make Rust panics of the server's errors.
+// As in [`crate::unguarded`].
 unsafe extern "C-unwind" {
-    fn standard_planner(
-        query: *mut pg_sys::Query,
-        text: *const c_char,
-        options: c_int,
-        parameters: pg_sys::ParamListInfo,
-    ) -> *mut pg_sys::PlannedStmt;
-    fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
     fn ExplainPropertyText(
         label: *const c_char,
         value: *const c_char,

@@ -35,6 +35,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::{build, mentions};
 use crate::catalogs;
 use crate::lists::{members, node};
+use crate::unguarded::standard_planner;
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
 /// other parameter is of this type.
@@ -51,17 +52,6 @@ pub fn init() {
         NEXT_HOOK.set(pg_sys::planner_hook);
         pg_sys::planner_hook = Some(plan);
     }
-}
-
-unsafe extern "C-unwind" {
-    /// `src/backend/optimizer/plan/planner.c`. pgrx's own declaration makes Rust panics of the planner's
-    /// errors; see [`plan`].
-    fn standard_planner(
-        query: *mut pg_sys::Query,
-        text: *const c_char,
-        options: c_int,
-        parameters: pg_sys::ParamListInfo,
-    ) -> *mut pg_sys::PlannedStmt;
 }
 
 /// Errors of the planner, and of functions that it evaluates, pass over this function as over one in C:

@@ -17,6 +17,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::build;
 use super::cutoff::Cutoff;
 use super::given::{self, Place};
+use crate::unguarded::standard_ExecutorStart;
 
 /// A scan of a run.
 struct Scan {
@@ -85,13 +86,8 @@ impl Drop for Run {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// `src/backend/executor/execMain.c`, declared as `standard_planner` is in [`super::rewrite`].
-    fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: i32);
-}
-
 /// The executor's errors pass over this function as over one in C, for the reasons that
-/// [`super::rewrite`] has.
+/// [`crate::unguarded`] has.
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
     // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
     unsafe {

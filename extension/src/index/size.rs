@@ -3,6 +3,7 @@
 
 use laser_index::codec::{Codec, Metric, Quantization};
 use laser_index::size;
+use laser_vector::MAX_DIMENSIONS;
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -16,8 +17,6 @@ const QUANTIZATIONS: [Quantization; 5] = [
     Quantization::I8,
     Quantization::B1,
 ];
-/// More dimensions no column has.
-const LARGEST_DIMENSIONS: i32 = 16_000;
 
 /// One row for each quantization.
 #[pg_extern(sql = "")]
@@ -41,8 +40,8 @@ fn laser_index_estimate(
     if !(0..=u32::MAX.into()).contains(&rows) {
         refuse("rows must be from 0 to 4294967295");
     }
-    if !(1..=LARGEST_DIMENSIONS).contains(&dimensions) {
-        refuse("dimensions must be from 1 to 16000");
+    if !(1..=MAX_DIMENSIONS as i32).contains(&dimensions) {
+        refuse(&format!("dimensions must be from 1 to {MAX_DIMENSIONS}"));
     }
     if !(2..=128).contains(&m) {
         refuse("m must be from 2 to 128");

@@ -1,0 +1,24 @@
+//! Functions of the server that hooks call in the place of others, declared without pgrx's guard.
+//!
+//! pgrx's own declarations make Rust panics of the server's errors, and those are made errors again where the hook
+//! ends: they would lose fields, and be garbled in databases that are not UTF-8. Errors of these pass over the
+//! hook as over a function in C, so that nothing in it may need to be dropped.
+#![allow(unsafe_code, missing_docs)]
+
+use std::ffi::{c_char, c_int};
+
+use pgrx::pg_sys;
+
+unsafe extern "C-unwind" {
+    /// `src/backend/optimizer/plan/planner.c`
+    pub fn standard_planner(
+        query: *mut pg_sys::Query,
+        text: *const c_char,
+        options: c_int,
+        parameters: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+    /// `src/backend/executor/execMain.c`
+    pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
+    /// `src/backend/executor/execMain.c`
+    pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
+}
