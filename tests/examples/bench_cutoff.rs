@@ -11,7 +11,8 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use laser_tests::bench::{arguments, list};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 
@@ -27,18 +28,15 @@ fn settings() -> Result<Settings> {
         limits: vec![0.2, 0.3, 0.4, 0.5],
         queries: 20,
     };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .with_context(|| format!("{name} needs a value"))?;
-        match name.as_str() {
+    arguments(|name, value| {
+        match name {
             "--rows" => s.rows = value.parse()?,
-            "--limits" => s.limits = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--limits" => s.limits = list(&value)?,
             "--queries" => s.queries = value.parse()?,
-            _ => bail!("unknown argument {name}"),
+            _ => return Ok(false),
         }
-    }
+        Ok(true)
+    })?;
     Ok(s)
 }
 

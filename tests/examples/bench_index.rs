@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_tests::bench::{
-    Vectors, begin, clusters, load, normalize, pgvector, progress, sentences,
+    Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
 };
 use laser_tests::{Cluster, say, wait_until};
 use postgres::Client;
@@ -76,17 +76,13 @@ fn settings() -> Result<Settings> {
         sentences: None,
         output: std::env::current_exe()?.with_file_name("../../bench-index.txt"),
     };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .with_context(|| format!("{name} needs a value"))?;
-        match name.as_str() {
+    arguments(|name, value| {
+        match name {
             "--rows" => s.rows = value.parse()?,
             "--dimensions" => s.dimensions = value.parse()?,
             "--queries" => s.queries = value.parse()?,
             "--seconds" => s.seconds = value.parse()?,
-            "--ef" => s.ef = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--ef" => s.ef = list(&value)?,
             "--with" => s.with.push(value),
             "--only" => s.only.push(value),
             "--set" => s.sets.push(value),
@@ -94,9 +90,10 @@ fn settings() -> Result<Settings> {
             "--model" => s.model = std::path::absolute(value)?,
             "--output" => s.output = value.into(),
             "--sentences" => s.sentences = Some(value.into()),
-            _ => bail!("unknown argument {name}"),
+            _ => return Ok(false),
         }
-    }
+        Ok(true)
+    })?;
     if s.sets.is_empty() {
         s.sets = vec!["easy".to_owned(), "hard".to_owned()];
     }

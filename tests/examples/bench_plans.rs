@@ -24,8 +24,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
-use laser_tests::bench::{Vectors, begin, clusters, load, normalize, progress};
+use anyhow::{Context, Result, ensure};
+use laser_tests::bench::{Vectors, arguments, begin, clusters, list, load, normalize, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 use rand::SeedableRng;
@@ -53,12 +53,6 @@ struct Settings {
 }
 
 fn settings() -> Result<Settings> {
-    fn list<T: std::str::FromStr>(value: &str) -> Result<Vec<T>>
-    where
-        T::Err: std::error::Error + Send + Sync + 'static,
-    {
-        Ok(value.split(',').map(str::parse).collect::<Result<_, _>>()?)
-    }
     let mut s = Settings {
         rows: vec![1_000, 100_000, 1_000_000],
         dimensions: vec![32, 384],
@@ -69,12 +63,8 @@ fn settings() -> Result<Settings> {
         quantization: None,
         output: std::env::current_exe()?.with_file_name("../../bench-plans.txt"),
     };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .with_context(|| format!("{name} needs a value"))?;
-        match name.as_str() {
+    arguments(|name, value| {
+        match name {
             "--rows" => s.rows = list(&value)?,
             "--dimensions" => s.dimensions = list(&value)?,
             "--filters" => s.filters = list(&value)?,
@@ -83,9 +73,10 @@ fn settings() -> Result<Settings> {
             "--queries" => s.queries = value.parse()?,
             "--quantization" => s.quantization = Some(value),
             "--output" => s.output = value.into(),
-            _ => bail!("unknown argument {name}"),
+            _ => return Ok(false),
         }
-    }
+        Ok(true)
+    })?;
     ensure!(s.queries > 0 && !s.limits.is_empty(), "nothing to search");
     Ok(s)
 }

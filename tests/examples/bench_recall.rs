@@ -38,7 +38,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_tests::bench::{
-    Vectors, begin, clusters, load, normal, normalize, pgvector, progress, sentences,
+    Vectors, begin, clusters, list, load, normal, normalize, pgvector, progress, sentences,
 };
 use laser_tests::{Cluster, say};
 use postgres::Client;
@@ -103,12 +103,6 @@ fn settings() -> Result<Settings> {
         write: false,
         command: String::new(),
     };
-    fn list<T: std::str::FromStr>(value: &str) -> Result<Vec<T>>
-    where
-        T::Err: std::error::Error + Send + Sync + 'static,
-    {
-        Ok(value.split(',').map(str::parse).collect::<Result<_, _>>()?)
-    }
     let mut arguments = std::env::args().skip(1);
     let mut shown = Vec::new();
     while let Some(name) = arguments.next() {

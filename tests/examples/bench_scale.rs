@@ -14,8 +14,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use laser_tests::bench::{Vectors, begin, clusters, load, normalize, progress};
+use anyhow::{Result, ensure};
+use laser_tests::bench::{Vectors, arguments, begin, clusters, list, load, normalize, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 use rand::SeedableRng;
@@ -41,24 +41,19 @@ fn settings() -> Result<Settings> {
         load: 200_000,
         output: std::env::current_exe()?.with_file_name("../../bench-scale.txt"),
     };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .with_context(|| format!("{name} needs a value"))?;
-        match name.as_str() {
+    arguments(|name, value| {
+        match name {
             "--rows" => s.rows = value.parse()?,
             "--dimensions" => s.dimensions = value.parse()?,
-            "--clients" => {
-                s.clients = value.split(',').map(str::parse).collect::<Result<_, _>>()?
-            }
+            "--clients" => s.clients = list(&value)?,
             "--seconds" => s.seconds = value.parse()?,
             "--limit" => s.limit = value.parse()?,
             "--load" => s.load = value.parse()?,
             "--output" => s.output = value.into(),
-            _ => bail!("unknown argument {name}"),
+            _ => return Ok(false),
         }
-    }
+        Ok(true)
+    })?;
     ensure!(!s.clients.is_empty() && s.seconds > 0, "nothing to do");
     Ok(s)
 }

@@ -18,6 +18,32 @@ use crate::pgvector::has_pgvector;
 /// Where lines go besides the standard output, and when the benchmark began.
 static OUTPUT: OnceLock<(Mutex<File>, Instant)> = OnceLock::new();
 
+/// Hands each argument of the program, a name and a value, to `set`, which tells whether it knows it.
+///
+/// # Errors
+/// When a value is missing, or a name is not known; those of `set`.
+pub fn arguments(mut set: impl FnMut(&str, String) -> Result<bool>) -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(name) = arguments.next() {
+        let value = arguments
+            .next()
+            .with_context(|| format!("{name} needs a value"))?;
+        ensure!(set(&name, value)?, "unknown argument {name}");
+    }
+    Ok(())
+}
+
+/// The parts of a value that are separated by commas.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub fn list<T: std::str::FromStr>(value: &str) -> Result<Vec<T>>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    Ok(value.split(',').map(str::parse).collect::<Result<_, _>>()?)
+}
+
 /// What [`line()`] prints goes to this file as well.
 ///
 /// # Errors

@@ -667,16 +667,19 @@ fn what_is_equal_to_a_distance_is_in_its_order() -> Result<()> {
     Ok(())
 }
 
+/// Texts, and an index whose distances are far from theirs.
+const ROUNDED: &str = "CREATE TABLE t (id int, body text);
+    INSERT INTO t SELECT i, 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 500) i;
+    CREATE INDEX ON t USING laser (body) WITH (quantization = b1)";
+
 /// Each process of a parallel plan may run a subquery by itself: all find the same rows.
 #[test]
 fn processes_of_a_plan_find_the_same_rows() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
+    client.batch_execute(ROUNDED)?;
     client.batch_execute(
-        "CREATE TABLE t (id int, body text);
-         INSERT INTO t SELECT i, 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 500) i;
-         CREATE INDEX ON t USING laser (body) WITH (quantization = b1);
-         CREATE TABLE large AS SELECT i % 500 + 1 AS id, repeat('x', 60) AS pad FROM generate_series(1, 50000) i;
+        "CREATE TABLE large AS SELECT i % 500 + 1 AS id, repeat('x', 60) AS pad FROM generate_series(1, 50000) i;
          ANALYZE; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
          SET enable_indexonlyscan = off",
     )?;
@@ -704,12 +707,8 @@ fn processes_of_a_plan_find_the_same_rows() -> Result<()> {
 fn a_row_that_changed_meanwhile_is_written() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
-    client.batch_execute(
-        "CREATE TABLE t (id int, body text);
-         INSERT INTO t SELECT i, 'the text number ' || i || ' of ' || md5(i::text) FROM generate_series(1, 500) i;
-         CREATE INDEX ON t USING laser (body) WITH (quantization = b1);
-         CREATE TABLE rows AS SELECT id, 0 AS x, 0 AS y FROM t; ANALYZE",
-    )?;
+    client.batch_execute(ROUNDED)?;
+    client.batch_execute("CREATE TABLE rows AS SELECT id, 0 AS x, 0 AS y FROM t; ANALYZE")?;
     let rows = client.query(
         "SELECT id FROM t ORDER BY cosine_distance(body, 'train') LIMIT 20",
         &[],

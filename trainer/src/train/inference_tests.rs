@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::config::{Denoise, NliOptions, NmtOptions, Sides, TrainConfig, TransferOptions};
-use super::tests::{MEAN, World, one, quiet, tensors};
-use super::{Options, run};
+use super::run;
+use super::tests::{MEAN, World, ends_alike, one, quiet};
 use crate::data::permutation::mix;
 use crate::objectives::nli::ClassifierSizes;
 use crate::objectives::nmt::DecoderSizes;
@@ -102,25 +102,7 @@ fn all_objectives_together_are_repeated_and_resumed_exactly() {
         });
         config.run.accumulate = 2;
         config.run.chunk_sentences = 50;
-        let whole = one(&config);
-        let expected = tensors(&config.output);
-        config.output = world.path(&format!("{name}-again"));
-        assert_eq!(one(&config).loss.to_bits(), whole.loss.to_bits());
-        assert_eq!(tensors(&config.output), expected);
-        config.output = world.path(&format!("{name}-parts"));
-        for (updates, step) in [(Some(5), 5), (Some(4), 9), (None, 12)] {
-            let options = Options {
-                resume: true,
-                updates,
-                ..quiet()
-            };
-            let summary = run(&config, &options).unwrap();
-            assert_eq!(summary.step, step);
-            if step == 12 {
-                assert_eq!(summary.loss.to_bits(), whole.loss.to_bits());
-            }
-        }
-        assert_eq!(tensors(&config.output), expected);
+        ends_alike(&world, name, &mut config, 12);
     }
 }
 
