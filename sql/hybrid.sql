@@ -17,7 +17,7 @@ DECLARE
     most constant integer := 1000;
     relation regclass;
     kind "char";
-    column_type text;
+    typed record;
     measure text;
     key_1 text;
     key_2 text;
@@ -68,6 +68,44 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- Operators and casts that belong to a type, or to a domain's schema, are code of whoever made those: none but
+    -- the server's and this extension's may run as the caller.
+    FOR typed IN
+        WITH RECURSIVE based(part, attname, type) AS (
+            SELECT r.part, r.attname, a.atttypid
+            FROM (VALUES ('text', text_column), ('embedding', embedding_column), ('words', words_column),
+                ('key', key_column)) r(part, attname)
+            JOIN pg_attribute a ON a.attrelid = relation AND a.attname = r.attname AND NOT a.attisdropped
+            UNION ALL
+            SELECT b.part, b.attname, t.typbasetype FROM based b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
+        SELECT b.part, b.attname, t.oid, t.typname, n.nspname, x.extname,
+            EXISTS (SELECT FROM pg_cast c WHERE c.castsource = t.oid AND c.casttarget = 'text'::regtype AND c.castmethod = 'b')
+                AS is_text
+        FROM based b JOIN pg_type t ON t.oid = b.type JOIN pg_namespace n ON n.oid = t.typnamespace
+        LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+        LEFT JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND x.oid = d.refobjid
+        WHERE t.typtype <> 'd'
+    LOOP
+        CASE typed.part
+        WHEN 'text' THEN
+            term := CASE WHEN NOT (typed.is_text OR typed.oid IN ('text'::regtype, 'bpchar'::regtype, 'name'::regtype)) THEN 'text' END;
+        WHEN 'embedding' THEN
+            term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
+                ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
+            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text)::%I.%I',
+                typed.attname, typed.nspname, query, typed.nspname, typed.typname);
+        WHEN 'words' THEN
+            term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;
+        WHEN 'key' THEN
+            term := CASE WHEN typed.nspname <> 'pg_catalog' THEN 'a type of the server' END;
+        END CASE;
+        IF term IS NOT NULL THEN
+            RAISE EXCEPTION USING errcode = 'wrong_object_type',
+                message = format('column "%s" of "%s" is of type %s, not %s', typed.attname, relation,
+                    format_type(typed.oid, NULL), term);
+        END IF;
+    END LOOP;
+
     -- What tells rows apart.
     IF key_column IS NOT NULL THEN
         key_1 := format('t.%I', key_column);
@@ -83,18 +121,11 @@ BEGIN
             hint = 'Name a column that no two rows have the same value in: key_column => ''id''.';
     END IF;
 
-    -- What rows are near by.
+    -- What rows say, and what is near by.
+    body := format('t.%I::pg_catalog.text', text_column);
     IF embedding_column IS NULL THEN
-        measure := format('t.%I OPERATOR(@extschema@.<=>) %L::pg_catalog.text', text_column, query);
-    ELSE
-        SELECT format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L)::%I.%I', a.attname, n.nspname, query, n.nspname, t.typname)
-        INTO measure
-        FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace
-        WHERE a.attrelid = relation AND a.attname = embedding_column AND NOT a.attisdropped;
+        measure := format('%s OPERATOR(@extschema@.<=>) %L::pg_catalog.text', body, query);
     END IF;
-
-    -- What rows say.
-    body := format('t.%I', text_column);
     IF words_column IS NOT NULL THEN
         document := format('t.%I', words_column);
     ELSE
@@ -137,10 +168,10 @@ BEGIN
         terms := ARRAY(SELECT w FROM (SELECT DISTINCT lower(w) AS w FROM regexp_split_to_table(query, '[^[:alnum:]]+') w) x
             WHERE length(w) > 1 ORDER BY length(w) DESC, w LIMIT 32);
         FOREACH term IN ARRAY terms LOOP
-            matches := matches || format('%L OPERATOR(%I.<%%) %s', term, trigrams, body);
-            again := again || format('%L OPERATOR(%I.<%%) d.document', term, trigrams);
+            matches := matches || format('%L::pg_catalog.text OPERATOR(%I.<%%) %s', term, trigrams, body);
+            again := again || format('%L::pg_catalog.text OPERATOR(%I.<%%) d.document', term, trigrams);
         END LOOP;
-        tie := format('%I.word_similarity(%L, d.document)', trigrams, query);
+        tie := format('%I.word_similarity(%L::pg_catalog.text, d.document)', trigrams, query);
     END IF;
     IF cardinality(terms) = 0 THEN
         hits := format('SELECT %s AS key_1, %s AS key_2, 0 AS term FROM %s AS t WHERE false', key_1, key_2, relation);
