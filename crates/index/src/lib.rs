@@ -35,6 +35,7 @@ pub mod query;
 pub mod raw;
 pub mod reach;
 pub mod refine;
+pub mod reorder;
 pub mod scan;
 pub mod segment;
 pub mod size;

@@ -34,6 +34,11 @@ pub enum Iterate {
 
 /// A walk is not cheaper than looking at every vector when it keeps more than this part of them.
 pub const WALK_PART: usize = 16;
+/// Nor does any walk keep so many candidates: it cannot be interrupted, and takes a second for a few hundred
+/// thousand.
+pub const WIDEST_WALK: usize = 1 << 16;
+/// How many rows a look at every vector keeps at least, and at most, for those that come later it looks again.
+const KEPT: (usize, usize) = (1 << 14, 1 << 20);
 /// How much wider each search is than the one before.
 const WIDEN: usize = 4;
 /// Of the candidates of a walk so large a part is given, the nearest; for more there is a wider one. What is
@@ -63,7 +68,7 @@ pub struct Settings {
     /// How it goes on.
     pub iterate: Iterate,
     /// Rows that are given at most, without those that prove dead ([`Scan::was_dead`]), but at least as many as the first
-    /// search keeps in a segment; without iteration the first search decides.
+    /// search keeps in a segment; without iteration the first search decides. `usize::MAX` for all there are.
     pub max_tuples: usize,
     /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
     /// their likely distances, for who does not.
@@ -88,7 +93,8 @@ impl Part {
     /// Whether looking at every vector is no dearer than the walk.
     fn is_small(&self) -> bool {
         // Those without a place are no part of it.
-        self.ef.saturating_mul(WALK_PART) >= self.view.header().placed() as usize
+        self.ef >= WIDEST_WALK
+            || self.ef.saturating_mul(WALK_PART) >= self.view.header().placed() as usize
     }
 }
 
@@ -332,7 +338,7 @@ impl Scan {
     fn limit(&self) -> usize {
         match self.settings.iterate {
             Iterate::Off => usize::MAX,
-            _ => self.settings.max_tuples.max(self.first) + self.dead,
+            _ => (self.settings.max_tuples.max(self.first)).saturating_add(self.dead),
         }
     }
 
@@ -390,6 +396,9 @@ impl Scan {
         // Beyond the farthest candidate of a segment there may be others that it did not deliver.
         let mut bound = f64::INFINITY;
         let left = self.limit().saturating_sub(self.returned);
+        // Whoever has had many rows may want many more, but hardly all of them.
+        let room = self.returned.saturating_mul(WIDEN) / self.parts.len().max(1);
+        let left = left.min(room.clamp(KEPT.0, KEPT.1));
         let mut parts = std::mem::take(&mut self.parts);
         let mut fresh = Vec::new();
         for part in parts.iter_mut().filter(|part| !part.complete) {

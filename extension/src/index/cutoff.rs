@@ -14,6 +14,7 @@
 use pgrx::pg_sys::{self, NodeTag, Oid};
 use pgrx::{FromDatum, PgMemoryContexts};
 
+use super::expression::evaluate;
 use crate::lists::{members, node};
 
 /// The limits of one scan of a run.
@@ -96,19 +97,11 @@ impl Cutoff {
     /// The run goes on, and its parameters are set.
     pub unsafe fn distance(&self) -> (f64, bool) {
         // SAFETY: by contract.
-        let evaluate = |state: *mut pg_sys::ExprState| unsafe {
-            let mut is_null = false;
-            let memory = (*self.context).ecxt_per_tuple_memory;
-            let datum = PgMemoryContexts::For(memory).switch_to(|_| {
-                let evaluate = (*state).evalfunc.expect("it is ready to run");
-                pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                    evaluate(state, self.context, &raw mut is_null)
-                })
-            });
-            (datum, is_null)
+        let value = |state: *mut pg_sys::ExprState| unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(state, self.context))
         };
         let number = |state, is_real| {
-            let (datum, is_null) = evaluate(state);
+            let (datum, is_null) = value(state);
             // SAFETY: a value of that type.
             unsafe {
                 if is_real {

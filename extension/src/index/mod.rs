@@ -24,7 +24,9 @@
 //!  rewrite    plans in which a scan has computed that distance already
 //!  given      the distances of scans for such plans
 //!  cutoff     how far the rows of a scan may be, by the filters of its plan
-//!  runs       the scans of running plans, and what they are told of both
+//!  rows       rows of the table, as scans look at them: filters and distances
+//!  runs       the scans of running plans, and what they are told of these three
+//!  expression expressions of plans
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!
@@ -39,6 +41,7 @@ mod cutoff;
 mod element;
 mod errors;
 mod explain;
+mod expression;
 mod given;
 mod handler;
 mod info;
@@ -53,6 +56,7 @@ mod pages;
 mod recall;
 mod rewrite;
 mod rights;
+mod rows;
 mod runs;
 mod sample;
 mod scan;

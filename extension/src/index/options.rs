@@ -27,7 +27,7 @@ pub enum IterativeScan {
 static EF_SEARCH: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
-static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(20_000);
+static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(0);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BACKGROUND_MAINTENANCE: GucSetting<bool> = GucSetting::<bool>::new(true);
 
@@ -80,9 +80,12 @@ unsafe extern "C-unwind" fn assign_ef_search(_value: c_int, extra: *mut c_void) 
     EF_SEARCH_IS_ASKED.set(asked.copied().unwrap_or(false));
 }
 
-/// `laser.max_scan_tuples`.
+/// `laser.max_scan_tuples`; `usize::MAX` where there is no limit.
 pub fn max_scan_tuples() -> usize {
-    MAX_SCAN_TUPLES.get() as usize
+    match MAX_SCAN_TUPLES.get() {
+        0 => usize::MAX,
+        most => most as usize,
+    }
 }
 
 /// `laser.scan_notices`.
@@ -282,9 +285,9 @@ pub fn init() {
     GucRegistry::define_int_guc(
         c"laser.max_scan_tuples",
         c"Sets how many rows an index scan visits at most.",
-        c"A query that wants more rows than that is not given to an index.",
+        c"A query that wants more rows than that is not given to an index, and a scan that ends there sends a notice. 0 sets no limit: a scan goes on until the query has what it wants.",
         &MAX_SCAN_TUPLES,
-        1,
+        0,
         i32::MAX,
         GucContext::Userset,
         flags,

@@ -1,10 +1,10 @@
 //! The scans of the plans that run, and what they cannot know by themselves: an access method is told the keys
 //! of a scan, and not the plan that it is a part of.
 //!
-//! When a run begins, the scans of its plan that have a place for their distances ([`super::given`]) or a cutoff
-//! ([`super::cutoff`]) are written down here; a scan that is asked for its first row looks itself up. What is
-//! written down of a run goes with the memory context of that run, before the run's own memory does, after
-//! errors as well.
+//! When a run begins, the scans of its plan are written down here, with a place for their distances ([`super::given`])
+//! and a cutoff ([`super::cutoff`]) where they have one, and with what they need to look at rows ([`super::rows`]);
+//! a scan that is asked for its first row looks itself up. What is written down of a run goes with the memory
+//! context of that run, before the run's own memory does, after errors as well.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -17,6 +17,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::build;
 use super::cutoff::Cutoff;
 use super::given::{self, Place};
+use super::rows::Rows;
 use crate::unguarded::standard_ExecutorStart;
 
 /// A scan of a run.
@@ -27,6 +28,7 @@ struct Scan {
     query: *const pg_sys::QueryDesc,
     place: Option<Place>,
     cutoff: Option<Rc<Cutoff>>,
+    rows: Option<Rc<Rows>>,
 }
 
 thread_local! {
@@ -50,6 +52,8 @@ pub struct Told {
     pub place: Option<Place>,
     /// Beyond which distance no row is wanted, if there is a limit.
     pub cutoff: Option<Rc<Cutoff>>,
+    /// The rows of its table. Without them the executor looks at each by itself.
+    pub rows: Option<Rc<Rows>>,
 }
 
 /// What a scan is told that begins to give rows.
@@ -66,6 +70,7 @@ pub fn told(scan: pg_sys::IndexScanDesc) -> Told {
             Told {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
+                rows: own.rows.clone(),
             }
         }
     })
@@ -108,7 +113,7 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         if state.is_null() || nodes.is_null() {
             return;
         }
-        let mut found: Vec<*const pg_sys::IndexScanState> = Vec::new();
+        let mut found: Vec<*mut pg_sys::IndexScanState> = Vec::new();
         pg_sys::ffi::pg_guard_ffi_boundary(|| visit(nodes, (&raw mut found).cast()));
         if found.is_empty() {
             return;
@@ -122,21 +127,17 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         for node in found {
             let own = given::parameter(&*(*node).ss.ps.plan, first);
             let place = own.and_then(|own| Place::of(&*state, own));
-            let cutoff = Cutoff::of(&*node, own).map(Rc::new);
-            if place.is_some() || cutoff.is_some() {
-                scans.push(Scan {
-                    run,
-                    node,
-                    query,
-                    place,
-                    cutoff,
-                });
-            }
+            scans.push(Scan {
+                run,
+                node,
+                query,
+                place,
+                cutoff: Cutoff::of(&*node, own).map(Rc::new),
+                rows: Rows::of(node).map(Rc::new),
+            });
         }
-        if !scans.is_empty() {
-            PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
-            SCANS.with_borrow_mut(|all| all.append(&mut scans));
-        }
+        PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
+        SCANS.with_borrow_mut(|all| all.append(&mut scans));
     }
 }
 
@@ -168,7 +169,7 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             let index = (*scan).iss_RelationDesc;
             // EXPLAIN without ANALYZE opens no index.
             if (*scan).iss_NumOrderByKeys > 0 && !index.is_null() && build::is_laser(index) {
-                (*context.cast::<Vec<*const pg_sys::IndexScanState>>()).push(scan);
+                (*context.cast::<Vec<*mut pg_sys::IndexScanState>>()).push(scan);
             }
         }
         planstate_tree_walker(state, visit, context)

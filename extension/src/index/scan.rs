@@ -5,6 +5,7 @@ use laser_index::codec::Metric;
 use laser_index::meta::{META_BLOCK, Meta, Parameters};
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
+use laser_index::reorder::{Rank, Reorder};
 use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::{IndexError, Result, pending};
 use std::cell::Cell;
@@ -17,6 +18,7 @@ use super::element::{self, Element};
 use super::errors::OrReport;
 use super::given::Place;
 use super::pages::RelationStore;
+use super::rows::{Look, Rows};
 use super::runs::{self, Told};
 use super::{cache, notice, options};
 use crate::encode::{self, Known};
@@ -59,7 +61,12 @@ struct State {
     text: Option<Asked>,
     /// Where the distance of the row that was given last is told: for texts, where the plan reads it.
     place: Option<Place>,
-    /// Whether the executor computes distances of rows and sorts by them. It does not where it is told them.
+    /// The rows of the table, if the scan knows its plan: it then gives them in their true order.
+    rows: Option<Rc<Rows>>,
+    /// Rows that wait for their turn.
+    held: Reorder,
+    /// Whether rows come in the order of distances that are computed from them. It is the order of the index's own
+    /// where the executor is told those.
     recheck: bool,
     /// Whether the index may lack rows, see [`Meta::complete`].
     incomplete: bool,
@@ -113,7 +120,7 @@ pub unsafe extern "C-unwind" fn rescan(
     // SAFETY: the server passes a scan of `begin` and as many keys as it announced there.
     unsafe {
         let state = &mut *(*scan).opaque.cast::<State>();
-        state.scan = None;
+        (state.scan, state.held) = (None, Reorder::default());
         if !orderbys.is_null() && norderbys > 0 {
             std::ptr::copy(orderbys, (*scan).orderByData, norderbys as usize);
         }
@@ -144,73 +151,145 @@ pub unsafe extern "C-unwind" fn next(
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
             let told = runs::told(scan);
-            state.place = told.place;
             let (search, recheck, complete) = start(scan, &told, &mut state.text);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
+            (state.place, state.rows) = (told.place, told.rows);
         }
-        let search = state.scan.as_mut().expect("started above");
-        if (*scan).kill_prior_tuple {
+        if (*scan).kill_prior_tuple
+            && let Some(search) = &mut state.scan
+        {
             // What no transaction can see is none of the rows that the query has been given.
             search.was_dead();
         }
-        let Some((distance, tid)) = search.next(&pause) else {
-            let most = options::max_scan_tuples();
-            if search.was_cut() {
-                say(
-                    &TOLD_CUT,
-                    || {
-                        format!(
-                            "an index scan ended after laser.max_scan_tuples ({most}) rows: the query may lack rows"
-                        )
-                    },
-                    "Increase laser.max_scan_tuples",
-                );
-            } else if state.incomplete
-                && search.wants_unplaced()
-                && options::iterate() != Iterate::Off
-            {
-                say(
-                    &TOLD_INCOMPLETE,
-                    || {
-                        "an index scan ended in an index of an older format, which lacks the rows without a vector: \
-                         the query may lack rows"
-                            .into()
-                    },
-                    "REINDEX the index",
-                );
-            }
+        let Some(row) = state.next(scan) else {
             return false;
         };
-        if search.is_out_of_order() && options::iterate() == Iterate::Strict {
-            say(
-                &TOLD_LATE,
-                || {
-                    "an index scan missed rows that it gives now, after farther ones: the query's order may be wrong"
-                        .into()
-                },
-                "Increase laser.ef_search",
-            );
-        }
-        (*scan).xs_heaptid = unpack(tid);
+        (*scan).xs_heaptid = unpack(row.tid);
         (*scan).xs_recheck = false;
-        let (value, recheck) = match distance {
-            // The executor computes the distance itself, and sorts by it: what is given here is
-            // never above it.
-            Distance::Known(known) if state.recheck => {
-                (Some(known.lower - slack(state.text.as_ref())), true)
-            }
-            Distance::Known(known) => (Some(known.estimate), false),
-            Distance::Undirected => (Some(f64::NAN), false),
-            Distance::Null => (None, false),
-        };
-        if let Some(place) = state.place {
-            let known = matches!(distance, Distance::Known(_)).then_some(value);
-            place.set(known.flatten());
-        }
-        (*scan).xs_recheckorderby = recheck;
-        *(*scan).xs_orderbynulls = value.is_none();
-        *(*scan).xs_orderbyvals = pg_sys::Datum::from(value.unwrap_or(0.0).to_bits());
+        (*scan).xs_recheckorderby = row.recheck;
+        *(*scan).xs_orderbynulls = row.value.is_none();
+        *(*scan).xs_orderbyvals = pg_sys::Datum::from(row.value.unwrap_or(0.0).to_bits());
         true
+    }
+}
+
+/// A row that is given to the executor.
+struct Row {
+    tid: u64,
+    /// Its place in the order; `None` is NULL.
+    value: Option<f64>,
+    /// Whether the executor computes the distance itself, and sorts by it: `value` is never above it.
+    recheck: bool,
+}
+
+impl State {
+    /// The next row, in the true order where the scan looks at rows.
+    ///
+    /// # Safety
+    /// The scan is that of this state, and has begun.
+    unsafe fn next(&mut self, scan: pg_sys::IndexScanDesc) -> Option<Row> {
+        let search = self.scan.as_mut()?;
+        loop {
+            if let Some((rank, tid)) = self.held.pop_due() {
+                let value = rank.distance();
+                return Some(Row {
+                    tid,
+                    value,
+                    recheck: false,
+                });
+            }
+            if self.held.has_ended() {
+                return None;
+            }
+            pause();
+            let Some((distance, tid)) = search.next(&pause) else {
+                say_end(search, self.incomplete);
+                self.held.end();
+                continue;
+            };
+            if search.is_out_of_order() && options::iterate() == Iterate::Strict {
+                say(
+                    &TOLD_LATE,
+                    || {
+                        "an index scan missed rows that it gives now, after farther ones: the query's order may be wrong"
+                            .into()
+                    },
+                    "Increase laser.ef_search",
+                );
+            }
+            let (value, recheck) = match distance {
+                Distance::Known(known) if self.recheck => {
+                    (Some(known.lower - slack(self.text.as_ref())), true)
+                }
+                Distance::Known(known) => (Some(known.estimate), false),
+                Distance::Undirected => (Some(f64::NAN), false),
+                Distance::Null => (None, false),
+            };
+            if let Some(place) = self.place {
+                let known = matches!(distance, Distance::Known(_)).then_some(value);
+                // SAFETY: the scan is under way.
+                unsafe { place.set(known.flatten()) };
+            }
+            let given = Row {
+                tid,
+                value,
+                recheck,
+            };
+            let Some(rows) = &self.rows else {
+                return Some(given);
+            };
+            if !self.recheck && rows.all_pass() {
+                return Some(given);
+            }
+            // SAFETY: by contract; the executor asks for a row.
+            let distance = match unsafe { rows.look(scan, unpack(tid), recheck) } {
+                Look::Unseen | Look::Filtered => continue,
+                Look::Dead => {
+                    search.was_dead();
+                    continue;
+                }
+                Look::Passes(_) if !self.recheck => return Some(given),
+                Look::Passes(distance) if recheck => distance,
+                Look::Passes(_) => value,
+            };
+            let (bound, rank) = (Rank::of(value), Rank::of(distance));
+            if rank < bound {
+                // As the executor says it: an expression has another value than when the row was stored.
+                raise(
+                    Code::ERRCODE_INTERNAL_ERROR,
+                    "index returned tuples in wrong order",
+                );
+            }
+            if let Err(error) = self.held.hold(bound, rank, tid) {
+                super::errors::report(error.into());
+            }
+        }
+    }
+}
+
+/// Says what a search that has ended could not give.
+fn say_end(search: &Scan, incomplete: bool) {
+    if search.was_cut() {
+        let most = options::max_scan_tuples();
+        say(
+            &TOLD_CUT,
+            || {
+                format!(
+                    "an index scan ended after laser.max_scan_tuples ({most}) rows: the query may lack rows"
+                )
+            },
+            "Increase laser.max_scan_tuples",
+        );
+    } else if incomplete && search.wants_unplaced() && options::iterate() != Iterate::Off {
+        say(
+            &TOLD_INCOMPLETE,
+            || {
+                "an index scan ended in an index of an older format, which lacks the rows without a vector: \
+                 the query may lack rows"
+                    .into()
+            },
+            "REINDEX the index",
+        );
     }
 }
 
