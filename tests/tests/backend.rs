@@ -469,3 +469,34 @@ fn a_session_alone_embeds() -> Result<()> {
     }
     Ok(())
 }
+
+/// Others' models may be of any size: who lists them in a session is heard while they are hashed.
+#[test]
+fn listing_models_ends_when_told() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    Model::tiny("cheap", 32).write(models.path())?;
+    Model::tiny("large", 32).write(models.path())?;
+    let weights = models.path().join("large/model.safetensors");
+    // Takes no room, and ten seconds and more to hash.
+    fs::File::options()
+        .write(true)
+        .open(weights)?
+        .set_len(32 << 30)?;
+    let cluster = Cluster::builder()
+        .preload(false)
+        .models(models.path(), "cheap")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute("SET laser.encode_in_backend = always; SET statement_timeout = 300")?;
+    let start = Instant::now();
+    let error = client
+        .query("SELECT FROM laser_models", &[])
+        .expect_err("canceled");
+    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error}");
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        start.elapsed()
+    );
+    Ok(())
+}

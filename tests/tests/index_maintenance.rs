@@ -367,6 +367,76 @@ fn a_fast_load_waits_for_merges() -> Result<()> {
     clean(&cluster)
 }
 
+/// A merge of one index takes as long as its owner wants it to: writers of others do not wait for it, and merge
+/// themselves.
+#[test]
+fn a_long_merge_is_nobody_elses() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 32, LONG)?;
+    client.batch_execute(
+        "CREATE TABLE u (id serial, e embedding(32));
+         CREATE INDEX ui ON u USING laser (e) WITH (pending_list_limit = 64, m = 4, ef_construction = 8)",
+    )?;
+    let worker = long_merge(&cluster, &mut client)? as u32;
+    signal(worker, libc::SIGSTOP);
+    let start = Instant::now();
+    let done = (|| {
+        while start.elapsed() < Duration::from_secs(4) {
+            client.batch_execute(
+                "INSERT INTO u (e) SELECT vector(i) FROM generate_series(1, 500) i",
+            )?;
+        }
+        let told = "SELECT count(*) FROM laser_index_maintenance WHERE index ~ 'ti'";
+        ensure!(cluster.psql("m", told)? == "1", "the worker has left ti");
+        let row = client.query_one(
+            "SELECT pending < 5000, segments > 0, n FROM laser_index_info('ui'), (SELECT count(*) AS n FROM u) u",
+            &[],
+        )?;
+        let found = (
+            row.get::<_, bool>(0),
+            row.get::<_, bool>(1),
+            row.get::<_, i64>(2),
+        );
+        ensure!(found.0 && found.1, "{found:?}");
+        // Each row of a list of more than eight times its limit would take 10 ms.
+        ensure!(found.2 > 2000, "{found:?}");
+        Ok(())
+    })();
+    signal(worker, libc::SIGCONT);
+    done?;
+    clean(&cluster)
+}
+
+/// Who waits for a lock keeps the worker out, and not the writer that has the one before: it merges itself.
+#[test]
+fn who_waits_for_a_lock_slows_nobody_down() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(
+        &cluster,
+        32,
+        "pending_list_limit = 64, m = 4, ef_construction = 8",
+    )?;
+    let mut other = cluster.connect("m")?;
+    client.batch_execute("BEGIN")?;
+    insert(&mut client, 10)?;
+    let waiting = std::thread::spawn(move || other.batch_execute("ALTER TABLE t ADD COLUMN z int"));
+    wait_until("the lock is waited for", || {
+        Ok(cluster.psql("m", "SELECT count(*) FROM pg_locks WHERE NOT granted")? == "1")
+    })?;
+    for _ in 0..20 {
+        insert(&mut client, 500)?;
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    let row = client.query_one(
+        "SELECT segments > 0, pending FROM laser_index_info('ti')",
+        &[],
+    )?;
+    ensure!(row.get::<_, bool>(0), "{} rows wait", row.get::<_, i64>(1));
+    client.batch_execute("COMMIT")?;
+    waiting.join().expect("no panic")?;
+    clean(&cluster)
+}
+
 /// Everything at once, with a server that is killed by the death of its worker.
 #[test]
 fn soak() -> Result<()> {

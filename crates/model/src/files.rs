@@ -2,12 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
 use crate::ModelError;
 
+/// Bytes that are read at once of files that may be large.
+pub(crate) const PIECE: usize = 1 << 20;
 /// File name of the configuration.
 pub const CONFIG: &str = "config.json";
 /// File name of the tokenizer.
@@ -61,4 +64,22 @@ pub(crate) fn replace(
         let _ = std::fs::remove_file(&temporary);
         ModelError::io(path, e)
     })
+}
+
+/// Reads to the end; `pause` is called between two pieces, and may unwind.
+pub(crate) fn in_pieces(
+    mut from: impl Read,
+    pause: &mut dyn FnMut(),
+    mut take: impl FnMut(&[u8]),
+) -> std::io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    loop {
+        pause();
+        match from.read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(length) => take(&piece[..length]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }

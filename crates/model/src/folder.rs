@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::files::{open_plain, replace};
+use crate::files::{in_pieces, open_plain, replace};
 use crate::{Config, ModelError};
 
 pub use crate::files::{CONFIG, DICTIONARY, TOKENIZER, WEIGHTS, map_file};
@@ -37,6 +37,11 @@ pub fn read_config(folder: &Path) -> Result<Config, ModelError> {
 /// dictionary, each preceded by its length (u64, little endian). A model that builds on another has
 /// configuration and weights alone; the former holds the fingerprint of the other ([`crate::base`]).
 pub fn fingerprint(folder: &Path) -> Result<[u8; 32], ModelError> {
+    fingerprint_with(folder, &mut || ())
+}
+
+/// As [`fingerprint`], for files of any size: `pause` is called now and then, and may unwind.
+pub fn fingerprint_with(folder: &Path, pause: &mut dyn FnMut()) -> Result<[u8; 32], ModelError> {
     let mut hasher = blake3::Hasher::new();
     for name in [CONFIG, TOKENIZER, WEIGHTS, DICTIONARY] {
         let path = folder.join(name);
@@ -53,7 +58,9 @@ pub fn fingerprint(folder: &Path) -> Result<[u8; 32], ModelError> {
             let file = open_plain(&path)?;
             let length = file.metadata()?.len();
             hasher.update(&length.to_le_bytes());
-            std::io::copy(&mut file.take(length), &mut hasher)
+            in_pieces(file.take(length), pause, |piece| {
+                hasher.update(piece);
+            })
         };
         hash().map_err(|e| ModelError::io(&path, e))?;
     }

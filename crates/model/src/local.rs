@@ -28,6 +28,15 @@ pub struct LocalEncoder {
     mean: Mean,
 }
 
+/// Makes an error of a panic of the libraries that read a model's files.
+fn guarded<T>(
+    folder: &Path,
+    load: impl FnOnce() -> Result<T, ModelError>,
+) -> Result<T, ModelError> {
+    catch_unwind(AssertUnwindSafe(load))
+        .unwrap_or_else(|_| Err(ModelError::format(folder, "the loader failed on its files")))
+}
+
 impl LocalEncoder {
     /// Whether a model of this configuration is cheap enough: a mean of embeddings of its own, without
     /// dense layers or a dictionary of words, of texts that are not too long.
@@ -47,30 +56,42 @@ impl LocalEncoder {
     /// # Errors
     /// Missing or malformed files, tensors of the wrong shape. No content of the folder makes this panic.
     pub fn load(folder: &Path) -> Result<Option<Self>, ModelError> {
-        catch_unwind(AssertUnwindSafe(|| Self::load_unguarded(folder)))
-            .unwrap_or_else(|_| Err(ModelError::format(folder, "the loader failed on its files")))
+        Self::load_with(folder, &mut || ())
     }
 
-    fn load_unguarded(folder: &Path) -> Result<Option<Self>, ModelError> {
-        let config = folder::read_config(folder)?;
-        let Architecture::Mean(mean) = &config.encoder else {
+    /// As [`LocalEncoder::load`]; `pause` is called now and then, and may unwind: what it raises is the caller's.
+    ///
+    /// # Errors
+    /// As [`LocalEncoder::load`].
+    pub fn load_with(folder: &Path, pause: &mut dyn FnMut()) -> Result<Option<Self>, ModelError> {
+        let Some(config) = guarded(folder, || Self::config_of(folder))? else {
             return Ok(None);
         };
-        if !Self::suits(&config) {
-            return Ok(None);
-        }
-        // Nothing here asks `tokenizers` for its threads; nothing may in the future either.
-        tokenizers::utils::parallelism::set_parallelism(false);
-        let weights = Weights::copy(&folder.join(folder::WEIGHTS))?;
-        let tokenizer = Tokenizer::open(folder, &config)?;
-        let mean = Mean::load(mean, &weights)?;
-        tokenizer.check_vocabulary(mean.vocabulary(), &weights)?;
-        Ok(Some(Self {
-            fingerprint: folder::fingerprint(folder)?,
-            tokenizer,
-            mean,
-            config,
-        }))
+        let path = folder.join(folder::WEIGHTS);
+        let bytes = Weights::read(&path, pause)?;
+        let fingerprint = folder::fingerprint_with(folder, pause)?;
+        guarded(folder, || {
+            let Architecture::Mean(mean) = &config.encoder else {
+                return Ok(None);
+            };
+            // Nothing here asks `tokenizers` for its threads; nothing may in the future either.
+            tokenizers::utils::parallelism::set_parallelism(false);
+            let weights = Weights::index(&path, bytes)?;
+            let tokenizer = Tokenizer::open(folder, &config)?;
+            let mean = Mean::load(mean, &weights)?;
+            tokenizer.check_vocabulary(mean.vocabulary(), &weights)?;
+            Ok(Some(Self {
+                fingerprint,
+                tokenizer,
+                mean,
+                config,
+            }))
+        })
+    }
+
+    fn config_of(folder: &Path) -> Result<Option<Config>, ModelError> {
+        let config = folder::read_config(folder)?;
+        Ok(Self::suits(&config).then_some(config))
     }
 
     /// The same encoder, its tokenizer's vocabularies copied to new memory: a caller with an allocator

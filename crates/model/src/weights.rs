@@ -14,7 +14,7 @@ use memmap2::{Mmap, MmapMut};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::ModelError;
-use crate::files::{map_file, open_plain};
+use crate::files::{PIECE, map_file, open_plain};
 use crate::matrix::{Kind, Matrix};
 
 /// Tensors with a row, or an entry, for each token.
@@ -47,7 +47,12 @@ impl Weights {
 
     /// Copies the file into memory that cannot be written to any more.
     pub fn copy(path: &Path) -> Result<Self, ModelError> {
-        let read = || {
+        Self::index(path, Self::read(path, &mut || ())?)
+    }
+
+    /// The bytes of the file, in such memory; `pause` is called now and then, and may unwind.
+    pub(crate) fn read(path: &Path, pause: &mut dyn FnMut()) -> Result<Mmap, ModelError> {
+        let mut read = || {
             let mut file = open_plain(path)?;
             let length = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
             // A mapping has at least one byte.
@@ -56,13 +61,16 @@ impl Weights {
             // may be none.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
-            file.read_exact(&mut map[..length])?;
+            for piece in map[..length].chunks_mut(PIECE) {
+                pause();
+                file.read_exact(piece)?;
+            }
             map.make_read_only()
         };
-        Self::index(path, read().map_err(|e| ModelError::io(path, e))?)
+        read().map_err(|e| ModelError::io(path, e))
     }
 
-    fn index(path: &Path, map: Mmap) -> Result<Self, ModelError> {
+    pub(crate) fn index(path: &Path, map: Mmap) -> Result<Self, ModelError> {
         let tensors =
             SafeTensors::deserialize(&map).map_err(|e| ModelError::format(path, e.to_string()))?;
         let base = map.as_ptr() as usize;

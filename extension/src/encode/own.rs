@@ -7,13 +7,15 @@
 //! Invariant: only models that [`LocalEncoder::suits`] are loaded, which start no thread, and whose embeddings
 //! are those of the encoder process, bit by bit.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use laser_model::LocalEncoder;
 use laser_model::catalog::{self, RECHECK, Stamp};
-use laser_model::{folder, installed};
+use laser_model::{ModelError, folder, installed};
 use laser_protocol::ModelInfo;
+use pgrx::check_for_interrupts;
 
 use super::error::CallError;
 use super::resident::{self, Resident};
@@ -55,7 +57,7 @@ pub fn model(name: &str) -> Result<Arc<Resident>, CallError> {
     }
     let broken = |error: String| installed::broken(&name, &path, error, installed::REPAIR);
     let stamp = Stamp::of(&path);
-    let encoder = LocalEncoder::load(&path)
+    let encoder = LocalEncoder::load_with(&path, &mut pause)
         .map_err(|e| broken(e.to_string()))?
         .ok_or_else(|| CallError::NeedsProcess(format!("model \"{name}\"")))?;
     let model = resident::new(name.clone(), stamp, encoder).map_err(broken)?;
@@ -80,6 +82,26 @@ pub fn statistics() -> Option<(String, u64)> {
     own.last().map(|own| own.model.statistics())
 }
 
+fn pause() {
+    check_for_interrupts!();
+}
+
+/// The fingerprint of a model's files, which are hashed again when they have changed: others' models may be of
+/// any size.
+fn fingerprint(path: &Path) -> Result<[u8; 32], ModelError> {
+    static KNOWN: Mutex<Vec<(Stamp, [u8; 32])>> = Mutex::new(Vec::new());
+    let stamp = Stamp::of(path);
+    let known = || KNOWN.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, hash)) = known().iter().find(|(of, _)| *of == stamp) {
+        return Ok(*hash);
+    }
+    let hash = folder::fingerprint_with(path, &mut pause)?;
+    let mut known = known();
+    known.retain(|(of, _)| of.path() != path);
+    known.push((stamp, hash));
+    Ok(hash)
+}
+
 /// All installed models, as the encoder process would list them if it ran.
 pub fn list_models() -> Vec<ModelInfo> {
     let folders = installation::model_folders();
@@ -88,7 +110,7 @@ pub fn list_models() -> Vec<ModelInfo> {
     let models = installed::list(&folders).into_iter();
     models
         .map(|(name, path)| {
-            let info = installed::describe(name, &path, folder::fingerprint);
+            let info = installed::describe(name, &path, fingerprint);
             ModelInfo {
                 loaded: own.iter().any(|own| own.model.name() == info.name),
                 default: default.as_deref() == Some(&info.name),

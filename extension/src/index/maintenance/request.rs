@@ -19,6 +19,8 @@ const NAME: &str = "laser maintenance";
 const FRESH: Duration = Duration::from_millis(100);
 /// How long a worker may take from its start to its lock, in microseconds.
 const COMING: i64 = 3_000_000;
+/// How long an index waits for a worker that is at another one, or cannot come to it.
+const BUSY: Duration = Duration::from_secs(2);
 /// How long no worker is started after one that came to nothing; doubled with each of them.
 const FIRST_DELAY: i64 = 5_000_000;
 const LONGEST_DELAY: i64 = 600_000_000;
@@ -31,8 +33,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 pub enum Answer {
     /// The worker.
     Worker,
-    /// Nobody for now: the last merge has failed, of which this is to be said, once a session; or somebody else
-    /// has the index.
+    /// Nobody for now: the last merge has failed, of which this is to be said, once a session.
     Later(Option<String>),
     /// The session itself, if it can.
     Session,
@@ -49,6 +50,8 @@ thread_local! {
     static LOOK: RefCell<Option<Look>> = const { RefCell::new(None) };
     /// The index and the time of the failure that the session has heard of last.
     static TOLD: Cell<(u32, i64)> = const { Cell::new((0, 0)) };
+    /// The index that this session has asked for last while no worker was at it, since when, and when it last did.
+    static NEGLECTED: Cell<Option<(u32, Instant, Instant)>> = const { Cell::new(None) };
     /// Pauses that were not made yet.
     static DEBT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
@@ -104,7 +107,8 @@ unsafe fn is_shared(index: pg_sys::Relation, table: pg_sys::Relation) -> bool {
     }
 }
 
-/// Who merges the pending list of an index, which has become too long. Starts or wakes the worker.
+/// Who merges the pending list of an index, which has become too long. Starts or wakes the worker. One that has been
+/// at another index for [`BUSY`] may be for hours: whoever owns that decides how long its merges take.
 ///
 /// # Safety
 /// Both are open, `table` is the table of `index`.
@@ -117,17 +121,40 @@ pub unsafe fn ask(index: pg_sys::Relation, table: pg_sys::Relation) -> Answer {
     let oid = unsafe { (*index).rd_id.to_u32() };
     let answer = with_look(|look, fresh| {
         if let Some(put_off) = look.state.put_off(oid, now()) {
+            if put_off.failures == 0 {
+                // Somebody else has it, or waits for a lock that a writer's own does not mind.
+                return Some(Answer::Session);
+            }
             let failure = (oid, put_off.failed);
-            let news = put_off.failures > 0 && TOLD.replace(failure) != failure;
+            let news = TOLD.replace(failure) != failure;
             return Some(Answer::Later(news.then(|| put_off.error.clone())));
         }
         let worker = look.worker?;
+        let work = look.state.work.as_ref();
+        let elsewhere = work.is_some_and(|work| {
+            work.index != oid && now().saturating_sub(work.started) > BUSY.as_micros() as i64
+        });
+        if elsewhere || is_neglected(oid, work.is_some_and(|work| work.index == oid)) {
+            return Some(Answer::Session);
+        }
         if fresh && look.state.work.is_none() {
             wake(worker);
         }
         Some(Answer::Worker)
     });
     answer.unwrap_or_else(start)
+}
+
+/// Whether a session has asked for an index for [`BUSY`], again and again, and no worker has come: it may not get
+/// its locks.
+fn is_neglected(index: u32, at_work: bool) -> bool {
+    let now = Instant::now();
+    let since = match NEGLECTED.get() {
+        Some((of, since, last)) if of == index && now - last < BUSY => since,
+        _ => now,
+    };
+    NEGLECTED.set((!at_work).then_some((index, since, now)));
+    !at_work && now - since >= BUSY
 }
 
 /// Ends a pause of a worker.
@@ -184,15 +211,17 @@ fn start() -> Answer {
 }
 
 /// Lets a writer wait a little whose list has grown beyond what merges keep up with, while the worker
-/// is at it. May unwind.
+/// is at this very index. May unwind.
 pub fn slow_down(index: pg_sys::Oid, pages: u64, limit: u64) {
     let pause = backlog::pause(pages, limit);
     if pause.is_zero() || !options::background_maintenance() {
         return;
     }
     let oid = index.to_u32();
-    let works =
-        with_look(|look, _| look.worker.is_some() && look.state.put_off(oid, now()).is_none());
+    let works = with_look(|look, _| {
+        let work = look.state.work.as_ref();
+        look.worker.is_some() && work.is_some_and(|work| work.index == oid)
+    });
     if !works {
         return;
     }

@@ -26,7 +26,7 @@ use super::super::pages::MergeLock;
 use super::super::rights::{AsOwner, Use};
 use super::super::{merge, options};
 use super::state::{self, PutOff, Starts, State, Work};
-use crate::catalogs;
+use crate::{catalogs, encoding};
 
 /// How long a worker waits for more work before it leaves.
 const LINGER: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_FACTOR: u32 = 10;
 /// How often it tells how far it is.
 const REPORT: Duration = Duration::from_millis(250);
-/// How long an index is left alone that others have locked, or whose merge was cancelled.
+/// How long an index is left alone that others have, or whose merge was cancelled.
 const REST: Duration = Duration::from_secs(2);
 /// The first time that a merge is put off after a failure, the longest, in microseconds, and how much longer
 /// than its attempt took.
@@ -202,12 +202,22 @@ fn excess(opened: &Opened) -> Option<f64> {
     (pages > limit && !meta.parameters.is_undecided()).then(|| pages as f64 / limit as f64)
 }
 
+/// The name of an index that could not be opened; empty if it is gone.
+fn name_of(index: u32) -> String {
+    let name = in_transaction(|| {
+        // SAFETY: a look-up in a system cache, and a name, or null.
+        unsafe {
+            let name = pg_sys::get_rel_name(Oid::from(index));
+            (!name.is_null()).then(|| encoding::shown(name))
+        }
+    });
+    name.ok().flatten().unwrap_or_default()
+}
+
 /// What has become of an index that was to be merged.
 enum Outcome {
     Done,
-    /// Others have a lock against it.
-    Locked,
-    /// Others change it, and may merge it.
+    /// Others have a lock against it, or change it and may merge it.
     Busy,
     Failed(IndexError),
 }
@@ -357,12 +367,13 @@ impl Worker {
                 self.state.borrow_mut().put_off.retain(|p| p.index != index);
                 None
             }
-            Ok(Outcome::Locked) => {
-                self.resting.insert(index, Instant::now() + REST);
-                None
-            }
             Ok(Outcome::Busy) => {
-                self.put_off(index, name.clone(), None, Duration::ZERO);
+                let name = if name.is_empty() {
+                    name_of(index)
+                } else {
+                    name.clone()
+                };
+                self.put_off(index, name, None, Duration::ZERO);
                 None
             }
             Ok(Outcome::Failed(error)) => Some(merge::failure(&error)),
@@ -386,7 +397,7 @@ impl Worker {
     fn try_merge(&self, index: u32) -> Outcome {
         let lock = pg_sys::RowExclusiveLock;
         let Some(opened) = Opened::at_once(Oid::from(index), Use::Maintain, lock) else {
-            return Outcome::Locked;
+            return Outcome::Busy;
         };
         self.state.borrow_mut().work = Some(Work {
             index,
