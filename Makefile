@@ -8,10 +8,11 @@
 # make bench-plans             whether the planner chooses the fastest plan
 # make bench-scale             what single inserts wait for while merges go on
 # make bench-cutoff            what a limit on the distance saves
+# make bench-filter            searches with filters of all selectivities, beside pgvector
 # make lint | fmt | clean
 
 .PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
-        bench-trainer bench-recall bench-plans bench-cutoff bench-scale lint fmt clean help
+        bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale lint fmt clean help
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -41,7 +42,7 @@ install: build
 
 bench: bench-encoder bench-index bench-mining bench-trainer
 
-bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff bench-scale: deps
+bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale: deps
 	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
 
 fmt:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs one family of benchmarks:  scripts/bench.sh encoder|index|mining|trainer|recall|plans|cutoff|scale [ARGUMENTS]
+# Runs one family of benchmarks:  scripts/bench.sh encoder|index|mining|trainer|recall|plans|cutoff|filter|scale [ARGUMENTS]
 #
 # A benchmark is an example named bench_FAMILY… of any crate, or the example bench of the crate with
 # that name. Peers run in the same command where they are installed, and what is missing is said.
@@ -8,7 +8,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_pg
 cd "$root"
-family=${1:?usage: bench.sh encoder|index|mining|trainer|recall|plans|cutoff|scale [ARGUMENTS]}
+family=${1:?usage: bench.sh encoder|index|mining|trainer|recall|plans|cutoff|filter|scale [ARGUMENTS]}
 shift
 examples=()
 for file in "$family"/examples/bench.rs */examples/bench_"$family"*.rs \
