@@ -80,12 +80,7 @@ fn arrows_point_down() {
 }
 
 /// Circles between files that are known, by crate and modules.
-const TIED: [(&str, &[&str]); 5] = [
-    ("crates/index", &["codec", "error", "query", "space"]),
-    (
-        "crates/index",
-        &["builder", "cache", "choice", "segment", "trial", "view"],
-    ),
+const TIED: [(&str, &[&str]); 3] = [
     ("extension", &["index::build", "index::sample"]),
     ("extension", &["index::cache", "index::cache::files"]),
     ("extension", &["index::element", "index::undecided"]),

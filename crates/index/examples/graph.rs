@@ -8,10 +8,11 @@
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::{Encoding, Existing};
-use laser_index::codec::{Metric, Quantization};
+use laser_index::choice::{self, Existing};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
+use laser_index::metric::Metric;
+use laser_index::quantization::Quantization;
 use laser_index::query::Query;
 use laser_index::raw::RawForm;
 use laser_index::segment::write_pages;
@@ -84,7 +85,7 @@ fn main() {
         .step_by(count.div_ceil(8192))
         .filter_map(|x| prepare(metric, dims, x).expect("a vector"))
         .collect();
-    let encoding = Encoding::choose(
+    let encoding = choice::choose(
         metric,
         dims,
         quantization,

@@ -21,14 +21,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::choice::Encoding;
-use crate::codec::{Codec, Format, Quantization};
+use crate::codec::{Codec, Format};
 use crate::crc::crc32c;
+use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::page::{
     self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind, UNPLACED,
 };
+use crate::quantization::Quantization;
 use crate::space::Space;
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::Ordering;
 
 use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
-use laser_index::choice::Encoding;
+use laser_index::encoding::Encoding;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
 use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
 use laser_index::segment::write_pages;
@@ -184,7 +184,7 @@ impl Build {
     }
 
     /// Begins a segment that is for long vectors too with those that there are; some may be too long for
-    /// it, but not all ([`Encoding::choose`]).
+    /// it, but not all ([`laser_index::choice::choose`]).
     fn push_long(&mut self) {
         if self.long.is_empty() {
             return;

@@ -5,9 +5,9 @@
 use std::rc::Rc;
 
 use half::slice::HalfFloatSliceExt;
-use laser_index::codec::Metric;
+use laser_index::arithmetic::Arithmetic;
 use laser_index::meta::Parameters;
-use laser_index::query::Arithmetic;
+use laser_index::metric::Metric;
 use laser_index::raw::RawForm;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
