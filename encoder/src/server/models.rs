@@ -14,7 +14,7 @@ use laser_model::{folder, installed};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
-use super::sys::Waker;
+use super::poll::Waker;
 
 /// A model in memory.
 pub struct Loaded {

@@ -9,8 +9,8 @@ use crossbeam_channel::{Receiver, Sender};
 use laser_encoder::{Encoder, EncoderError, Tokenized};
 use laser_protocol::work::{Record, THREADS};
 
+use super::poll::Waker;
 use super::queue::Piece;
-use super::sys::Waker;
 
 struct Task {
     piece: Piece,
