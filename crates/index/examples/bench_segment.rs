@@ -1,6 +1,8 @@
 //! Measures a segment alone: time of CPU to build it, recall and time of searches.
 //!
-//!     graph VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! ```text
+//! bench_segment VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! ```
 //!
 //! The files hold little-endian f32, row by row. Prints one line for each ef, and what a look at every row
 //! takes.
@@ -70,7 +72,7 @@ fn main() {
         fingerprint: [0; 32],
         model: String::new(),
     };
-    let folder = std::env::temp_dir().join(format!("laser-graph-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("laser-segment-{}", std::process::id()));
     let options = BuildOptions {
         parameters: parameters.clone(),
         threads: 1,
