@@ -200,7 +200,13 @@ fn the_folder_is_made_whatever_has_its_name() {
     // What is above it stays what it is.
     std::fs::write(&folder, "a file").unwrap();
     let refused = cache::Scratch::new(&folder.join("below"));
-    let is_refused = matches!(refused, Err(IndexError::Io { action: "create", .. }));
+    let is_refused = matches!(
+        refused,
+        Err(IndexError::Io {
+            action: "create",
+            ..
+        })
+    );
     assert!(is_refused, "{refused:?}");
     assert!(folder.is_file());
 }
