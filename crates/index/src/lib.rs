@@ -24,7 +24,6 @@ pub mod builder;
 pub mod cache;
 pub mod choice;
 pub mod codec;
-pub mod crc;
 pub mod encoding;
 pub mod error;
 pub mod graph;

@@ -20,9 +20,10 @@
 //! A file of the first format has no space and only placed entries.
 
 use bytemuck::{Pod, Zeroable};
+// The checksum of iSCSI is CRC-32C.
+use crc_fast::crc32_iscsi as crc32c;
 
 use crate::codec::{Codec, Format};
-use crate::crc::crc32c;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
