@@ -9,10 +9,12 @@
 # make bench-scale             what single inserts wait for while merges go on
 # make bench-cutoff            what a limit on the distance saves
 # make bench-filter            searches with filters of all selectivities, beside pgvector
+# make bench-segment           build and search of one segment, without a server (ARGS)
+# make bench-vector            nanoseconds of a distance
 # make lint | fmt | clean
 
 .PHONY: demo psql stop test deps build install bench bench-encoder bench-index bench-mining \
-        bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale lint fmt clean help
+        bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale bench-segment bench-vector lint fmt clean help
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -42,7 +44,8 @@ install: build
 
 bench: bench-encoder bench-index bench-mining bench-trainer
 
-bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale: deps
+bench-encoder bench-index bench-mining bench-trainer bench-recall bench-plans bench-cutoff bench-filter bench-scale \
+bench-segment bench-vector: deps
 	@scripts/bench.sh $(@:bench-%=%) $(ARGS)
 
 fmt:

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Runs one family of benchmarks:  scripts/bench.sh encoder|index|mining|trainer|recall|plans|cutoff|filter|scale [ARGUMENTS]
+# Runs one family of benchmarks:  scripts/bench.sh FAMILY [ARGUMENTS]
 #
-# A benchmark is an example named bench_FAMILY… of any crate, or the example bench of the crate with
-# that name. Peers run in the same command where they are installed, and what is missing is said.
+# A benchmark is an example named bench_FAMILY… of any crate; CONTRIBUTING.md lists the families. Peers run
+# in the same command where they are installed, and what is missing is said.
 # Results that are kept go to docs/benchmarks.md.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_pg
 cd "$root"
-family=${1:?usage: bench.sh encoder|index|mining|trainer|recall|plans|cutoff|filter|scale [ARGUMENTS]}
+family=${1:?usage: bench.sh FAMILY [ARGUMENTS]}
 shift
 examples=()
-for file in "$family"/examples/bench.rs */examples/bench_"$family"*.rs \
-  */*/examples/bench_"$family"*.rs; do
+for file in */examples/bench_"$family"*.rs */*/examples/bench_"$family"*.rs; do
   [ ! -e "$file" ] || examples+=("$(basename "$file" .rs)")
 done
 [ ${#examples[@]} -gt 0 ] || die "there is no benchmark bench_$family"

@@ -5,7 +5,7 @@
 pub(crate) struct Budget {
     /// Tokens; one longer sentence is a batch of its own.
     pub tokens: usize,
-    /// Sentences.
+    /// Sentences, whatever their lengths.
     pub rows: usize,
 }
 

@@ -52,7 +52,7 @@ pub struct Embeddings {
 }
 
 impl Embeddings {
-    /// The embeddings one by one.
+    /// The embeddings in the order of the texts.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.data.chunks_exact(self.dimensions)
     }

@@ -822,7 +822,8 @@ fn what_is_wrong_with_a_base_is_said() {
         ..config.clone()
     });
     expect(folder::TOKENIZER);
-    assert!(folder::fingerprint(&model).is_err());
+    let error = folder::fingerprint(&model).unwrap_err().to_string();
+    assert!(error.contains(folder::TOKENIZER), "{error}");
     with(config.clone());
 
     std::fs::copy(base.join(folder::TOKENIZER), model.join(folder::TOKENIZER)).unwrap();
@@ -1030,8 +1031,10 @@ proptest! {
         }
         std::fs::write(&path, bytes).unwrap();
         let options = LoadOptions { threads: 1, ..Default::default() };
-        if let Ok(encoder) = Encoder::load(dir.path(), &options) {
-            let _ = encoder.encode(&["w1 w2 unknown", ""]);
+        if let Ok(encoder) = Encoder::load(dir.path(), &options)
+            && let Ok(embeddings) = encoder.encode(&["w1 w2 unknown", ""])
+        {
+            prop_assert_eq!(embeddings.data.len(), 2 * encoder.dimensions());
         }
     }
 }

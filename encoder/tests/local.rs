@@ -53,7 +53,11 @@ fn the_shipped_model_runs_on_one_thread_with_the_same_result() {
     copy(folder::CONFIG);
     copy(folder::TOKENIZER);
     std::fs::write(scratch.path().join(folder::WEIGHTS), b"").unwrap();
-    assert!(LocalEncoder::load(scratch.path()).is_err());
+    let error = LocalEncoder::load(scratch.path())
+        .err()
+        .expect("damage")
+        .to_string();
+    assert!(error.contains(folder::WEIGHTS), "{error}");
     let mut long = local.config().clone();
     long.max_tokens = 4096;
     std::fs::write(scratch.path().join(folder::CONFIG), long.to_json()).unwrap();

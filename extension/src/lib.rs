@@ -12,6 +12,7 @@ mod encode;
 mod encoding;
 mod file_lock;
 mod index;
+mod interrupts;
 mod lists;
 mod memory;
 mod mining;

@@ -1,8 +1,7 @@
 //! What SQL costs on top of the bare encoder.
 //!
 //! ```text
-//! make bench-encoder        (or: cargo run --release -p laser-tests --example bench_encoder_sql)
-//!   -- [--model FOLDER] [--clients N] [--texts N] [--rounds N]
+//! bench_encoder_sql [--model FOLDER] [--clients N] [--texts N] [--rounds N]
 //! ```
 //!
 //! Two questions, each answered by the ratio or difference of two measurements of the same run:

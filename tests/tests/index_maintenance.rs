@@ -218,7 +218,7 @@ fn a_worker_may_end_at_any_time() -> Result<()> {
     let pid = merging(&cluster)?;
     signal(pid as u32, libc::SIGKILL);
     wait_until("the server has restarted", || {
-        Ok(client.batch_execute("SELECT 1").is_err())
+        Ok(client.batch_execute("SELECT 1").is_err() && client.is_closed())
     })?;
     wait_until("the server is back", || {
         Ok(cluster.psql("m", "SELECT 1").is_ok())

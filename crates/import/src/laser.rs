@@ -137,7 +137,7 @@ impl Laser {
             name: String::new(),
             dimensions: 2 * self.encoder.hidden_size,
             max_tokens: options.max_tokens.unwrap_or(MAX_TOKENS),
-            // LASER itself never normalises; whoever mines does.
+            // LASER itself never normalises; its mining scripts do.
             normalize: false,
             text,
             encoder: Architecture::Bilstm(self.encoder),

@@ -105,7 +105,7 @@ impl Pickle {
         &self.nodes[id]
     }
 
-    /// A node, if there are so many.
+    /// A node; `None` if the id is not below the number of nodes.
     pub fn try_node(&self, id: Id) -> Option<&Node> {
         self.nodes.get(id)
     }

@@ -15,14 +15,15 @@ use memmap2::Mmap;
 
 use crate::background;
 use crate::cache::Scratch;
-use crate::choice::{Encoding, Existing, SAMPLE};
+use crate::choice::{self, Existing, SAMPLE};
 use crate::codec::Codec;
+use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout, bytes_per_vector};
 use crate::meta::{Parameters, nonce};
 use crate::page::UNPLACED;
 use crate::reach;
-use crate::refine::refine;
+use crate::refine::{refine, widths};
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::space;
 use crate::view::SegmentView;
@@ -52,7 +53,7 @@ impl BuildOptions {
     /// How to store vectors like these, where nothing is stored yet.
     pub fn choose(&self, sample: &[Vec<f32>], pause: &dyn Fn()) -> Encoding {
         let p = &self.parameters;
-        Encoding::choose(
+        choice::choose(
             p.metric,
             p.dims,
             p.quantization,
@@ -575,17 +576,6 @@ impl SegmentBuilder {
         }
     }
 }
-
-/// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
-/// find the neighbourhood; the second is [`crate::refine`]. Few candidates, as of an `ef_construction` of 8,
-/// leave parts of the graph that no walk comes to, by chance of the build.
-pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
-    let first = (ef_construction * 3 / 4).max(m).max(FEWEST);
-    (first, (ef_construction * 3 / 2).max(first).max(2 * FEWEST))
-}
-
-/// Candidates of the first pass, at least.
-const FEWEST: usize = 32;
 
 /// What a builder leaves.
 struct Pushed {

@@ -10,8 +10,11 @@
 
 use laser_vector::kernels::{f32_l2_squared, norm};
 
-use crate::codec::{Codec, Format, Metric, Quantization};
+use crate::codec::{Codec, Format};
+use crate::encoding::Encoding;
 use crate::kernels::dot_i8;
+use crate::metric::Metric;
+use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::space::Space;
 use crate::trial::{self, Lengths};
@@ -47,19 +50,6 @@ pub const LONGEST: usize = 16;
 /// Vectors by which an encoding that is there is judged.
 const FEW: usize = 256;
 
-/// How a segment keeps its vectors.
-#[derive(Debug, Clone)]
-pub struct Encoding {
-    /// The stored form.
-    pub codec: Codec,
-    /// What it stores.
-    pub space: Space,
-    /// The blur of eight bits as a share of the gap, where that was measured.
-    pub noise: Option<f32>,
-    /// Length of the longest vector that it is for; [`Space::reaches`] has another limit.
-    pub longest: f64,
-}
-
 /// What there is when an encoding is chosen.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Existing<'a> {
@@ -70,134 +60,109 @@ pub struct Existing<'a> {
     pub grown: bool,
 }
 
-impl Encoding {
-    /// The encoding of vectors like those of a sample, for a segment of about `rows`. `asked` is the
-    /// quantization, if it is not left to the data.
-    ///
-    /// The sample consists of prepared vectors ([`crate::space::prepare`]). For inner products the encoding need not
-    /// be for all of them: [`Encoding::takes`] is asked of each vector that is added. It takes one of them at
-    /// least, so that whoever puts the others aside and asks again comes to an end.
-    /// `pause` is called now and then, and may unwind.
-    pub fn choose(
-        metric: Metric,
-        dims: usize,
-        asked: Option<Quantization>,
-        sample: &[Vec<f32>],
-        rows: usize,
-        existing: Existing<'_>,
-        pause: &dyn Fn(),
-    ) -> Self {
-        let Existing { encodings, grown } = existing;
-        let shorter = match metric {
-            Metric::InnerProduct => without_long(sample),
-            _ => None,
+/// The encoding of vectors like those of a sample, for a segment of about `rows`. `asked` is the
+/// quantization, if it is not left to the data.
+///
+/// The sample consists of prepared vectors ([`crate::space::prepare`]). For inner products the encoding need not
+/// be for all of them: [`Encoding::takes`] is asked of each vector that is added. It takes one of them at
+/// least, so that whoever puts the others aside and asks again comes to an end.
+/// `pause` is called now and then, and may unwind.
+pub fn choose(
+    metric: Metric,
+    dims: usize,
+    asked: Option<Quantization>,
+    sample: &[Vec<f32>],
+    rows: usize,
+    existing: Existing<'_>,
+    pause: &dyn Fn(),
+) -> Encoding {
+    let Existing { encodings, grown } = existing;
+    let shorter = match metric {
+        Metric::InnerProduct => without_long(sample),
+        _ => None,
+    };
+    let sample = shorter.as_deref().unwrap_or(sample);
+    let (quantization, noise) = match asked {
+        Some(quantization) => (quantization, None),
+        None => decide(metric, dims, sample, rows, pause),
+    };
+    let codec = Codec::new(dims, metric, quantization);
+    let fit = |format| {
+        let codec = Codec { format, ..codec };
+        // Floats lose nothing far from the origin, and moving them would round them.
+        let centred = quantization != Quantization::F32;
+        let space = match format {
+            Format::SecondInner => Space::fit_inner(dims, sample),
+            _ => Space::fit(metric, dims, sample, centred),
         };
-        let sample = shorter.as_deref().unwrap_or(sample);
-        let (quantization, noise) = match asked {
-            Some(quantization) => (quantization, None),
-            None => decide(metric, dims, sample, rows, pause),
+        let longest = match format {
+            Format::SecondInner => trial::longest_for_products(sample),
+            _ => f64::INFINITY,
         };
-        let codec = Codec::new(dims, metric, quantization);
-        let fit = |format| {
-            let codec = Codec { format, ..codec };
-            // Floats lose nothing far from the origin, and moving them would round them.
-            let centred = quantization != Quantization::F32;
-            let space = match format {
-                Format::SecondInner => Space::fit_inner(dims, sample),
-                _ => Space::fit(metric, dims, sample, centred),
-            };
-            let longest = match format {
-                Format::SecondInner => trial::longest_for_products(sample),
-                _ => f64::INFINITY,
-            };
-            Self {
-                codec,
-                space,
-                noise,
-                longest,
-            }
-        };
-        // From all over the sample: it begins with rows of the largest segment.
-        let few: Vec<Vec<f32>> = sample
-            .iter()
-            .step_by(sample.len().div_ceil(FEW).max(1))
-            .cloned()
-            .collect();
-        let kept = |new: Self| {
-            let mean = new.mean_error(&few);
-            let fits = |old: &&&Self| {
-                old.codec == new.codec
-                    && sample.iter().all(|x| old.space.reaches(x))
-                    && old.mean_error(&few) <= KEEP * mean
-            };
-            match encodings.iter().find(fits) {
-                Some(old) => (
-                    Self {
-                        noise: new.noise.or(old.noise),
-                        longest: new.longest,
-                        ..(*old).clone()
-                    },
-                    true,
-                ),
-                None => (new, false),
-            }
-        };
-        let lengths = match metric {
-            Metric::InnerProduct => Lengths::of(sample),
-            _ => Lengths::Alike,
-        };
-        let mut formats = encodings.iter().map(|old| old.codec.format);
-        let known = formats.find(|format| match format {
-            Format::First => false,
-            Format::Second => true,
-            Format::SecondInner => lengths != Lengths::Tailed,
-        });
-        let (found, fits) = kept(fit(known.unwrap_or(codec.format)));
-        // Data that have changed, or of which there were few, may need the other graph.
-        let hides = found.codec.format == Format::SecondInner && lengths == Lengths::Different;
-        if metric == Metric::InnerProduct
-            && (grown || !fits || hides)
-            && let Some(format) = trial::best(dims, sample, pause)
-            && format != found.codec.format
-        {
-            return kept(fit(format)).0.taking_some(sample);
+        Encoding {
+            codec,
+            space,
+            noise,
+            longest,
         }
-        found.taking_some(sample)
-    }
-
-    /// The same, if it takes one of some vectors; else one that takes all.
-    fn taking_some(mut self, sample: &[Vec<f32>]) -> Self {
-        if !sample.iter().any(|x| self.takes(x)) {
-            self.longest = f64::INFINITY;
-            if self.space.radius > 0.0 {
-                self.space.radius = f32::MAX;
-            }
+    };
+    // From all over the sample: it begins with rows of the largest segment.
+    let few: Vec<Vec<f32>> = sample
+        .iter()
+        .step_by(sample.len().div_ceil(FEW).max(1))
+        .cloned()
+        .collect();
+    let kept = |new: Encoding| {
+        let mean = new.mean_error(&few);
+        let fits = |old: &&&Encoding| {
+            old.codec == new.codec
+                && sample.iter().all(|x| old.space.reaches(x))
+                && old.mean_error(&few) <= KEEP * mean
+        };
+        match encodings.iter().find(fits) {
+            Some(old) => (
+                Encoding {
+                    noise: new.noise.or(old.noise),
+                    longest: new.longest,
+                    ..(*old).clone()
+                },
+                true,
+            ),
+            None => (new, false),
         }
-        self
+    };
+    let lengths = match metric {
+        Metric::InnerProduct => Lengths::of(sample),
+        _ => Lengths::Alike,
+    };
+    let mut formats = encodings.iter().map(|old| old.codec.format);
+    let known = formats.find(|format| match format {
+        Format::First => false,
+        Format::Second => true,
+        Format::SecondInner => lengths != Lengths::Tailed,
+    });
+    let (found, fits) = kept(fit(known.unwrap_or(codec.format)));
+    // Data that have changed, or of which there were few, may need the other graph.
+    let hides = found.codec.format == Format::SecondInner && lengths == Lengths::Different;
+    if metric == Metric::InnerProduct
+        && (grown || !fits || hides)
+        && let Some(format) = trial::best(dims, sample, pause)
+        && format != found.codec.format
+    {
+        return taking_some(kept(fit(format)).0, sample);
     }
+    taking_some(found, sample)
+}
 
-    /// Whether a prepared vector may be in a segment of this encoding.
-    pub fn takes(&self, x: &[f32]) -> bool {
-        self.space.reaches(x) && (self.longest == f64::INFINITY || norm(x) <= self.longest)
-    }
-
-    /// Whether vectors are stored in the same way: the bytes of one are those of the other.
-    pub fn stores_like(&self, other: &Self) -> bool {
-        self.codec == other.codec && self.space == other.space
-    }
-
-    /// Mean error of stored vectors, in the unit of the data.
-    fn mean_error(&self, sample: &[Vec<f32>]) -> f64 {
-        let (mut place, mut stored) = (Vec::new(), vec![0; self.codec.len()]);
-        let mut sum = 0.0;
-        for x in sample {
-            let error = self.space.enter(x, 0.0, &mut place);
-            self.codec.encode(&place, error, &mut stored);
-            let (graph, fine) = stored.split_at(self.codec.graph_len());
-            sum += self.codec.error(graph, fine);
+/// The same encoding if it takes one of some vectors, else one that takes all.
+fn taking_some(mut encoding: Encoding, sample: &[Vec<f32>]) -> Encoding {
+    if !sample.iter().any(|x| encoding.takes(x)) {
+        encoding.longest = f64::INFINITY;
+        if encoding.space.radius > 0.0 {
+            encoding.space.radius = f32::MAX;
         }
-        sum / f64::from(self.space.gain) / sample.len().max(1) as f64
     }
+    encoding
 }
 
 /// Those of a sample that one segment can be for, where that is not all of them.
@@ -331,7 +296,7 @@ impl Neighbourhood {
                 .iter()
                 .map(|(i, distance)| {
                     codec.encode_graph(&self.places[*i], &mut graph);
-                    let square = codec.graph_distance(&probe, &graph, dot, &mut scratch);
+                    let square = probe.graph_distance(&codec, &graph, dot, &mut scratch);
                     f64::from(square.max(0.0)).sqrt() - distance
                 })
                 .collect();
@@ -365,7 +330,7 @@ mod tests {
         let sample: Vec<Vec<f32>> = (0..3000)
             .map(|_| prepare(Metric::L2, dims, &row(&mut rng)).unwrap().unwrap())
             .collect();
-        Encoding::choose(
+        choose(
             Metric::L2,
             dims,
             None,
@@ -430,7 +395,7 @@ mod tests {
             (0..3000).map(|_| row()).collect()
         };
         let choose = |sample: &[Vec<f32>], existing: Existing<'_>| {
-            Encoding::choose(
+            choose(
                 Metric::InnerProduct,
                 48,
                 None,
@@ -493,7 +458,7 @@ mod tests {
                 let mut left = sample.clone();
                 let mut turns = 0;
                 while !left.is_empty() {
-                    let found = Encoding::choose(
+                    let found = choose(
                         Metric::InnerProduct,
                         2,
                         asked,
@@ -528,7 +493,7 @@ mod tests {
                 encodings: &[&old],
                 grown: false,
             };
-            let new = Encoding::choose(Metric::L2, 24, None, &sample, 1000, old_one, &|| ());
+            let new = choose(Metric::L2, 24, None, &sample, 1000, old_one, &|| ());
             assert_eq!(new.space == old.space, kept);
         }
     }

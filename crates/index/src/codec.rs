@@ -3,7 +3,7 @@
 //!
 //! A stored vector has two parts. The *graph part* is what usearch holds and walks over; the *fine
 //! part* sits beside the graph, sharpens the distances of the candidates that a search returns, and
-//! bounds how far the true vector may be from the stored one.
+//! bounds how far the true vector may be from the stored one. [`crate::query`] compares them with queries.
 //!
 //! | quantization | graph part | fine part |
 //! |---|---|---|
@@ -11,14 +11,15 @@
 //! | i8 | scale, squared norm, one byte a component | error, squared norm, four more bits a component |
 //! | b1 | one bit a component (the sign) | error, scale, squared norm, one byte a component |
 //!
-//! Components are those of the segment's [`Space`], where all metrics are Euclidean distances.
+//! Components are those of the segment's [space](crate::space), where all metrics are Euclidean distances.
 //! Scalar quantisation uses a scale of its own for every vector: `x ≈ s c` with `s = max|x| / 127`
 //! and `c` in -127..=127. The scale travels in front of the codes, so that one integer inner product
 //! gives the distance of vectors with different scales. Squared norms are those of what is stored,
 //! not of what it stands for, so that equal codes have distance zero.
 //!
 //! The error makes searches exact where candidates are: by the triangle inequality the true distance
-//! from a query lies within it of the distance from the stored vector ([`Estimate::lower`]).
+//! from a query lies within it of the distance from the stored vector
+//! ([`Estimate::lower`](crate::query::Estimate::lower)).
 //!
 //! Segments of the first format have other fine parts, without the error, which follows from their
 //! scales, and keep vectors as the metric sees them, without a space.
@@ -27,82 +28,12 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use laser_vector::kernels::{f32_dot, f32_l2_squared};
 
+use crate::arithmetic::HALF_ULP;
 use crate::error::{IndexError, Result};
 use crate::kernels::{DotI8, dot_f32_i8, dot_f32_i12, nibble, round_i8};
-use crate::query::{Estimate, Probe, rounding};
-use crate::space::{self, HALF_ULP};
-
-/// What the order of results means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Metric {
-    /// One minus the cosine of the angle.
-    Cosine = 0,
-    /// Euclidean distance; squared inside, which has the same order.
-    L2 = 1,
-    /// Negative inner product.
-    InnerProduct = 2,
-}
-
-impl Metric {
-    /// The metric with this number on the metapage.
-    pub fn from_u8(value: u8) -> Option<Self> {
-        [Self::Cosine, Self::L2, Self::InnerProduct]
-            .into_iter()
-            .find(|m| *m as u8 == value)
-    }
-
-    /// Name for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cosine => "cosine",
-            Self::L2 => "l2",
-            Self::InnerProduct => "inner_product",
-        }
-    }
-}
-
-/// How components are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Quantization {
-    /// Four bytes a component.
-    F32 = 0,
-    /// IEEE half precision.
-    F16 = 1,
-    /// The upper half of an f32.
-    Bf16 = 2,
-    /// Twelve bits a component, eight of them in the graph.
-    I8 = 3,
-    /// Nine bits a component, one of them in the graph.
-    B1 = 4,
-}
-
-impl Quantization {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::B1];
-
-    /// The quantization with this number on the metapage.
-    pub fn from_u8(value: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|q| *q as u8 == value)
-    }
-
-    /// The quantization with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|q| q.name() == name)
-    }
-
-    /// Its name in `WITH (quantization = …)`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::I8 => "i8",
-            Self::B1 => "b1",
-        }
-    }
-}
+pub use crate::metric::Metric;
+pub use crate::quantization::Quantization;
+use crate::space;
 
 /// Bytes of the scale and the squared norm in front of integer codes.
 const PARAMETERS: usize = 8;
@@ -346,20 +277,18 @@ impl Codec {
         }
     }
 
-    /// What a stored vector says about its distance from a query. `scratch` is room for decoded
-    /// components.
-    pub fn measure(
+    /// The inner product of a stored place with `vector`, whose components add up to `sum`, and the squared
+    /// norm of what is stored. `scratch` is room for decoded components.
+    #[inline]
+    pub(crate) fn product_and_square(
         &self,
-        probe: &Probe,
+        (vector, sum): (&[f32], f32),
         graph: &[u8],
         fine: &[u8],
         scratch: &mut Vec<f32>,
-    ) -> Estimate {
-        let error = self.error(graph, fine);
+    ) -> (f32, f32) {
         let codes = &fine[self.fine_head()..];
-        let inner = self.metric == Metric::InnerProduct;
-        let (vector, sum) = probe.measured_with();
-        let (dot, square) = match self.quantization {
+        match self.quantization {
             Quantization::I8 => {
                 let (coarse, scale, square) = scalar_parts(graph);
                 let vector = &vector[..self.width()];
@@ -374,26 +303,11 @@ impl Codec {
                 let (codes, scale, square) = scalar_parts(codes);
                 (scale * dot_f32_i8(vector, codes), square)
             }
-            _ => {
+            Quantization::F32 | Quantization::F16 | Quantization::Bf16 => {
                 let x = self.floats(graph, scratch);
-                if !inner {
-                    let square = f64::from(f32_l2_squared(vector, x));
-                    return probe.apart(square, square * rounding(self.width()), error);
-                }
                 (f32_dot(vector, x), f32_dot(x, x))
             }
-        };
-        let (dot, square) = (f64::from(dot), f64::from(square));
-        if inner {
-            return probe.product(dot, square.sqrt() + error, error);
         }
-        let length = probe.square();
-        let mut slack = 2.0 * rounding(self.width()) * (length + square);
-        if self.format == Format::First {
-            // Its squared norm is that of the vector, not of what is stored.
-            slack += 2.0 * length.sqrt() * error;
-        }
-        probe.apart((length + square - 2.0 * dot).max(0.0), slack, error)
     }
 
     /// The place as the graph part alone has it; `None` where that is one bit for each component.
@@ -465,30 +379,14 @@ impl Codec {
     }
 
     /// The same without a copy where the components are floats that lie as floats must.
-    fn floats<'a>(&self, graph: &'a [u8], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+    #[inline]
+    pub(crate) fn floats<'a>(&self, graph: &'a [u8], scratch: &'a mut Vec<f32>) -> &'a [f32] {
         match bytemuck::try_cast_slice(graph) {
             Ok(x) if self.quantization == Quantization::F32 => x,
             _ => {
                 self.components(graph, scratch);
                 scratch
             }
-        }
-    }
-
-    /// What a walk over the graph goes by: a number with the order of the distances between a query
-    /// and a graph part. `dot` is for integer codes, `scratch` room for decoded components.
-    #[inline]
-    pub(crate) fn graph_distance(
-        &self,
-        probe: &Probe,
-        graph: &[u8],
-        dot: DotI8,
-        scratch: &mut Vec<f32>,
-    ) -> f32 {
-        if self.has_integer_codes() {
-            self.code_distance(dot, &probe.graph, graph)
-        } else {
-            self.float_distance(&probe.vector, self.floats(graph, scratch))
         }
     }
 
@@ -608,7 +506,8 @@ fn scalar_parts(bytes: &[u8]) -> (&[i8], f32, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::{Arithmetic, Query};
+    use crate::arithmetic::Arithmetic;
+    use crate::query::{Probe, Query};
     use crate::space::Space;
     use proptest::prelude::*;
 
@@ -665,7 +564,7 @@ mod tests {
                 let error = space.enter(x, 0.0, &mut place);
                 codec.encode(&place, error, &mut stored);
                 let (graph, fine) = stored.split_at(codec.graph_len());
-                let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+                let found = probe.measure(&codec, graph, fine, &mut Vec::new());
                 let truth = exact(metric, query.given(), row);
                 prop_assert!(found.lower <= truth, "{} > {truth}", found.lower);
                 prop_assert!(found.lower <= found.estimate);
@@ -719,7 +618,7 @@ mod tests {
                 let error = space.enter(x, space::blur(metric, row), &mut place);
                 codec.encode(&place, error, &mut stored);
                 let (graph, fine) = stored.split_at(codec.graph_len());
-                let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+                let found = probe.measure(&codec, graph, fine, &mut Vec::new());
                 prop_assert!(truth.is_nan() || found.lower <= truth, "{} > {truth}", found.lower);
             }
         }
@@ -741,7 +640,7 @@ mod tests {
             let mut stored = vec![0; codec.len()];
             codec.encode_first(metric, &x, &mut stored).unwrap();
             let (graph, fine) = stored.split_at(codec.graph_len());
-            let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+            let found = probe.measure(&codec, graph, fine, &mut Vec::new());
             let truth = exact(metric, &q, &x);
             prop_assert!(found.lower <= truth, "{} > {truth}", found.lower);
             let size = f64::from((square(&q) * square(&x)).sqrt()).max(1.0);

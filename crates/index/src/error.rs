@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::codec::Quantization;
+use crate::quantization::Quantization;
 
 /// An error of the index storage. The messages follow PostgreSQL's style: lower case, no period.
 #[derive(Debug, thiserror::Error)]

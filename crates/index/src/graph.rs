@@ -8,9 +8,10 @@
 use laser_cpu::prefetch;
 use usearch::{Index, IndexOptions, MetricKind, ScalarKind, b1x8, f16};
 
-use crate::codec::{Codec, Format, Quantization};
+use crate::codec::{Codec, Format};
 use crate::error::{IndexError, Result};
 use crate::kernels::dot_i8;
+use crate::quantization::Quantization;
 
 /// A graph in memory, to be added to and serialized.
 pub struct Graph {

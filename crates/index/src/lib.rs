@@ -7,7 +7,8 @@
 //!
 //! * [`page`] – layouts of pages, [`meta`] – the metapage
 //! * [`store`] – where pages live; [`memory`] – in memory, for tests
-//! * [`space`], [`codec`], [`raw`], [`kernels`] – the space of a segment, quantisation, distances
+//! * [`metric`], [`quantization`], [`arithmetic`] – what distances are, and how precise
+//! * [`space`], [`codec`], [`encoding`], [`raw`], [`kernels`] – the space of a segment, its stored form, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be
@@ -17,20 +18,23 @@
 //! * [`scan`] – searching
 //! * [`size`] – how large an index will be
 
+pub mod arithmetic;
 pub mod background;
 pub mod builder;
 pub mod cache;
 pub mod choice;
 pub mod codec;
-pub mod crc;
+pub mod encoding;
 pub mod error;
 pub mod graph;
 pub mod kernels;
 pub mod maintain;
 pub mod memory;
 pub mod meta;
+pub mod metric;
 pub mod page;
 pub mod pending;
+pub mod quantization;
 pub mod query;
 pub mod raw;
 pub mod reach;

@@ -9,13 +9,16 @@ use std::sync::atomic::Ordering;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
-use crate::choice::{Encoding, Existing, LONGEST, SAMPLE};
-use crate::codec::{Codec, Format, Metric, Quantization};
+use crate::choice::{self, Existing, LONGEST, SAMPLE};
+use crate::codec::{Codec, Format};
+use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
 use crate::meta::{MAX_SEGMENTS, META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
+use crate::metric::Metric;
 use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
+use crate::quantization::Quantization;
 use crate::reach::reach;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::space::{self, Space};
@@ -476,7 +479,7 @@ pub fn merge_reporting<S: PageStore>(
             .chain(&largest)
             .collect();
         let before = meta.segments.iter().map(|s| s.live() as usize).max();
-        let encoding = Encoding::choose(
+        let encoding = choice::choose(
             parameters.metric,
             parameters.dims,
             parameters.quantization,

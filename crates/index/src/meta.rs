@@ -2,11 +2,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codec::{Metric, Quantization};
 use crate::error::{IndexError, Result};
+use crate::metric::Metric;
 use crate::page::{
     self, FORMAT_VERSION, HEADER, OLDEST_VERSION, PAYLOAD, PENDING_ENTRY_MAX, PageKind,
 };
+use crate::quantization::Quantization;
 use crate::raw::RawForm;
 use crate::store::{PageStore, WriteSet};
 

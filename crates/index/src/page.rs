@@ -19,8 +19,9 @@
 //! What is here is the body of a page, behind PostgreSQL's own page header.
 
 use bytemuck::{Pod, Zeroable};
+// The checksum of iSCSI is CRC-32C.
+use crc_fast::crc32_iscsi as crc32c;
 
-use crate::crc::{crc32c, crc32c_of_four};
 use crate::error::{IndexError, Result};
 
 /// Bytes of a page with PostgreSQL's page header.
@@ -181,15 +182,15 @@ impl PendingHeader {
         }
     }
 
-    /// The checksum of a page with this header and these bytes of entries. Scans compute it for every
-    /// page of the list: four streams keep the processor's unit busy.
+    /// The checksum of a page with this header and these bytes of entries: that of the header and of the
+    /// checksums of four quarters, multiples of eight bytes, and the rest.
     pub fn sum(&self, entries: &[u8]) -> u32 {
         let quarter = entries.len() / 32 * 8;
         let (a, rest) = entries.split_at(quarter);
         let (b, rest) = rest.split_at(quarter);
         let (c, rest) = rest.split_at(quarter);
         let (d, rest) = rest.split_at(quarter);
-        let four = crc32c_of_four([a, b, c, d]);
+        let four = [a, b, c, d].map(crc32c);
         let own = [self.next, self.count, self.bare, crc32c(rest)];
         crc32c(bytemuck::bytes_of(&[own, four])).max(1)
     }

@@ -1,10 +1,13 @@
-//! Queries, and what is known of a row's distance from one.
+//! Queries, and what pending entries and stored vectors say about their distance from one.
 
-use laser_vector::kernels::{cosine_distance, f32_dot, l2_distance, norm};
+use laser_vector::kernels::{cosine_distance, f32_dot, f32_l2_squared, l2_distance, norm};
 
-use crate::codec::{Codec, Format, Metric};
+use crate::arithmetic::{Arithmetic, HALF_ULP, SAFE, rounding};
+use crate::codec::{Codec, Format};
 use crate::error::Result;
-use crate::space::{self, HALF_ULP, Space};
+use crate::kernels::DotI8;
+use crate::metric::Metric;
+use crate::space::{self, Space};
 
 /// What is known of a distance, in the unit of the operator that orders by it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,55 +16,6 @@ pub struct Estimate {
     pub estimate: f64,
     /// The operator gives no smaller value for the row.
     pub lower: f64,
-}
-
-/// A bound of the relative rounding error of a sum of `n` products in `f32`: kernels keep at least
-/// 16 partial sums, and operators at least 32.
-pub fn rounding(n: usize) -> f64 {
-    (n as f64 / 16.0 + 16.0) * HALF_ULP
-}
-
-/// The same whatever the order of the sum.
-fn rounding_in_any_order(n: usize) -> f64 {
-    (n as f64 + 16.0) * HALF_ULP
-}
-
-/// Beyond this the operators' sums in `f32` may overflow, and below its reciprocal vanish.
-pub(crate) const SAFE: f64 = 1e17;
-
-/// The arithmetic of the operator that orders by a distance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arithmetic {
-    /// That of `laser_vector::kernels`: at least 32 partial sums; cosines are right whatever the lengths.
-    Own,
-    /// Sums in `f32` in any order, which may overflow or vanish: pgvector's, whose compiler decides how many
-    /// partial sums there are.
-    Plain,
-}
-
-impl Arithmetic {
-    /// A bound of the relative rounding error of a sum of `n` products.
-    fn rounding(self, n: usize) -> f64 {
-        match self {
-            Self::Own => rounding(n),
-            Self::Plain => rounding_in_any_order(n),
-        }
-    }
-
-    /// Whether it gives the cosine of a vector of this length at all.
-    fn has_cosine(self, length: f64) -> bool {
-        self == Self::Own || is_safe(length)
-    }
-
-    /// Whether sums of products are within its range, for vectors whose lengths have this product.
-    fn has_product(self, lengths: f64) -> bool {
-        self == Self::Own || lengths < SAFE * SAFE
-    }
-}
-
-/// Whether squares of a vector of this length have the precision of their sum.
-pub(crate) fn is_safe(length: f64) -> bool {
-    (2.0 / SAFE..SAFE / 2.0).contains(&length)
 }
 
 /// A query as it was given.
@@ -182,9 +136,9 @@ pub struct Probe {
     blind: bool,
     dims: usize,
     /// The query in the space of the segment.
-    pub(crate) vector: Vec<f32>,
+    vector: Vec<f32>,
     /// Its graph part.
-    pub(crate) graph: Vec<u8>,
+    graph: Vec<u8>,
     sum: f32,
     square: f64,
     gain: f64,
@@ -270,23 +224,59 @@ impl Probe {
         }
     }
 
-    /// What stored vectors are multiplied with, and the sum of its components.
-    pub(crate) fn measured_with(&self) -> (&[f32], f32) {
-        if self.metric == Metric::InnerProduct {
-            (&self.factors, self.factors_sum)
-        } else {
-            (&self.vector, self.sum)
+    /// What a stored vector says about its distance from the query. `scratch` is room for decoded
+    /// components.
+    pub fn measure(
+        &self,
+        codec: &Codec,
+        graph: &[u8],
+        fine: &[u8],
+        scratch: &mut Vec<f32>,
+    ) -> Estimate {
+        let error = codec.error(graph, fine);
+        let inner = self.metric == Metric::InnerProduct;
+        if !inner && !codec.has_integer_codes() {
+            let square = f64::from(f32_l2_squared(&self.vector, codec.floats(graph, scratch)));
+            return self.apart(square, square * rounding(codec.width()), error);
         }
+        let vector = if inner {
+            (&self.factors[..], self.factors_sum)
+        } else {
+            (&self.vector[..], self.sum)
+        };
+        let (dot, square) = codec.product_and_square(vector, graph, fine, scratch);
+        let (dot, square) = (f64::from(dot), f64::from(square));
+        if inner {
+            return self.product(dot, square.sqrt() + error, error);
+        }
+        let mut slack = 2.0 * rounding(codec.width()) * (self.square + square);
+        if codec.format == Format::First {
+            // Its squared norm is that of the vector, not of what is stored.
+            slack += 2.0 * self.square.sqrt() * error;
+        }
+        self.apart((self.square + square - 2.0 * dot).max(0.0), slack, error)
     }
 
-    /// Squared length of the query in the space.
-    pub(crate) fn square(&self) -> f64 {
-        self.square
+    /// What a walk over the graph goes by: a number with the order of the distances between this query
+    /// and a graph part. `dot` is for integer codes, `scratch` room for decoded components.
+    #[inline]
+    pub(crate) fn graph_distance(
+        &self,
+        codec: &Codec,
+        graph: &[u8],
+        dot: DotI8,
+        scratch: &mut Vec<f32>,
+    ) -> f32 {
+        if codec.has_integer_codes() {
+            codec.code_distance(dot, &self.graph, graph)
+        } else {
+            codec.float_distance(&self.vector, codec.floats(graph, scratch))
+        }
     }
 
     /// From the squared distance of a stored vector in the space, how uncertain that square is, and
     /// how far the true vector may be from the stored one. For L2 and cosine.
-    pub(crate) fn apart(&self, square: f64, slack: f64, error: f64) -> Estimate {
+    fn apart(&self, square: f64, slack: f64, error: f64) -> Estimate {
         let relative = self.arithmetic.rounding(self.dims);
         // The query was rounded when it was brought into the space.
         let error = error + (self.square.sqrt() + 1e-30) * 2.0 * HALF_ULP;
@@ -306,7 +296,7 @@ impl Probe {
 
     /// From the inner product with a stored vector in the unit of the space, a bound of that
     /// vector's length, and how far the true vector may be from the stored one.
-    pub(crate) fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
+    fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
         let length = length / self.gain + self.centre_length;
         let relative = rounding(self.dims) + self.arithmetic.rounding(self.dims);
         let slack = self.length * (error / self.gain + 2.0 * relative * length);
@@ -320,7 +310,7 @@ impl Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Quantization;
+    use crate::quantization::Quantization;
 
     /// The operator's products are rounded to what is left of `f32` there.
     #[test]
@@ -336,7 +326,7 @@ mod tests {
         codec.encode(&place, error, &mut stored);
         let (graph, fine) = stored.split_at(codec.graph_len());
         let probe = Probe::new(codec, &space, &query);
-        let found = codec.measure(&probe, graph, fine, &mut Vec::new());
+        let found = probe.measure(&codec, graph, fine, &mut Vec::new());
         assert!(found.lower <= truth, "{} {truth}", found.lower);
     }
 }

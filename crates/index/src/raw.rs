@@ -4,10 +4,12 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::codec::{Codec, Metric, Quantization};
+use crate::arithmetic::HALF_ULP;
+use crate::codec::Codec;
 use crate::error::{IndexError, Result};
+use crate::metric::Metric;
 use crate::page::PENDING_ENTRY_MAX;
-use crate::space::HALF_ULP;
+use crate::quantization::Quantization;
 
 /// Form of a pending entry's vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

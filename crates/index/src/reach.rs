@@ -269,7 +269,7 @@ impl<'a> Linker<'a> {
             let probe = Probe::at(self.codec, self.walk.vector(self.bytes, node));
             let (codec, dot, scratch) = (self.codec, dot_i8(), &mut self.scratch);
             near = self.walk.search_base(self.bytes, CANDIDATES, |stored| {
-                codec.graph_distance(&probe, stored, dot, scratch)
+                probe.graph_distance(codec, stored, dot, scratch)
             });
         }
         near
@@ -394,8 +394,9 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::codec::{Metric, Quantization};
     use crate::graph::raw;
+    use crate::metric::Metric;
+    use crate::quantization::Quantization;
 
     fn codec(metric: Metric, quantization: Quantization) -> Codec {
         Codec::new(2, metric, quantization)
@@ -418,7 +419,7 @@ mod tests {
             let query = Probe::at(codec, &part);
             let mut scratch = Vec::new();
             let found = walk.search(bytes, nodes, |stored| {
-                codec.graph_distance(&query, stored, dot_i8(), &mut scratch)
+                query.graph_distance(codec, stored, dot_i8(), &mut scratch)
             });
             assert_eq!(found.len(), nodes);
         }

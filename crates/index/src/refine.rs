@@ -25,6 +25,17 @@ use crate::kernels::{DotI8, dot_i8};
 use crate::query::Probe;
 use crate::walk::Walk;
 
+/// Candidates of the first pass, at least.
+const FEWEST: usize = 32;
+
+/// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
+/// find the neighbourhood; the second is [`refine`]. Few candidates, as of an `ef_construction` of 8,
+/// leave parts of the graph that no walk comes to, by chance of the build.
+pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
+    let first = (ef_construction * 3 / 4).max(m).max(FEWEST);
+    (first, (ef_construction * 3 / 2).max(first).max(2 * FEWEST))
+}
+
 /// Nodes that a thread takes at once.
 const BLOCK: usize = 64;
 /// How often the calling thread looks whether the others are done.
@@ -327,7 +338,7 @@ impl<'a> Chooser<'a> {
     fn add_nearest(&mut self, ef: usize) {
         let probe = Probe::at(self.codec, self.walk.vector(self.graph, self.node));
         let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
-        let distance = |stored: &[u8]| codec.graph_distance(&probe, stored, dot, scratch);
+        let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
         let found = self.walk.search_from(self.graph, self.node, ef, distance);
         for (distance, node) in found {
             if node != self.node {
@@ -377,8 +388,9 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::codec::{Metric, Quantization};
     use crate::graph::raw;
+    use crate::metric::Metric;
+    use crate::quantization::Quantization;
 
     const DIMS: usize = 12;
 
@@ -396,7 +408,7 @@ mod tests {
             let probe = Probe::at(codec, walk.vector(bytes, node));
             let mut scratch = Vec::new();
             let mut distance =
-                |stored: &[u8]| codec.graph_distance(&probe, stored, dot_i8(), &mut scratch);
+                |stored: &[u8]| probe.graph_distance(codec, stored, dot_i8(), &mut scratch);
             let mut all: Vec<(f32, u32)> = (0..walk.nodes as u32)
                 .map(|other| (distance(walk.vector(bytes, other)), other))
                 .collect();

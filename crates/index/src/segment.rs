@@ -20,15 +20,17 @@
 //! A file of the first format has no space and only placed entries.
 
 use bytemuck::{Pod, Zeroable};
+// The checksum of iSCSI is CRC-32C.
+use crc_fast::crc32_iscsi as crc32c;
 
-use crate::choice::Encoding;
-use crate::codec::{Codec, Format, Quantization};
-use crate::crc::crc32c;
+use crate::codec::{Codec, Format};
+use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::page::{
     self, BITMAP_ENTRIES, HEADER, MAP_BLOCKS, MAP_HEADER, MapHeader, PAYLOAD, PageKind, UNPLACED,
 };
+use crate::quantization::Quantization;
 use crate::space::Space;
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 

@@ -16,9 +16,9 @@
 
 use laser_vector::kernels::norm;
 
-use crate::codec::Metric;
+use crate::arithmetic::{self, HALF_ULP};
 use crate::error::{IndexError, Result};
-use crate::query;
+use crate::metric::Metric;
 
 /// Largest coordinate; what lies beyond is moved here, and its error bound is infinite. The squared
 /// length of 2^16 such coordinates is far from the end of `f32`.
@@ -31,9 +31,6 @@ const HEADROOM: f64 = 1.05;
 const FAR_OUT: f64 = 1e3;
 /// What lengths may be beyond the radius by rounding.
 const ROUNDING: f64 = 1e-6;
-/// Half a unit in the last place of an `f32`, relative to its value.
-pub(crate) const HALF_ULP: f64 = 1.0 / 16_777_216.0;
-
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Space {
@@ -293,9 +290,9 @@ pub fn prepare(metric: Metric, dims: usize, x: &[f32]) -> Result<Option<Vec<f32>
 }
 
 /// How far the direction of a vector, as it came, may be from what operators with
-/// [`query::Arithmetic::Plain`] make of it: as far as can be where its length is out of their range.
+/// [`arithmetic::Arithmetic::Plain`] make of it: as far as can be where its length is out of their range.
 pub fn blur(metric: Metric, x: &[f32]) -> f64 {
-    if metric == Metric::Cosine && !query::is_safe(norm(x)) {
+    if metric == Metric::Cosine && !arithmetic::is_safe(norm(x)) {
         2.0
     } else {
         0.0
@@ -360,7 +357,8 @@ mod tests {
     fn numbers_at_the_end_of_the_range_come_back_finite() {
         for metric in [Metric::L2, Metric::InnerProduct, Metric::Cosine] {
             for quantization in 0..5 {
-                let quantization = crate::codec::Quantization::from_u8(quantization).unwrap();
+                let quantization =
+                    crate::quantization::Quantization::from_u8(quantization).unwrap();
                 let codec = crate::codec::Codec::new(3, metric, quantization);
                 let rows = [f32::MAX, -f32::MAX, 3.4e38, 1.0];
                 let mut sample: Vec<Vec<f32>> = rows

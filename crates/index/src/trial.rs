@@ -8,17 +8,19 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use crate::builder::widths;
-use crate::codec::{Codec, Format, Metric, Quantization};
+use laser_vector::kernels::{f32_dot, norm};
+
+use crate::codec::{Codec, Format};
 use crate::error::Result;
 use crate::graph::{Graph, Layout};
 use crate::kernels::dot_i8;
+use crate::metric::Metric;
+use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
-use crate::refine::refine;
+use crate::refine::{refine, widths};
 use crate::space::Space;
 use crate::walk::Walk;
-use laser_vector::kernels::{f32_dot, norm};
 
 /// Vectors in the graphs.
 const ROWS: usize = 3000;
@@ -206,7 +208,7 @@ fn recall(
             let query = Query::new(codec.metric, codec.dims, query)?;
             let probe = Probe::new(codec, space, &query);
             let hits = walk.search(&bytes, ef, |stored| {
-                codec.graph_distance(&probe, stored, dot_i8(), &mut scratch)
+                probe.graph_distance(&codec, stored, dot_i8(), &mut scratch)
             });
             let good = |slot: &&u32| by_row[keys[**slot as usize].1 as usize] >= *least;
             found += hits.iter().filter(good).count().min(last + 1);

@@ -8,14 +8,14 @@ use std::path::Path;
 use laser_cpu::prefetch;
 use memmap2::{Mmap, MmapMut};
 
-use crate::choice::Encoding;
+use crate::arithmetic::HALF_ULP;
+use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
 use crate::meta::{Parameters, SegmentEntry};
 use crate::query::{Estimate, Probe, Query};
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
-use crate::space::HALF_ULP;
 use crate::store::PageStore;
 use crate::walk::Walk;
 
@@ -286,7 +286,7 @@ impl SegmentView {
             return Vec::new();
         };
         let nodes = walk.search(graph, wanted, |stored| {
-            codec.graph_distance(probe, stored, dot, scratch)
+            probe.graph_distance(codec, stored, dot, scratch)
         });
         let dead = self.dead();
         let mut found = Vec::with_capacity(nodes.len());
@@ -305,7 +305,7 @@ impl SegmentView {
                     self.graph_part(node as usize),
                     self.fine_part(entry as usize),
                 );
-                (codec.measure(probe, graph, fine, scratch), entry)
+                (probe.measure(codec, graph, fine, scratch), entry)
             })
             .collect()
     }
@@ -319,13 +319,13 @@ impl SegmentView {
         mut look: impl FnMut(Candidate),
     ) {
         let mut seen = 0usize;
-        let codec = self.encoding.codec;
+        let codec = &self.encoding.codec;
         let _ = self.for_each(|entry, graph, fine| {
             if seen.is_multiple_of(4096) {
                 pause();
             }
             seen += 1;
-            look((codec.measure(probe, graph, fine, scratch), entry as u32));
+            look((probe.measure(codec, graph, fine, scratch), entry as u32));
             Ok::<(), std::convert::Infallible>(())
         });
     }

@@ -6,10 +6,12 @@
 
 use std::collections::HashSet;
 
-use crate::codec::{Codec, Format, Metric, Quantization};
+use crate::codec::{Codec, Format};
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
+use crate::metric::Metric;
+use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::space::Space;
 use crate::walk::Walk;
@@ -65,7 +67,7 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
             }
             let stored = walk.vector(graph, other);
             all.push((
-                codec.graph_distance(&probe, stored, dot, &mut scratch),
+                probe.graph_distance(codec, stored, dot, &mut scratch),
                 other,
             ));
             if all.len() == 1024 {
@@ -93,7 +95,7 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
                     // Nothing leads through the node that is searched for.
                     return f32::INFINITY;
                 }
-                codec.graph_distance(probe, stored, dot, &mut scratch)
+                probe.graph_distance(codec, stored, dot, &mut scratch)
             });
             let hits: HashSet<u32> = found.into_iter().collect();
             missed += nearest

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::{Encoding, Existing};
-use laser_index::codec::{Metric, Quantization};
+use laser_index::choice::{self, Existing};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
+use laser_index::metric::Metric;
+use laser_index::quantization::Quantization;
 use laser_index::raw::RawForm;
 use laser_index::segment::{SegmentMap, write_pages};
 use laser_index::{IndexError, cache, maintain};
@@ -65,7 +66,7 @@ fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
     Meta::create(&store, options.parameters.clone()).unwrap();
     let sample = [vec![0.0; 8], vec![1.0; 8]];
     let asked = Some(Quantization::F32);
-    let encoding = Encoding::choose(
+    let encoding = choice::choose(
         Metric::L2,
         8,
         asked,
@@ -198,6 +199,14 @@ fn the_folder_is_made_whatever_has_its_name() {
     assert!(!place.path().join("nowhere").exists());
     // What is above it stays what it is.
     std::fs::write(&folder, "a file").unwrap();
-    assert!(cache::Scratch::new(&folder.join("below")).is_err());
+    let refused = cache::Scratch::new(&folder.join("below"));
+    let is_refused = matches!(
+        refused,
+        Err(IndexError::Io {
+            action: "create",
+            ..
+        })
+    );
+    assert!(is_refused, "{refused:?}");
     assert!(folder.is_file());
 }

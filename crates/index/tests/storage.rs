@@ -5,12 +5,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::{Encoding, Existing};
-use laser_index::codec::{Metric, Quantization};
+use laser_index::choice::{self, Existing};
+use laser_index::encoding::Encoding;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters};
+use laser_index::metric::Metric;
 use laser_index::page::{NULL, PageKind, UNDIRECTED, UNPLACED, address};
+use laser_index::quantization::Quantization;
 use laser_index::query::Query;
 use laser_index::raw::RawForm;
 use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
@@ -188,7 +190,7 @@ fn encoding(options: &BuildOptions, rows: &[Vec<f32>]) -> Encoding {
         .iter()
         .filter_map(|x| prepare(p.metric, p.dims, x).unwrap())
         .collect();
-    Encoding::choose(
+    choice::choose(
         p.metric,
         p.dims,
         p.quantization,

@@ -30,7 +30,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Rows that are looked at between two looks at the control.
+/// Rows that are read between two checks of the control.
 const READ: usize = 512;
 
 /// Rows of one side with what is known of all of them.
@@ -85,7 +85,7 @@ pub(crate) struct Block<'a> {
     /// Position of the first of them.
     pub first: usize,
     values: Cow<'a, [f32]>,
-    /// The packed rows.
+    /// The rows, packed for products, one stripe after the other.
     pub stripes: Vec<Packed>,
     /// Largest rounding residual of a row.
     pub residual: f64,
@@ -167,27 +167,27 @@ pub(crate) fn block_rows(
         } else {
             0
         };
-        read + run.engine.value_bytes() * dimensions + 8 * tile::room(k) + 12 * k + 12
+        read + run.engine.value_bytes() * dimensions + 8 * tile::capacity(k) + 12 * k + 12
     };
     let (source_bytes, target_bytes) = (bytes(source), bytes(target));
     let scratch = run.threads * run.engine.scratch_bytes();
-    let room = memory.saturating_sub(scratch);
+    let budget = memory.saturating_sub(scratch);
     let floor = |rows: usize, side| {
         let stripe = run.engine.stripe(side);
         (rows / stripe * stripe).max(stripe)
     };
-    // A side that fits into half of the room is loaded once. Else every source block reads the
-    // whole target, so the source gets most of the room.
-    if target.count * target_bytes <= room / 2 {
-        let left = room - target.count * target_bytes;
+    // A side that fits into half of the budget is loaded once. Else every source block reads the
+    // whole target, so the source gets most of it.
+    if target.count * target_bytes <= budget / 2 {
+        let left = budget - target.count * target_bytes;
         (
             floor(left / source_bytes, Side::Source),
             target.count.max(1),
         )
     } else {
         (
-            floor(room / 4 * 3 / source_bytes, Side::Source),
-            floor(room / 4 / target_bytes, Side::Target),
+            floor(budget / 4 * 3 / source_bytes, Side::Source),
+            floor(budget / 4 / target_bytes, Side::Target),
         )
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Error;
 
-/// What a running search shares with whoever watches it from another thread.
+/// What a running search shares with the thread that watches it.
 #[derive(Debug, Default)]
 pub struct Control {
     /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,

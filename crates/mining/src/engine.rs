@@ -10,7 +10,7 @@ use crate::{Error, Side};
 /// Stripes of a device, source and target: a tile of cosines takes 64 MiB there.
 const DEVICE_STRIPES: [usize; 2] = [2048, 8192];
 /// The least that such stripes are cut down to when memory is short.
-const LEAST_DEVICE_STRIPE: usize = 64;
+const MIN_DEVICE_STRIPE: usize = 64;
 /// Tiles that a device has in work at a time; several, so that it computes one while the
 /// candidates of others are decided.
 const DEVICE_TILES: usize = 4;
@@ -50,8 +50,8 @@ impl<'a> Engine<'a> {
                 let rows: usize = stripes.iter().sum();
                 rows.saturating_mul(dimensions).saturating_mul(12)
             };
-            while bytes(stripes) > memory / 2 && stripes[0] > LEAST_DEVICE_STRIPE {
-                stripes = stripes.map(|rows| (rows / 2).max(LEAST_DEVICE_STRIPE));
+            while bytes(stripes) > memory / 2 && stripes[0] > MIN_DEVICE_STRIPE {
+                stripes = stripes.map(|rows| (rows / 2).max(MIN_DEVICE_STRIPE));
             }
         }
         Engine {
@@ -134,7 +134,7 @@ impl<'a> Engine<'a> {
         scratch: &mut Vec<f32>,
         check: impl Fn() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // Always in this order: whoever holds a column never waits for a row.
+        // Always in this order: a thread that holds a column never waits for a row.
         let lock = || {
             let rows = rows.lock().expect("not poisoned");
             (rows, columns.lock().expect("not poisoned"))

@@ -32,17 +32,17 @@ pub enum Error {
     /// A slice does not hold whole rows, or a row has another length.
     #[error("{side} has {values} values, which are not rows of {dimensions} dimensions")]
     Shape {
-        /// The set.
+        /// Which of the two sets.
         side: Side,
         /// Number of values given.
         values: usize,
         /// Number of dimensions expected.
         dimensions: usize,
     },
-    /// Positions are 32-bit.
+    /// Too many rows: positions are 32-bit.
     #[error("{side} has {rows} rows, more than the limit of {limit}")]
     TooManyRows {
-        /// The set.
+        /// Which of the two sets.
         side: Side,
         /// Number of rows given.
         rows: usize,
@@ -52,7 +52,7 @@ pub enum Error {
     /// A row with a NaN or an infinity, or whose norm is neither.
     #[error("{side} row {row} is not finite")]
     NotFinite {
-        /// The set.
+        /// Which of the two sets.
         side: Side,
         /// Position of the row, from 0.
         row: usize,
@@ -60,7 +60,7 @@ pub enum Error {
     /// A row without a direction.
     #[error("{side} row {row} is a zero vector, which has no cosine")]
     ZeroVector {
-        /// The set.
+        /// Which of the two sets.
         side: Side,
         /// Position of the row, from 0.
         row: usize,
@@ -68,7 +68,7 @@ pub enum Error {
     /// Lists of neighbours that do not belong to the given rows.
     #[error("the stored neighbourhoods do not fit the {side} rows")]
     Mismatch {
-        /// The set.
+        /// Which of the two sets.
         side: Side,
     },
     /// The caller asked the search to stop.

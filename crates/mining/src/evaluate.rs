@@ -48,7 +48,7 @@ pub struct Bucc {
     pub f1: f64,
     /// Pairs with at least this score were extracted.
     pub threshold: f64,
-    /// Number of extracted pairs.
+    /// Number of pairs with at least the threshold.
     pub extracted: usize,
     /// Number of extracted pairs that are gold.
     pub correct: usize,

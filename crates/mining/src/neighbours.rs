@@ -11,7 +11,7 @@ use laser_memory::OutOfMemory;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Neighbours {
     pub(crate) k: usize,
-    /// Where the list of each row begins, and the last one ends; empty where all have room for `k`.
+    /// Where the list of each row begins, and the last one ends; empty where all have capacity for `k`.
     starts: Vec<usize>,
     pub(crate) counts: Vec<u32>,
     /// The positions of all lists; entries at and after a row's count are unused.
@@ -29,19 +29,19 @@ impl Neighbours {
         Self::with_starts(rows, k, rows.saturating_mul(k), Vec::new())
     }
 
-    /// Empty lists with room for so many neighbours each. They take what their sum takes, however
+    /// Empty lists of the given capacities. They take what the sum of these takes, however
     /// long one of them is; only what is as long as `k` can be merged or searched on.
     ///
     /// # Errors
     /// No memory.
-    pub fn ragged(rooms: impl ExactSizeIterator<Item = usize>) -> Result<Self, OutOfMemory> {
-        let rows = rooms.len();
+    pub fn ragged(capacities: impl ExactSizeIterator<Item = usize>) -> Result<Self, OutOfMemory> {
+        let rows = capacities.len();
         let mut starts = laser_memory::with_capacity(rows + 1)?;
         let (mut all, mut k) = (0usize, 0);
         starts.push(0);
-        for room in rooms {
-            all = all.saturating_add(room);
-            k = k.max(room);
+        for capacity in capacities {
+            all = all.saturating_add(capacity);
+            k = k.max(capacity);
             starts.push(all);
         }
         Self::with_starts(rows, k, all, starts)
@@ -74,7 +74,7 @@ impl Neighbours {
 
     /// The greatest length of the list of `row`.
     #[inline]
-    fn room(&self, row: usize) -> usize {
+    fn capacity(&self, row: usize) -> usize {
         if self.starts.is_empty() {
             self.k
         } else {
@@ -119,16 +119,16 @@ impl Neighbours {
     /// Puts a candidate in its place in the list of `row`, if it belongs there. Returns whether
     /// the list changed.
     pub fn insert(&mut self, row: usize, position: u32, cosine: f64) -> bool {
-        let (base, room) = (self.start(row), self.room(row));
+        let (base, capacity) = (self.start(row), self.capacity(row));
         let count = self.counts[row] as usize;
         let before = |at: usize, lists: &Neighbours| {
             let other = lists.cosines[base + at];
             cosine > other || (cosine == other && position < lists.positions[base + at])
         };
-        if count == room && (count == 0 || !before(count - 1, self)) {
+        if count == capacity && (count == 0 || !before(count - 1, self)) {
             return false;
         }
-        let mut at = count.min(room - 1);
+        let mut at = count.min(capacity - 1);
         while at > 0 && before(at - 1, self) {
             self.positions[base + at] = self.positions[base + at - 1];
             self.cosines[base + at] = self.cosines[base + at - 1];
@@ -136,16 +136,16 @@ impl Neighbours {
         }
         self.positions[base + at] = position;
         self.cosines[base + at] = cosine;
-        self.counts[row] = (count + 1).min(room) as u32;
+        self.counts[row] = (count + 1).min(capacity) as u32;
         true
     }
 
     /// The cosine that a candidate must reach to enter the list of `row`: the lowest of a full
     /// list, else negative infinity.
     pub(crate) fn threshold(&self, row: usize) -> f64 {
-        let room = self.room(row);
-        if self.counts[row] as usize == room {
-            self.cosines[self.start(row) + room - 1]
+        let capacity = self.capacity(row);
+        if self.counts[row] as usize == capacity {
+            self.cosines[self.start(row) + capacity - 1]
         } else {
             f64::NEG_INFINITY
         }

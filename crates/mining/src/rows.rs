@@ -42,7 +42,7 @@ impl RowStore {
     /// process.
     ///
     /// # Errors
-    /// [`Error::Spill`] when the file is too short for so many rows.
+    /// [`Error::Spill`] when the file is shorter than `rows` rows.
     pub fn from_file(file: File, rows: usize, dimensions: usize) -> Result<Self, Error> {
         let bytes = rows
             .checked_mul(dimensions)
@@ -174,7 +174,7 @@ pub fn temporary_file(folder: Option<&Path>) -> std::io::Result<File> {
 /// One set of embeddings, as a search takes it.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
-    /// Flat row-major values.
+    /// Row-major, [rows, dimensions].
     Slice(&'a [f32]),
     /// A store.
     Store(&'a RowStore),

@@ -16,7 +16,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Calls `work` for 0..items from so many threads, each with a scratch tile of its own; stops
+    /// Calls `work` for 0..items from `threads` threads, each with a scratch tile of its own; stops
     /// at the first error.
     pub fn each(
         &self,

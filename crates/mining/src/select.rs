@@ -60,14 +60,14 @@ impl FromStr for Retrieval {
     }
 }
 
-/// A selected pair.
+/// A pair of positions, selected by its margin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
     /// Position of the source row.
     pub source: u32,
     /// Position of the target row.
     pub target: u32,
-    /// The margin score.
+    /// The margin of its cosine, see [`Margin`](crate::Margin).
     pub score: f64,
 }
 

@@ -7,13 +7,12 @@ use crate::Error;
 /// Told now and then that the work goes on; its error ends it.
 pub type Watch<'a> = &'a dyn Fn() -> Result<(), Error>;
 
-/// For work that nobody wants to end.
+/// A [`Watch`] that never ends the work.
 pub fn unwatched() -> Result<(), Error> {
     Ok(())
 }
 
-/// Items that are sorted at once, and that are looked at between two calls of a [`Watch`]: a few
-/// milliseconds.
+/// Items that are sorted or visited between two calls of a [`Watch`]: a few milliseconds.
 pub(crate) const STEP: usize = 1 << 16;
 
 /// Sorts by merging, and asks `watch` between the steps.

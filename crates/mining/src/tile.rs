@@ -51,15 +51,15 @@ pub(crate) struct Stripe {
     pub lists: Neighbours,
     /// Approximate cosine from which on a candidate is kept, for each row.
     thresholds: Vec<f32>,
-    /// `room` approximate candidates (cosine, row of the other block) for each row.
+    /// `capacity` approximate candidates (cosine, row of the other block) for each row.
     waiting: Vec<(f32, u32)>,
     counts: Vec<u32>,
-    room: usize,
+    capacity: usize,
     error: f64,
 }
 
 /// Approximate candidates that are kept for each row between exact cosines.
-pub(crate) fn room(k: usize) -> usize {
+pub(crate) fn capacity(k: usize) -> usize {
     k.saturating_mul(2).max(k.saturating_add(24))
 }
 
@@ -75,7 +75,7 @@ impl Stripe {
         error: f64,
         wanted: bool,
     ) -> laser_memory::Result<Self> {
-        let room = room(lists.k());
+        let capacity = capacity(lists.k());
         let rows = lists.rows();
         let threshold = |row| {
             if wanted {
@@ -84,13 +84,17 @@ impl Stripe {
                 f32::INFINITY
             }
         };
-        let waiting = if wanted { rows.saturating_mul(room) } else { 0 };
+        let waiting = if wanted {
+            rows.saturating_mul(capacity)
+        } else {
+            0
+        };
         Ok(Stripe {
             first,
             thresholds: laser_memory::collect((0..rows).map(threshold))?,
             waiting: laser_memory::filled((0.0, 0), waiting)?,
             counts: laser_memory::filled(0, rows)?,
-            room,
+            capacity,
             error,
             lists,
         })
@@ -102,16 +106,16 @@ impl Stripe {
     }
 
     fn keep(&mut self, row: usize, cosine: f32, other: u32, own: &Exact<'_>, others: &Exact<'_>) {
-        if self.counts[row] as usize == self.room {
+        if self.counts[row] as usize == self.capacity {
             self.raise_threshold(row);
-            if self.counts[row] as usize > self.room * 3 / 4 {
+            if self.counts[row] as usize > self.capacity * 3 / 4 {
                 self.rescore(row, own, others);
             }
             if cosine < self.thresholds[row] {
                 return;
             }
         }
-        self.waiting[row * self.room + self.counts[row] as usize] = (cosine, other);
+        self.waiting[row * self.capacity + self.counts[row] as usize] = (cosine, other);
         self.counts[row] += 1;
     }
 
@@ -120,7 +124,7 @@ impl Stripe {
     fn raise_threshold(&mut self, row: usize) {
         let count = self.counts[row] as usize;
         let k = self.lists.k();
-        let waiting = &mut self.waiting[row * self.room..][..count];
+        let waiting = &mut self.waiting[row * self.capacity..][..count];
         if count >= k {
             waiting.select_nth_unstable_by(k - 1, |a, b| b.0.total_cmp(&a.0));
             let threshold = below(f64::from(waiting[k - 1].0) - 2.0 * self.error);
@@ -140,7 +144,7 @@ impl Stripe {
     /// Decides the waiting candidates of a row by their exact cosines.
     fn rescore(&mut self, row: usize, own: &Exact<'_>, others: &Exact<'_>) {
         let count = self.counts[row] as usize;
-        let waiting = &mut self.waiting[row * self.room..][..count];
+        let waiting = &mut self.waiting[row * self.capacity..][..count];
         // Best first: the threshold rises at once and spares the rest.
         waiting.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
         for &(approximate, other) in waiting.iter() {

@@ -9,7 +9,7 @@ use laser_protocol::valid_model_name;
 
 use crate::{base, folder};
 
-/// How often a loaded model's folder is looked at.
+/// How often a loaded model's folder is checked for changes.
 pub const RECHECK: Duration = Duration::from_secs(1);
 
 /// What distinguishes one state of a model folder from another: its path, and device, inode, size
@@ -70,7 +70,7 @@ impl Stamp {
             && base.is_none_or(|(path, files)| *files == self::files(path))
     }
 
-    /// The folder.
+    /// Path of the model folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,6 +1,6 @@
 //! Tokens of texts that are longer than a model's limit, without tokenizing all of them.
 
-/// Bytes of which the tokens are looked at first, where a text is longer.
+/// Bytes that are tokenized first, where a text is longer.
 const FIRST_PART: usize = 16 << 10;
 /// Tokens beyond the limit that a part of a text must have to stand for the whole: so far from where
 /// it was cut, what follows changes no token.

@@ -22,7 +22,7 @@ use crate::ModelError;
 
 /// Longest romanised word that has n-grams, in characters: what is longer is a sentence in a script
 /// without spaces, whose beginning says nothing special.
-pub(crate) const LONGEST_WORD: usize = 30;
+pub(crate) const MAX_WORD_CHARS: usize = 30;
 
 /// Largest number of n-grams a file may ask for.
 const MAX_NGRAMS: usize = 1 << 22;
@@ -150,7 +150,7 @@ impl Ngrams {
 /// With `inside` it is called as well with the beginnings of what is left of a Hebrew or Arabic run
 /// without its proclitics (conjunctions, prepositions and articles), and, of scripts that do not
 /// separate words, with what begins at every letter: [`INSIDE`] and then the n-gram, of lengths of at
-/// least [`SHORTEST_INSIDE`].
+/// least [`MIN_INSIDE_CHARS`].
 pub fn for_each(word: &str, lengths: &[usize], inside: bool, mut f: impl FnMut(&str)) {
     let word: String = word.nfkc().collect();
     // Vowel signs and the like belong to the letters they modify.
@@ -171,11 +171,11 @@ pub fn for_each(word: &str, lengths: &[usize], inside: bool, mut f: impl FnMut(&
 pub const INSIDE: char = '~';
 
 /// Shortest n-grams inside of a run, in characters after romanisation.
-const SHORTEST_INSIDE: usize = 3;
+const MIN_INSIDE_CHARS: usize = 3;
 
 fn beginnings(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
     let romanised = any_ascii(run).to_ascii_lowercase();
-    if romanised.len() > LONGEST_WORD {
+    if romanised.len() > MAX_WORD_CHARS {
         return;
     }
     for &length in lengths {
@@ -214,7 +214,7 @@ fn inner(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
     romanised.make_ascii_lowercase();
     let mut marked = String::new();
     for start in starts {
-        for &length in lengths.iter().filter(|length| **length >= SHORTEST_INSIDE) {
+        for &length in lengths.iter().filter(|length| **length >= MIN_INSIDE_CHARS) {
             if let Some(ngram) = romanised.get(start..start + length) {
                 marked.clear();
                 marked.push(INSIDE);

@@ -18,13 +18,13 @@ use unicode_normalization::char::{
 };
 use unicode_normalization::{IsNormalized, is_nfkc_quick};
 
-use crate::ngrams::{LONGEST_WORD, Ngrams};
+use crate::ngrams::{MAX_WORD_CHARS, Ngrams};
 
 /// What a piece of a word begins with.
 const MARK: char = '\u{2581}';
 
 /// Bytes of the longest word.
-const LONGEST: usize = 240;
+const MAX_WORD_BYTES: usize = 240;
 
 /// Bytes of a word that counts as short.
 const SHORT: usize = 48;
@@ -245,14 +245,14 @@ impl Subwords {
         word: &str,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
-        if word.len() > LONGEST {
+        if word.len() > MAX_WORD_BYTES {
             return None;
         }
         // Most words are short, and clearing room for others would take longer than they do.
         if word.len() <= SHORT {
             self.append_up_to::<SHORT>(tokenizer, ngrams, word, ids)
         } else {
-            self.append_up_to::<LONGEST>(tokenizer, ngrams, word, ids)
+            self.append_up_to::<MAX_WORD_BYTES>(tokenizer, ngrams, word, ids)
         }
     }
 
@@ -303,7 +303,7 @@ impl Subwords {
             if 4 * piece.len() < SHORT {
                 self.piece::<SHORT>(piece, ids);
             } else {
-                self.piece::<{ 4 * LONGEST }>(piece, ids);
+                self.piece::<{ 4 * MAX_WORD_BYTES }>(piece, ids);
             }
             start = end;
         }
@@ -507,7 +507,7 @@ impl Beginnings {
                     length += 1;
                 }
             }
-            if length > LONGEST_WORD {
+            if length > MAX_WORD_CHARS {
                 continue;
             }
             let whole = u64::from_le_bytes(bytes);

@@ -112,7 +112,7 @@ impl Weights {
         }
     }
 
-    /// The file.
+    /// Path of the safetensors file.
     pub fn path(&self) -> &Path {
         &self.path
     }

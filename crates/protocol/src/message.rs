@@ -176,6 +176,15 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A failure with a message in PostgreSQL's style, and a hint that may be empty.
+    pub fn new(code: ErrorCode, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+
     /// The model's answer contains NaN or infinity.
     pub fn not_finite(model: &str) -> Self {
         Self {

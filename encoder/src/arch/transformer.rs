@@ -133,7 +133,7 @@ fn load_norm(
 
 /// Working memory of a batch.
 struct Scratch {
-    /// States of all tokens.
+    /// States [tokens, width].
     states: Vec<f32>,
     /// Queries, keys and values of all tokens; the inner states of a chunk.
     wide: Vec<f32>,
@@ -208,7 +208,7 @@ impl Transformer {
         })
     }
 
-    /// Working memory for so many tokens, of a batch before if there was one of that size.
+    /// Working memory for at least `tokens` tokens, of an earlier batch if one was as large.
     fn scratch(&self, tokens: usize) -> Scratch {
         let kept = self.scratch.lock().map_or(None, |mut kept| kept.pop());
         if let Some(scratch) = kept.filter(|scratch| scratch.tokens >= tokens) {

@@ -208,7 +208,7 @@ impl TransformerCandle {
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let (batch, steps) = (sequences.len(), sequences[0].len());
         let d = self.config.hidden_size;
-        // Padding is token 0, which nobody looks at.
+        // Padding is token 0, which attention masks.
         let mut ids = vec![0u32; batch * steps];
         for (own, row) in sequences.iter().zip(ids.chunks_exact_mut(steps)) {
             row[..own.len()].copy_from_slice(own);

@@ -14,13 +14,13 @@ use laser_model::{folder, installed};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
-use super::sys::Waker;
+use super::poll::Waker;
 
 /// A model in memory.
 pub struct Loaded {
-    /// The encoder.
+    /// Shared with the threads that tokenize.
     pub encoder: Arc<Encoder>,
-    /// Its fingerprint.
+    /// BLAKE3 of the folder's files ([`folder::fingerprint`]).
     pub fingerprint: [u8; 32],
     /// Smoothed seconds for each unit of `queue::text_cost`; 0 before the first batch.
     pub seconds_per_cost: f64,
@@ -39,7 +39,7 @@ enum Entry {
     Failed(Stamp, Failure),
 }
 
-/// Where a model stands.
+/// Whether a model can be used.
 pub enum Lookup {
     /// It can be used now.
     Ready,
@@ -371,7 +371,7 @@ impl Models {
         }
     }
 
-    /// Drops models, oldest use first, until there is room for `name` with so many bytes, or no other one
+    /// Drops models, oldest use first, until there is room for the `bytes` of `name`, or no other one
     /// is left.
     fn make_room(&mut self, name: &str, bytes: u64) {
         if self.memory_limit == 0 {
@@ -404,7 +404,7 @@ impl Models {
         }
     }
 
-    /// Why a model with so many bytes cannot be held at all, if so.
+    /// The error for a model of `bytes` that is larger than the limit alone.
     fn too_large(&self, name: &str, bytes: u64) -> Option<Failure> {
         let megabytes = |bytes: u64| bytes.div_ceil(1 << 20);
         (self.memory_limit > 0 && bytes > self.memory_limit).then(|| Failure {

@@ -31,9 +31,9 @@ pub struct Job {
     pub request: u64,
     /// Resolved name of the model.
     pub model: String,
-    /// The texts.
+    /// At least one.
     pub texts: Vec<String>,
-    /// Their hashes.
+    /// [`work::hash`] of each text, by which the record of work knows it.
     pub hashes: Vec<Hash>,
     /// Their tokens, where they are known.
     pub tokens: Vec<Option<Tokenized>>,
@@ -127,9 +127,9 @@ pub struct Piece {
     pub job: JobId,
     /// Their places in the job.
     pub indices: Vec<u32>,
-    /// The texts.
+    /// Copies of these texts.
     pub texts: Vec<String>,
-    /// Their hashes.
+    /// [`work::hash`] of each.
     pub hashes: Vec<Hash>,
 }
 
@@ -148,19 +148,19 @@ pub struct Batch {
 pub struct Budget {
     /// Sum of [`text_cost`] over its texts.
     pub cost: usize,
-    /// Texts that are taken even beyond the cost, up to [`CROWDED`] times of it.
+    /// Texts that are taken even beyond the cost, up to [`MAX_OVERRUN`] times of it.
     pub least: usize,
 }
 
 /// How many times the cost of a batch may be, for the sake of the least number of texts.
-const CROWDED: usize = 4;
+const MAX_OVERRUN: usize = 4;
 
 /// Estimated work for a text: about its number of tokens.
 pub fn text_cost(text: &str) -> usize {
     text.len() / 4 + 2
 }
 
-/// All jobs that wait.
+/// Jobs that wait, by session, and whose turn it is.
 #[derive(Default)]
 pub struct Queue {
     jobs: HashMap<JobId, Job>,
@@ -388,7 +388,7 @@ impl Queue {
             let suspect = suspicion.is_suspect(&job.hashes[index as usize]);
             let full = cost + add > budget.cost && items.len() >= budget.least;
             let crowded =
-                cost + add > budget.cost.saturating_mul(CROWDED) || items.len() >= BATCH_TEXTS;
+                cost + add > budget.cost.saturating_mul(MAX_OVERRUN) || items.len() >= BATCH_TEXTS;
             if !items.is_empty() && (full || crowded || suspect || alone) {
                 self.turn.push_front(session);
                 break;

@@ -23,7 +23,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a session may take to read or to send what this end waits for.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Searches of all sessions.
+/// Starts searches, one of which computes at a time.
 pub struct Searches {
     shared: Arc<Shared>,
 }

@@ -8,11 +8,11 @@ const WINDOW: usize = 10;
 /// Counters since the start of the process.
 pub struct Stats {
     start: Instant,
-    /// Batches.
+    /// Batches encoded.
     pub batches: u64,
-    /// Sentences.
+    /// Texts in them.
     pub sentences: u64,
-    /// Tokens.
+    /// Tokens of those, after truncation.
     pub tokens: u64,
     /// Last error; empty if there was none.
     pub last_error: String,
@@ -21,7 +21,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// All zero.
+    /// Counters at zero; the process starts now.
     pub fn new() -> Self {
         Self {
             start: Instant::now(),

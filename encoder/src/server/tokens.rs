@@ -9,8 +9,8 @@ use crossbeam_channel::{Receiver, Sender};
 use laser_encoder::{Encoder, EncoderError, Tokenized};
 use laser_protocol::work::{Record, THREADS};
 
+use super::poll::Waker;
 use super::queue::Piece;
-use super::sys::Waker;
 
 struct Task {
     piece: Piece,
@@ -18,7 +18,7 @@ struct Task {
     fingerprint: [u8; 32],
 }
 
-/// What became of a piece.
+/// The result for a piece.
 pub struct Done {
     /// The piece.
     pub piece: Piece,
@@ -28,7 +28,7 @@ pub struct Done {
     pub fingerprint: [u8; 32],
 }
 
-/// The threads.
+/// The pool of threads that tokenize.
 pub struct Tokens {
     tasks: Sender<Task>,
     done: Receiver<Done>,
@@ -37,7 +37,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Starts so many threads, which note in `record` what they work on and wake `waker` after each
+    /// Starts `threads` threads, which note in `record` what they work on and wake `waker` after each
     /// piece.
     pub fn new(threads: usize, record: &Arc<Record>, waker: &Arc<Waker>) -> std::io::Result<Self> {
         let threads = threads.clamp(1, THREADS);

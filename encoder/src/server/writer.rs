@@ -2,14 +2,14 @@
 //! or stopped reader never holds up the encoder.
 
 use std::io::{ErrorKind, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::log::log;
-use super::sys::{Waker, poll_writable};
+use super::poll::{Waker, poll_writable};
 
 /// The sending half of a connection.
 pub struct Output {
@@ -111,8 +111,8 @@ impl Writer {
 fn write_rests(incoming: &Receiver<Rest>, waker: &Waker) {
     let mut rests: Vec<Rest> = Vec::new();
     loop {
-        let fds: Vec<_> = rests.iter().map(|r| r.output.stream.as_raw_fd()).collect();
-        let writable = match poll_writable(waker.as_raw_fd(), &fds) {
+        let fds: Vec<_> = rests.iter().map(|r| r.output.stream.as_fd()).collect();
+        let writable = match poll_writable(waker, &fds) {
             Ok(writable) => writable,
             Err(e) => {
                 log(&format!("could not wait for readers: {e}"));

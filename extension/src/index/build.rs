@@ -4,10 +4,10 @@
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::Ordering;
 
-use laser_index::builder::{BuildOptions, BuiltSegment, SegmentBuilder};
-use laser_index::choice::Encoding;
-use laser_index::meta::{Meta, Parameters, SegmentEntry};
-use laser_index::page::{NULL, PAYLOAD, UNDIRECTED};
+use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::encoding::Encoding;
+use laser_index::meta::{Meta, Parameters};
+use laser_index::page::{NULL, UNDIRECTED};
 use laser_index::segment::write_pages;
 use laser_index::{maintain, pending, space};
 use pgrx::PgSqlErrorCode as Code;
@@ -17,8 +17,10 @@ use super::cache;
 use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{self, MergeLock, RelationStore};
-use super::sample;
-use super::undecided;
+use super::resources::build_options;
+use super::tid::pack;
+use super::{sample, undecided};
+use crate::interrupts::pause;
 use crate::types::raise_hint;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
@@ -29,11 +31,6 @@ const LOADING: i64 = 2;
 const REFINING: i64 = 3;
 const WRITING: i64 = 4;
 const SAMPLING: i64 = 5;
-
-/// Lets a cancel or a shutdown through; may unwind.
-pub fn pause() {
-    pgrx::check_for_interrupts!();
-}
 
 fn progress(parameter: i32, value: i64) {
     // SAFETY: writes to this backend's entry, if it has one.
@@ -52,34 +49,6 @@ pub unsafe extern "C-unwind" fn phase_name(phase: i64) -> *mut c_char {
         _ => return std::ptr::null_mut(),
     };
     name.as_ptr().cast_mut()
-}
-
-/// Threads and memory as the server's settings allow them.
-pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
-    // SAFETY: settings are plain variables of this process.
-    let (workers, mut memory) = unsafe {
-        let mut memory = pg_sys::maintenance_work_mem;
-        if pg_sys::MyBackendType == pg_sys::BackendType::B_AUTOVAC_WORKER {
-            // The variable itself is in no header that the bindings cover.
-            let text = pg_sys::GetConfigOption(c"autovacuum_work_mem".as_ptr(), true, false);
-            if !text.is_null()
-                && let Ok(own @ 0..) = std::ffi::CStr::from_ptr(text).to_string_lossy().parse()
-            {
-                memory = own;
-            }
-        }
-        (pg_sys::max_parallel_maintenance_workers, memory as usize)
-    };
-    memory *= 1024;
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    BuildOptions {
-        parameters: parameters.clone(),
-        // As many as a parallel build has processes: the workers and the session itself.
-        threads: (workers as usize + 1).min(cores).max(1),
-        memory,
-        expected,
-        folder: cache::folder(),
-    }
 }
 
 struct Build {
@@ -184,7 +153,7 @@ impl Build {
     }
 
     /// Begins a segment that is for long vectors too with those that there are; some may be too long for
-    /// it, but not all ([`Encoding::choose`]).
+    /// it, but not all ([`laser_index::choice::choose`]).
     fn push_long(&mut self) {
         if self.long.is_empty() {
             return;
@@ -256,36 +225,9 @@ impl Build {
         self.segments += 1;
         progress(TUPLES_DONE, self.finished as i64);
         // SAFETY: the index is open.
-        unsafe { keep(self.index, &entry, built) };
+        unsafe { cache::keep(self.index, &entry, built) };
         progress(SUBPHASE, LOADING);
     }
-}
-
-/// Puts the file of a new segment where scans look for it. They can do without.
-///
-/// # Safety
-/// `index` is open.
-pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
-    // SAFETY: by contract.
-    let path = unsafe { cache::path(index, entry.nonce) };
-    let _ = built.keep(&path);
-}
-
-/// The address of a row as one number.
-///
-/// # Safety
-/// `tid` is valid.
-pub unsafe fn pack(tid: pg_sys::ItemPointer) -> u64 {
-    // SAFETY: by contract.
-    let (block, offset) = unsafe { pgrx::itemptr::item_pointer_get_both(*tid) };
-    u64::from(block) << 16 | u64::from(offset)
-}
-
-/// The reverse of [`pack`].
-pub fn unpack(tid: u64) -> pg_sys::ItemPointerData {
-    let mut pointer = pg_sys::ItemPointerData::default();
-    pgrx::itemptr::item_pointer_set_all(&mut pointer, (tid >> 16) as u32, tid as u16);
-    pointer
 }
 
 #[pgrx::pg_guard]
@@ -420,9 +362,4 @@ pub unsafe extern "C-unwind" fn build_empty(index: pg_sys::Relation) {
         let parameters = element::parameters(index);
         pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
     }
-}
-
-/// Pages of a list of that many bytes.
-pub fn pages_of(bytes: u64) -> u64 {
-    bytes.div_ceil((PAYLOAD + 48) as u64)
 }

@@ -8,115 +8,27 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use laser_index::Result;
+use laser_index::builder::BuiltSegment;
 use laser_index::cache;
-use laser_index::meta::Meta;
+use laser_index::meta::{Meta, SegmentEntry};
 use laser_index::view::SegmentView;
 use pgrx::pg_sys;
 
 use super::pages::RelationStore;
 
 mod files;
+mod storage;
 
-/// Folder for files of segments, relative to the data directory.
-pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+use storage::{FOLDER, NO_BACKEND, Storage};
 
 /// The folder, for who will create files there: they go when the session ends, however it does.
 pub fn folder() -> PathBuf {
     files::watch_exit();
     PathBuf::from(FOLDER)
-}
-
-/// Identity of a relation's storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Storage {
-    database: u32,
-    tablespace: u32,
-    relation: u32,
-    backend: i32,
-}
-
-impl Storage {
-    /// # Safety
-    /// `relation` is open.
-    unsafe fn of(relation: pg_sys::Relation) -> Self {
-        // SAFETY: by contract.
-        unsafe {
-            let relation = &*relation;
-            #[cfg(any(feature = "pg14", feature = "pg15"))]
-            let (database, tablespace, number) = (
-                relation.rd_node.dbNode,
-                relation.rd_node.spcNode,
-                relation.rd_node.relNode,
-            );
-            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-            let (database, tablespace, number) = (
-                relation.rd_locator.dbOid,
-                relation.rd_locator.spcOid,
-                relation.rd_locator.relNumber,
-            );
-            Self {
-                database: database.to_u32(),
-                tablespace: tablespace.to_u32(),
-                relation: number.to_u32(),
-                backend: relation.rd_backend,
-            }
-        }
-    }
-
-    fn prefix(&self) -> String {
-        let Self {
-            database,
-            tablespace,
-            relation,
-            backend,
-        } = self;
-        format!("{database:x}_{tablespace:x}_{relation:x}_{backend:x}_")
-    }
-
-    /// Reads the front of a file's name.
-    fn parse(name: &str) -> Option<Self> {
-        let mut parts = name.split('_').map(|part| u32::from_str_radix(part, 16));
-        let mut part = || parts.next()?.ok();
-        let (database, tablespace, relation, backend) = (part()?, part()?, part()?, part()?);
-        Some(Self {
-            database,
-            tablespace,
-            relation,
-            backend: backend as i32,
-        })
-    }
-
-    /// Whether the relation's own file is gone, or empty, as the file of a dropped relation is
-    /// until the next checkpoint.
-    fn is_gone(&self) -> bool {
-        // SAFETY: a pure function of its arguments.
-        let path = unsafe {
-            pg_sys::GetRelationPath(
-                self.database.into(),
-                self.tablespace.into(),
-                self.relation.into(),
-                self.backend,
-                pg_sys::ForkNumber::MAIN_FORKNUM,
-            )
-        };
-        // PostgreSQL 18 returns an array, others memory of the current context.
-        #[cfg(feature = "pg18")]
-        // SAFETY: the array ends with a zero.
-        let path = unsafe { CStr::from_ptr(path.str_.as_ptr()) }.to_string_lossy();
-        #[cfg(not(feature = "pg18"))]
-        // SAFETY: a string of PostgreSQL's own, not used behind its end.
-        let path = unsafe {
-            let text = CStr::from_ptr(path).to_string_lossy().into_owned();
-            pg_sys::pfree(path.cast());
-            text
-        };
-        std::fs::metadata(&*path).map_or(true, |m| m.len() == 0)
-    }
 }
 
 /// Where the file of a segment is.
@@ -131,6 +43,16 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
         files::temporary(storage);
     }
     Path::new(FOLDER).join(format!("{}{nonce:016x}", storage.prefix()))
+}
+
+/// Puts the file of a new segment where scans look for it. They can do without.
+///
+/// # Safety
+/// `index` is open.
+pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
+    // SAFETY: by contract.
+    let path = unsafe { path(index, entry.nonce) };
+    let _ = built.keep(&path);
 }
 
 /// Removes files that a merge or build of this index has made useless, and those of relations that
@@ -152,9 +74,6 @@ pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
         files::sweep(storage, &meta.segments);
     }
 }
-
-/// As [`MergeLock`](super::pages::MergeLock) has it: no temporary relation's.
-const NO_BACKEND: i32 = -1;
 
 /// To be called when the library is loaded.
 pub fn init() {

@@ -5,15 +5,14 @@
 use std::rc::Rc;
 
 use half::slice::HalfFloatSliceExt;
-use laser_index::codec::Metric;
-use laser_index::meta::Parameters;
-use laser_index::query::Arithmetic;
+use laser_index::arithmetic::Arithmetic;
+use laser_index::meta::{Parameters, UNDECIDED};
+use laser_index::metric::Metric;
 use laser_index::raw::RawForm;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
-use super::undecided::{NO_DIMENSIONS, UNDECIDED};
 use crate::encode::{self, Known};
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
@@ -71,6 +70,9 @@ impl Element {
         }
     }
 }
+
+/// The dimensions on the metapage while none are known, see [`UNDECIDED`].
+const NO_DIMENSIONS: usize = 1;
 
 /// Operator classes name their type and metric by support function 1, which returns
 /// `16 * element + metric`.

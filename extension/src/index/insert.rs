@@ -7,13 +7,13 @@ use laser_index::page::{NULL, UNDIRECTED};
 use laser_index::{IndexError, Result, pending, space};
 use pgrx::pg_sys::{self, Datum};
 
-use super::build::{pack, pages_of};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::maintenance::{self, Answer};
 use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
+use super::tid::pack;
 use super::undecided;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded. A list that has
@@ -42,7 +42,7 @@ pub unsafe extern "C-unwind" fn insert(
                 result => break result.or_report(),
             }
         };
-        let limit = pages_of(options::of(index).pending_list_limit).max(1);
+        let limit = maintenance::pages_of(options::of(index).pending_list_limit).max(1);
         if pages > limit {
             // The row is in the index already; merging can wait until it can be done.
             if added {

@@ -16,10 +16,10 @@ use laser_index::maintain::{self, Merge, Plan, Progress};
 use laser_index::meta::Meta;
 use pgrx::pg_sys;
 
-use super::build::{build_options, keep};
 use super::cache;
 use super::errors::hint;
 use super::pages::RelationStore;
+use super::resources::build_options;
 
 /// The first time that a merge is put off, and the longest.
 const SHORTEST: Duration = Duration::from_secs(2);
@@ -112,7 +112,7 @@ pub unsafe fn merge_reporting(
         let how = Merge { plan, options };
         // SAFETY: by contract.
         maintain::merge_reporting(store, &how, report, |entry, built| unsafe {
-            keep(index, entry, built)
+            cache::keep(index, entry, built)
         })
     };
     let mut made = attempt_with(&options);

@@ -17,6 +17,8 @@
 //!  size       how large an index will be
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how
+//!  resources  threads and memory of builds and merges
+//!  tid        addresses of rows as numbers
 //!  sample     vectors by which a build decides how they are stored
 //!  validate   operator classes
 //!  kinds      their support functions
@@ -54,6 +56,7 @@ mod notice;
 pub mod options;
 mod pages;
 mod recall;
+mod resources;
 mod rewrite;
 mod rights;
 mod rows;
@@ -63,6 +66,7 @@ mod scan;
 mod size;
 mod table;
 mod text;
+mod tid;
 mod undecided;
 mod vacuum;
 mod validate;

@@ -13,13 +13,13 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::build::pause;
 use super::errors::OrReport;
 use super::info::{Opened, retry};
 use super::rights::Use;
 use super::scan::pending_rows;
 use super::table::Table;
 use super::{cache, options};
+use crate::interrupts::pause;
 use crate::types::{raise, raise_hint};
 use laser_vector::kernels;
 

@@ -10,6 +10,7 @@ use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::errors::OrReport;
+use crate::interrupts::pause;
 
 /// Of smaller tables the first rows are as good.
 const LEAST_BLOCKS: u32 = 64;
@@ -55,7 +56,7 @@ pub unsafe fn draw(
         };
         let look = |sample: &mut Sample, count: u32, offset: u32| {
             for i in 0..count {
-                super::build::pause();
+                pause();
                 let at = (u64::from(i) * u64::from(blocks) / u64::from(count)) as u32;
                 block(heap, index, info, (at + offset).min(blocks - 1), sample);
             }

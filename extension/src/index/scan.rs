@@ -13,16 +13,17 @@ use std::rc::Rc;
 
 use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
-use super::build::{pause, unpack};
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::given::Place;
 use super::pages::RelationStore;
 use super::rows::{Look, Rows};
 use super::runs::{self, Told};
+use super::tid::unpack;
 use super::{cache, notice, options};
 use crate::encode::{self, Known};
 use crate::encoding;
+use crate::interrupts::pause;
 use crate::types::raise;
 
 /// How far a text's cosine distance may be from that of its embedding when the row was stored: the same model

@@ -9,9 +9,10 @@ use laser_index::meta::Parameters;
 use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 
 use super::bufpage;
-use super::build::{pack, pause};
 use super::element::{self, Element, TextBatch};
 use super::rights::AsOwner;
+use super::tid::pack;
+use crate::interrupts::pause;
 use crate::types::raise;
 
 /// A sequential scan that leaves the buffer cache to others, as `table_beginscan_strat` begins it.

@@ -5,16 +5,12 @@
 //! of the column, and the index has rows without a vector alone, as addresses in its pending list.
 //! What was decided stays until the index is built anew.
 
-pub use laser_index::meta::UNDECIDED;
-use laser_index::meta::{Meta, Parameters};
+use laser_index::meta::{Meta, Parameters, UNDECIDED};
 use laser_index::raw::RawForm;
 use laser_index::store::PageStore;
 
 use super::element;
 use super::errors::OrReport;
-
-/// The dimensions on the metapage meanwhile.
-pub const NO_DIMENSIONS: usize = 1;
 
 /// Gives an index the dimensions of its first vector, unless another session has come first.
 /// Returns the parameters as they are now.

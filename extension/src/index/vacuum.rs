@@ -8,11 +8,11 @@ use laser_index::meta::Meta;
 use laser_index::pending;
 use pgrx::pg_sys;
 
-use super::build::unpack;
 use super::element;
 use super::errors::OrReport;
 use super::merge;
 use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::tid::unpack;
 
 /// # Safety
 /// `stats` is null or what an earlier call has returned.

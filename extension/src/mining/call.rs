@@ -10,16 +10,12 @@ use pgrx::pg_sys::{self, Oid};
 use super::guc;
 use super::progress::Progress;
 use super::query::Spi;
+use crate::interrupts::pause;
 use crate::types::raise_hint;
 
-/// Lets a cancel or a shutdown through; may unwind.
-pub fn interrupts() {
-    pgrx::check_for_interrupts!();
-}
-
-/// [`interrupts`] for work that is watched.
+/// [`pause`] for searches of `laser-mining`.
 pub fn watch() -> Result<(), Error> {
-    interrupts();
+    pause();
     Ok(())
 }
 

@@ -4,12 +4,13 @@ use laser_mining::{Neighbourhoods, best, knn};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::{Call, interrupts, watch};
+use super::call::{Call, watch};
 use super::load::{self, Loaded};
 use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
 use super::remote::{self, Found};
 use super::{errors, index, work};
+use crate::interrupts::pause;
 use crate::memory::or_raise;
 use crate::types::raise_hint;
 
@@ -172,7 +173,7 @@ fn laser_margin_scores(
     };
     let rows = or_raise(laser_memory::collect(positions.into_iter().map(
         |(s, t)| {
-            interrupts();
+            pause();
             let cosine = knn::cosine(&row(&source, s), &row(&target, t));
             let (forward, backward) = (found.forward.mean(s), found.backward.mean(t));
             let score = margin.score(cosine, forward, backward);

@@ -3,7 +3,8 @@
 use laser_mining::{Neighbourhoods, Neighbours, Side};
 use pgrx::PgSqlErrorCode;
 
-use super::{call, guc};
+use super::guc;
+use crate::interrupts::pause;
 use crate::memory::{or_raise, push};
 use crate::types::raise_hint;
 
@@ -68,7 +69,7 @@ impl Lists {
         for row in 0..self.ids.len() {
             for at in self.start(row)..self.ends[row] {
                 if at % STEP == 0 {
-                    call::interrupts();
+                    pause();
                 }
                 let id = self.neighbours[at];
                 let position = others.binary_search(&id).map_err(|_| id)?;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, failure};
 use postgres::Client;
 use postgres::error::SqlState;
 use rand::seq::IndexedRandom;
@@ -396,7 +396,8 @@ fn nothing_planted_is_run_by_others() -> Result<()> {
             "laser_index_tune",
         ] {
             let sql = format!("SELECT public.{sql}('owner.vectors_vec')");
-            ensure!(root.batch_execute(&sql).is_err(), "{sql}");
+            let (code, message, _) = failure(&mut root, &sql)?;
+            ensure!(code == SqlState::UNDEFINED_FUNCTION, "{sql}: {message}");
             untouched(&mut root, &sql)?;
         }
     }

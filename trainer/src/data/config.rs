@@ -87,7 +87,7 @@ pub struct DataConfig {
     pub dedup: DedupMode,
     /// Memory for finding repeats, in MiB; more goes to a temporary file.
     pub dedup_memory: usize,
-    /// About so many sentences of a language are kept, chosen by a hash of their keys; 0 = all.
+    /// About how many sentences of a language are kept, chosen by a hash of their keys; 0: all.
     /// Sentences of the pivot stay while they have a translation.
     pub max_per_language: u64,
     /// Limits on rows.

@@ -40,7 +40,7 @@ struct Spill {
     end: u64,
 }
 
-/// Which rows are repeats.
+/// The rows that repeat an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeats {
     bits: Vec<u64>,

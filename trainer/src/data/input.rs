@@ -13,7 +13,7 @@ pub const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Longest line that is read, in bytes; a longer one is malformed. Bounds the memory that a file
 /// without line breaks could take.
-pub const LONGEST_LINE: usize = 1 << 20;
+pub const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Largest window of a Zstandard frame, as a power of two: what `zstd --ultra --long=31` makes.
 const ZSTD_WINDOW_LOG: u32 = 31;
@@ -82,13 +82,13 @@ impl<R: BufRead> Lines<R> {
         self.number
     }
 
-    /// Reads the next line. A line longer than [`LONGEST_LINE`] is skipped to its end.
+    /// Reads the next line. A line longer than [`MAX_LINE_BYTES`] is skipped to its end.
     ///
     /// # Errors
     /// If the stream cannot be read or decompressed.
     pub fn next_line(&mut self) -> std::io::Result<Line<'_>> {
         self.buffer.clear();
-        let mut limited = (&mut self.input).take(LONGEST_LINE as u64 + 1);
+        let mut limited = (&mut self.input).take(MAX_LINE_BYTES as u64 + 1);
         let n = limited.read_until(b'\n', &mut self.buffer)?;
         if n == 0 {
             return Ok(Line::End);
@@ -99,7 +99,7 @@ impl<R: BufRead> Lines<R> {
             if self.buffer.last() == Some(&b'\r') {
                 self.buffer.pop();
             }
-        } else if n > LONGEST_LINE {
+        } else if n > MAX_LINE_BYTES {
             self.skip_line()?;
             return Ok(Line::Malformed("the line is longer than 1 MiB"));
         }
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn hostile_lines() {
         let mut bytes = b"ok\r\n\xff\xfe\n".to_vec();
-        bytes.extend(std::iter::repeat_n(b'x', LONGEST_LINE * 2));
+        bytes.extend(std::iter::repeat_n(b'x', MAX_LINE_BYTES * 2));
         bytes.extend(b"\nnul\0\nlast");
         let mut lines = Lines::new(std::io::Cursor::new(bytes));
         assert_eq!(lines.next_line().expect("io"), Line::Text("ok"));

@@ -37,7 +37,7 @@ pub struct Labelled {
     pub split: Option<String>,
     /// Language, where the file says so.
     pub language: Option<String>,
-    /// Label.
+    /// Label as it stands in the file.
     pub label: String,
     /// Text, or premise.
     pub text: String,

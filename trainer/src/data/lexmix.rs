@@ -12,19 +12,19 @@ use super::permutation::{Permutation, mix};
 use super::{Group, hash64};
 
 /// Longest entry, in words of the pivot language.
-const LONGEST_ENTRY: usize = 3;
+const MAX_ENTRY_WORDS: usize = 3;
 
 /// Sentences that are tried for each one that is wanted.
 const TRIES: usize = 20;
 
-/// What is made.
+/// Which mixed sentences are made, and how many.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LexmixOptions {
     /// Most sentences of a language.
     pub per_language: usize,
     /// Languages with fewer entries get none.
     pub fewest_entries: usize,
-    /// Longest sentence in words.
+    /// Words of the longest sentence that is taken.
     pub longest: usize,
     /// Share of a sentence's content words that the lexicon must have.
     pub coverage: f64,
@@ -67,7 +67,7 @@ impl Lexmix {
                 [to, rest @ ..] if to == "to" && !rest.is_empty() => rest,
                 all => all,
             };
-            if words.is_empty() || words.len() > LONGEST_ENTRY {
+            if words.is_empty() || words.len() > MAX_ENTRY_WORDS {
                 continue;
             }
             let phrase = words.join(" ");
@@ -177,7 +177,7 @@ fn substitute(
     let mut out: Vec<&str> = Vec::with_capacity(sentence.len());
     let mut at = 0;
     while at < sentence.len() {
-        let longest = LONGEST_ENTRY.min(sentence.len() - at);
+        let longest = MAX_ENTRY_WORDS.min(sentence.len() - at);
         let found = (1..=longest).rev().find_map(|n| {
             let phrase = sentence[at..at + n].join(" ");
             if n > 1 {

@@ -49,9 +49,9 @@ pub type SourceId = u16;
 /// Description of a packed corpus, stored as JSON at its beginning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// Names of the sources.
+    /// Names of the sources; a [`SourceId`] is a position here.
     pub sources: Vec<String>,
-    /// Language codes.
+    /// Language codes; a [`LanguageId`] is a position here.
     pub languages: Vec<String>,
     /// blake3 of the `tokenizer.json` that made the ids, in hexadecimal.
     pub tokenizer: String,
@@ -61,7 +61,7 @@ pub struct Header {
     pub max_tokens: u32,
     /// Bytes of a token id: 2 or 4.
     pub token_width: u8,
-    /// Number of groups.
+    /// Number of groups of translations.
     pub groups: u64,
     /// Number of sentences.
     pub sentences: u64,

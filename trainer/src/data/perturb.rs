@@ -19,7 +19,7 @@ pub enum Kind {
     Order,
     /// Two names have changed places.
     Names,
-    /// A number is another one.
+    /// A number is replaced by another one.
     Number,
     /// A negation was put in or taken out.
     Negation,

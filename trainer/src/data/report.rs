@@ -41,7 +41,7 @@ pub struct Report {
     pub skipped: Vec<(String, String)>,
     /// Rows kept by language.
     pub languages: BTreeMap<String, u64>,
-    /// Malformed lines.
+    /// Number of malformed lines, which were skipped.
     pub malformed: u64,
     /// The first malformed lines.
     pub examples: Vec<String>,
@@ -108,7 +108,7 @@ impl Report {
         out
     }
 
-    /// Summary for people.
+    /// The counts as a table for a terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let total = self.total();

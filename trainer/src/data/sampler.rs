@@ -229,7 +229,7 @@ impl Sampler {
         &self.options
     }
 
-    /// Where it stands.
+    /// What [`Self::restore`] needs to go on from here.
     #[must_use]
     pub fn state(&self) -> SamplerState {
         self.state.clone()

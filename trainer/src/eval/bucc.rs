@@ -17,7 +17,7 @@ use crate::data::{DataError, Result as DataResult};
 pub struct Side {
     /// Ids, parallel to the texts.
     pub ids: Vec<String>,
-    /// Texts.
+    /// Different texts, in the order of their first lines.
     pub texts: Vec<String>,
     /// Lines whose text had occurred before.
     pub repeats: usize,
@@ -78,18 +78,18 @@ pub fn read_gold(path: &Path, problems: &mut Problems) -> DataResult<Vec<(String
     Ok(gold)
 }
 
-/// How pairs are mined.
+/// Parameters of mining.
 #[derive(Clone, Copy, Debug)]
 pub struct BuccOptions {
-    /// Score of a pair.
+    /// Margin that scores a pair (Artetxe and Schwenk, ACL 2019).
     pub margin: Margin,
-    /// Which pairs are kept.
+    /// Which of the candidates become pairs.
     pub retrieval: Retrieval,
     /// Neighbours that the margin looks at.
     pub neighbours: usize,
     /// Extract pairs with at least this score instead of searching the best threshold.
     pub threshold: Option<f64>,
-    /// Threads.
+    /// Threads of the search, at least 1.
     pub threads: usize,
 }
 

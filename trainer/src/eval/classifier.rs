@@ -64,11 +64,11 @@ impl Embedded<'_> {
 /// Rows of embedded texts with their labels.
 #[derive(Clone, Copy, Debug)]
 pub struct Examples<'a> {
-    /// The texts.
+    /// Embeddings, of which `rows` are used.
     pub texts: Embedded<'a>,
-    /// Class of every text.
+    /// Class of every text, used or not.
     pub labels: &'a [u32],
-    /// Rows that are meant.
+    /// Positions in `texts` and `labels`; may repeat.
     pub rows: &'a [u32],
 }
 
@@ -77,7 +77,7 @@ pub struct Examples<'a> {
 pub struct FitOptions {
     /// Widths of hidden layers; none for logistic regression.
     pub hidden: Vec<usize>,
-    /// Between the layers.
+    /// Activation between layers.
     pub activation: Activation,
     /// Share of the inputs of every layer that is left out while training.
     pub dropout: f32,
@@ -85,7 +85,7 @@ pub struct FitOptions {
     pub l2: f64,
     /// Learning rate of Adam.
     pub learning_rate: f64,
-    /// Examples an update.
+    /// Examples of a minibatch.
     pub batch: usize,
     /// Most passes over the training set.
     pub epochs: usize,
@@ -116,7 +116,7 @@ impl Default for FitOptions {
     }
 }
 
-/// What is minimised.
+/// The loss that is minimised.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
     /// Cross-entropy with the labels.
@@ -130,7 +130,7 @@ pub enum Target<'a> {
 pub struct Classifier {
     parameters: Parameters,
     net: Perceptron,
-    /// Its figure on the dev set.
+    /// The figure of the dev set by which these weights were chosen.
     pub dev: f64,
     /// Passes over the training set until then.
     pub epochs: usize,
@@ -244,7 +244,7 @@ impl Classifier {
     }
 }
 
-/// The state of a training.
+/// Parameters and moments during training.
 struct Fit<'a> {
     options: &'a FitOptions,
     adam: OptimizerOptions,

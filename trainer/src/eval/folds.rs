@@ -43,9 +43,9 @@ fn split(parts: &[Vec<u32>], n: usize) -> (Vec<u32>, &[u32]) {
 /// Embedded texts with their labels.
 #[derive(Clone, Copy, Debug)]
 pub struct Data<'a> {
-    /// The texts.
+    /// Embeddings of texts or pairs.
     pub texts: Embedded<'a>,
-    /// Class of every text.
+    /// Class of each, below `classes`.
     pub labels: &'a [u32],
     /// Number of classes.
     pub classes: usize,

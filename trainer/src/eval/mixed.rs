@@ -16,9 +16,9 @@ use super::set::EvalSet;
 /// Queries of a language and how many were right by cosine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Queries.
+    /// Queries in this language.
     pub queries: usize,
-    /// Right answers.
+    /// Queries whose nearest neighbour is a translation.
     pub correct: usize,
 }
 

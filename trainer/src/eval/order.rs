@@ -19,12 +19,12 @@ use laser_kernels::training::Arithmetic;
 /// Cosines that differ by less are equal.
 const TIE: f32 = 1e-6;
 
-/// Right answers among so many.
+/// Right answers among all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Right ones.
+    /// Number of right answers.
     pub right: usize,
-    /// All.
+    /// Number of questions.
     pub of: usize,
 }
 
@@ -55,7 +55,7 @@ pub struct Counts {
 /// The perturbed sentences of a set.
 #[derive(Clone, Debug, Default)]
 pub struct Perturbed {
-    /// Texts to embed.
+    /// Perturbed sentences, whose embeddings are needed.
     pub texts: Vec<String>,
     /// Those of a text of the pivot language: kind and position.
     of: HashMap<u32, Vec<(Kind, u32)>>,

@@ -25,10 +25,10 @@ pub struct EvalSet {
     keys: u32,
 }
 
-/// Which part of a set is read.
+/// The part of a set that is read.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only the first so many keys.
+    /// Number of keys, from the first on; all if `None`.
     pub keys: Option<u32>,
     /// Only these languages; all if empty.
     pub languages: Vec<String>,

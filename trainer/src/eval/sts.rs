@@ -9,11 +9,11 @@ use crate::data::input::open;
 /// Pairs of sentences with scores.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scored {
-    /// First sentences.
+    /// The first sentence of each pair.
     pub first: Vec<String>,
-    /// Second sentences.
+    /// The second one, parallel to `first`.
     pub second: Vec<String>,
-    /// Scores.
+    /// Gold similarities, parallel to `first`, in the unit of the file (0 to 5 in STS).
     pub scores: Vec<f64>,
 }
 

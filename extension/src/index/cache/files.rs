@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
 
-use super::{FOLDER, NO_BACKEND, Storage};
+use super::storage::{FOLDER, NO_BACKEND, Storage};
 
 #[derive(Default)]
 struct Leaving {

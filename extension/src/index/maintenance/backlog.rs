@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use laser_index::page::PAGE;
+
 /// Pages to which a list may grow at least before anybody waits: merging fewer of them at a time costs
 /// more than it saves.
 const LEAST: u64 = 128;
@@ -23,4 +25,9 @@ pub fn pause(pages: u64, limit: u64) -> Duration {
         return Duration::ZERO;
     }
     Duration::from_secs_f64((FIRST * times.min(32.0).exp2()).min(LONGEST))
+}
+
+/// Pages of a list of so many bytes.
+pub fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE as u64)
 }

@@ -14,4 +14,5 @@ mod state;
 mod status;
 mod worker;
 
+pub use backlog::pages_of;
 pub use request::{Answer, ask, slow_down};

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 
-use super::super::build::pause as interrupted;
 use super::super::options;
 use super::backlog;
 use super::state::{self, Starts, State};
+use crate::interrupts;
 
 /// As `pg_stat_activity` calls workers.
 const NAME: &str = "laser maintenance";
@@ -244,7 +244,7 @@ pub fn slow_down(index: pg_sys::Oid, pages: u64, limit: u64) {
             pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, wait_event());
             pg_sys::ResetLatch(pg_sys::MyLatch);
         }
-        interrupted();
+        interrupts::pause();
     }
 }
 

@@ -20,12 +20,13 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode as Code, PgTryBuilder, ereport, pg_guard};
 
-use super::super::build::{pages_of, pause};
 use super::super::info::Opened;
 use super::super::pages::MergeLock;
 use super::super::rights::{AsOwner, Use};
 use super::super::{merge, options};
+use super::backlog::pages_of;
 use super::state::{self, PutOff, Starts, State, Work};
+use crate::interrupts::pause;
 use crate::{catalogs, encoding};
 
 /// How long a worker waits for more work before it leaves.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::input::{self, Lines};
 use super::super::{Group, Result, Row};
 use super::reader::next_parsed;
-use super::{MOST_ROWS, Problems, Reader, is_language};
+use super::{MAX_ROWS, Problems, Reader, is_language};
 
 /// Reads the keyed format.
 pub struct Keyed {
@@ -80,7 +80,7 @@ impl Reader for Keyed {
                 self.next = Some((key, row));
                 break;
             }
-            if group.rows.len() < MOST_ROWS {
+            if group.rows.len() < MAX_ROWS {
                 group.rows.push(row);
             } else {
                 problems.report(

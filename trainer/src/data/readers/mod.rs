@@ -11,7 +11,7 @@ mod tsv;
 pub use keyed::Keyed;
 pub use lines::AlignedLines;
 pub use problems::Problems;
-pub use reader::{MOST_ROWS, Reader, is_language};
+pub use reader::{MAX_ROWS, Reader, is_language};
 pub use tmx::Tmx;
 pub use tsv::Tsv;
 

@@ -46,7 +46,7 @@ impl Problems {
         Ok(())
     }
 
-    /// How many there were.
+    /// Number of malformed lines.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

@@ -8,7 +8,7 @@ use crate::data::input::{Line, Lines};
 use crate::data::{DataError, Group, Result};
 
 /// Most rows under one key; more are malformed. Bounds the memory of a group.
-pub const MOST_ROWS: usize = 1 << 14;
+pub const MAX_ROWS: usize = 1 << 14;
 
 /// A stream of groups.
 pub trait Reader {

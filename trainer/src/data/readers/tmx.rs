@@ -8,10 +8,10 @@ use quick_xml::events::{BytesRef, BytesStart, Event};
 
 use super::super::input;
 use super::super::{DataError, Group, Result, Row};
-use super::{MOST_ROWS, Problems, Reader, is_language};
+use super::{MAX_ROWS, Problems, Reader, is_language};
 
 /// Longest single XML event (a text, a tag) in bytes.
-const LONGEST_EVENT: u64 = 1 << 20;
+const MAX_EVENT_BYTES: u64 = 1 << 20;
 
 /// Counts lines and bounds what one XML event may take.
 struct Bounded {
@@ -32,7 +32,7 @@ impl std::io::Read for Bounded {
 
 impl BufRead for Bounded {
     fn fill_buf(&mut self) -> std::io::Result<&[u8]> {
-        if self.since_reset > LONGEST_EVENT {
+        if self.since_reset > MAX_EVENT_BYTES {
             return Err(std::io::Error::other("an element is longer than 1 MiB"));
         }
         let buffer = self.input.fill_buf()?;
@@ -146,7 +146,7 @@ impl Unit {
         let text = std::mem::take(&mut self.text);
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let language = self.language.clone().ok_or("a segment has no language")?;
-        if self.rows.len() >= MOST_ROWS {
+        if self.rows.len() >= MAX_ROWS {
             return Err("too many segments in one unit");
         }
         self.rows.push(Row { language, text });

@@ -1,6 +1,8 @@
 //! Measures a segment alone: time of CPU to build it, recall and time of searches.
 //!
-//!     graph VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! ```text
+//! bench_segment VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! ```
 //!
 //! The files hold little-endian f32, row by row. Prints one line for each ef, and what a look at every row
 //! takes.
@@ -8,10 +10,11 @@
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
-use laser_index::choice::{Encoding, Existing};
-use laser_index::codec::{Metric, Quantization};
+use laser_index::choice::{self, Existing};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
+use laser_index::metric::Metric;
+use laser_index::quantization::Quantization;
 use laser_index::query::Query;
 use laser_index::raw::RawForm;
 use laser_index::segment::write_pages;
@@ -69,7 +72,7 @@ fn main() {
         fingerprint: [0; 32],
         model: String::new(),
     };
-    let folder = std::env::temp_dir().join(format!("laser-graph-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("laser-segment-{}", std::process::id()));
     let options = BuildOptions {
         parameters: parameters.clone(),
         threads: 1,
@@ -84,7 +87,7 @@ fn main() {
         .step_by(count.div_ceil(8192))
         .filter_map(|x| prepare(metric, dims, x).expect("a vector"))
         .collect();
-    let encoding = Encoding::choose(
+    let encoding = choice::choose(
         metric,
         dims,
         quantization,

@@ -1,8 +1,8 @@
 //! Throughput of the encoder.
 //!
 //! ```text
-//! cargo run --release --example bench -- [--model FOLDER] [--threads N] [--seconds S] [--shape]
-//!     [--transformer] [--gpu] [--most GFLOP] [--multilingual] [--texts FILE]
+//! bench_encoder [--model FOLDER] [--threads N] [--seconds S] [--shape]
+//!               [--transformer] [--gpu] [--most GFLOP] [--multilingual] [--texts FILE]
 //! ```
 //!
 //! Measures the 5-layer LASER shape with random weights, the shipped model, transformers and text of

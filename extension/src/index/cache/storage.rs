@@ -1,0 +1,100 @@
+//! Which relation a file of a segment belongs to, and its name.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+/// Folder for files of segments, relative to the data directory.
+pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+
+/// The backend of what is no temporary relation (`InvalidBackendId`).
+pub const NO_BACKEND: i32 = -1;
+
+/// Identity of a relation's storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Storage {
+    pub database: u32,
+    pub tablespace: u32,
+    pub relation: u32,
+    pub backend: i32,
+}
+
+impl Storage {
+    /// # Safety
+    /// `relation` is open.
+    pub unsafe fn of(relation: pg_sys::Relation) -> Self {
+        // SAFETY: by contract.
+        unsafe {
+            let relation = &*relation;
+            #[cfg(any(feature = "pg14", feature = "pg15"))]
+            let (database, tablespace, number) = (
+                relation.rd_node.dbNode,
+                relation.rd_node.spcNode,
+                relation.rd_node.relNode,
+            );
+            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+            let (database, tablespace, number) = (
+                relation.rd_locator.dbOid,
+                relation.rd_locator.spcOid,
+                relation.rd_locator.relNumber,
+            );
+            Self {
+                database: database.to_u32(),
+                tablespace: tablespace.to_u32(),
+                relation: number.to_u32(),
+                backend: relation.rd_backend,
+            }
+        }
+    }
+
+    pub fn prefix(&self) -> String {
+        let Self {
+            database,
+            tablespace,
+            relation,
+            backend,
+        } = self;
+        format!("{database:x}_{tablespace:x}_{relation:x}_{backend:x}_")
+    }
+
+    /// Reads the front of a file's name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.split('_').map(|part| u32::from_str_radix(part, 16));
+        let mut part = || parts.next()?.ok();
+        let (database, tablespace, relation, backend) = (part()?, part()?, part()?, part()?);
+        Some(Self {
+            database,
+            tablespace,
+            relation,
+            backend: backend as i32,
+        })
+    }
+
+    /// Whether the relation's own file is gone, or empty, as the file of a dropped relation is
+    /// until the next checkpoint.
+    pub fn is_gone(&self) -> bool {
+        // SAFETY: a pure function of its arguments.
+        let path = unsafe {
+            pg_sys::GetRelationPath(
+                self.database.into(),
+                self.tablespace.into(),
+                self.relation.into(),
+                self.backend,
+                pg_sys::ForkNumber::MAIN_FORKNUM,
+            )
+        };
+        // PostgreSQL 18 returns an array, others memory of the current context.
+        #[cfg(feature = "pg18")]
+        // SAFETY: the array ends with a zero.
+        let path = unsafe { CStr::from_ptr(path.str_.as_ptr()) }.to_string_lossy();
+        #[cfg(not(feature = "pg18"))]
+        // SAFETY: a string of PostgreSQL's own, not used behind its end.
+        let path = unsafe {
+            let text = CStr::from_ptr(path).to_string_lossy().into_owned();
+            pg_sys::pfree(path.cast());
+            text
+        };
+        std::fs::metadata(&*path).map_or(true, |m| m.len() == 0)
+    }
+}
