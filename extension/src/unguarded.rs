@@ -1,4 +1,4 @@
-//! Functions of the server that hooks call in the place of others, declared without pgrx's guard.
+//! Functions of the server that hooks and scans call in the place of others, declared without pgrx's guard.
 //!
 //! pgrx's own declarations make Rust panics of the server's errors, and those are made errors again where the hook
 //! ends: they would lose fields, and be garbled in databases that are not UTF-8. Errors of these pass over the
@@ -21,4 +21,6 @@ unsafe extern "C-unwind" {
     pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
     /// `src/backend/executor/execMain.c`
     pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
+    /// `src/backend/utils/mmgr/mcxt.c`
+    pub fn MemoryContextReset(context: pg_sys::MemoryContext);
 }

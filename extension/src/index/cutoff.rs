@@ -11,6 +11,8 @@
 //! nothing that runs code of users, or may differ between two rows of a scan.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+
 use pgrx::pg_sys::{self, NodeTag, Oid};
 use pgrx::{FromDatum, PgMemoryContexts};
 
@@ -26,14 +28,21 @@ pub struct Cutoff {
 
 #[derive(Debug)]
 struct Limit {
-    compared: Measure<*mut pg_sys::ExprState>,
-    with: *mut pg_sys::ExprState,
+    compared: Measure<Operand>,
+    with: Operand,
     /// Its type is `real`.
     is_real: bool,
 }
 
+/// An expression of a limit, and its value and whether that is NULL, once it was evaluated.
+#[derive(Debug)]
+struct Operand {
+    state: *mut pg_sys::ExprState,
+    value: Cell<(pg_sys::Datum, bool)>,
+}
+
 /// What is compared with a limit.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Measure<T> {
     /// The distance, which is to be below the limit.
     Distance,
@@ -64,9 +73,13 @@ impl Cutoff {
             };
             let run = &*state.state;
             let prepare = |expression: *mut pg_sys::Node| {
-                PgMemoryContexts::For(run.es_query_cxt).switch_to(|_| {
+                let state = PgMemoryContexts::For(run.es_query_cxt).switch_to(|_| {
                     pg_sys::ExecInitExprWithParams(expression.cast(), run.es_param_list_info)
-                })
+                });
+                Operand {
+                    state,
+                    value: Cell::new((pg_sys::Datum::null(), true)),
+                }
             };
             let mut limits = Vec::new();
             for cell in members(plan.scan.plan.qual) {
@@ -89,20 +102,31 @@ impl Cutoff {
         }
     }
 
-    /// The distance beyond which no row passes the filters (infinity where there is none, its negative where
-    /// none passes), and whether rows pass them whose distance is NaN. To the server NaN is larger than every
-    /// number, so that no limit of distances lets it pass, and every one of similarities, which are NaN as well.
+    /// Evaluates what the limits are. This runs functions of users: their errors pass over it, and over its caller.
     ///
     /// # Safety
     /// The run goes on, and its parameters are set.
-    pub unsafe fn distance(&self) -> (f64, bool) {
-        // SAFETY: by contract.
-        let value = |state: *mut pg_sys::ExprState| unsafe {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(state, self.context))
+    pub unsafe fn evaluate(&self) {
+        // SAFETY: by contract; nothing here is to be dropped.
+        let evaluate = |operand: &Operand| unsafe {
+            operand.value.set(evaluate(operand.state, self.context));
         };
-        let number = |state, is_real| {
-            let (datum, is_null) = value(state);
-            // SAFETY: a value of that type.
+        for limit in &self.limits {
+            evaluate(&limit.with);
+            if let Measure::Rest(whole) = &limit.compared {
+                evaluate(whole);
+            }
+        }
+    }
+
+    /// The distance beyond which no row passes the filters (infinity where there is none, its negative where
+    /// none passes), and whether rows pass them whose distance is NaN, by what [`Self::evaluate`] has found. To the
+    /// server NaN is larger than every number, so that no limit of distances lets it pass, and every one of
+    /// similarities, which are NaN as well.
+    pub fn distance(&self) -> (f64, bool) {
+        let number = |operand: &Operand, is_real| {
+            let (datum, is_null) = operand.value.get();
+            // SAFETY: a value of that type, which is passed by value.
             unsafe {
                 if is_real {
                     f32::from_datum(datum, is_null).map(f64::from)
@@ -114,10 +138,10 @@ impl Cutoff {
         // A comparison with NULL lets nothing pass.
         let nothing = (f64::NEG_INFINITY, false);
         let of = |limit: &Limit| {
-            let Some(with) = number(limit.with, limit.is_real) else {
+            let Some(with) = number(&limit.with, limit.is_real) else {
                 return nothing;
             };
-            match limit.compared {
+            match &limit.compared {
                 Measure::Distance => (with, false),
                 Measure::Negated => (-with, true),
                 Measure::Rest(whole) => match number(whole, false) {

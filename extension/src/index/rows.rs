@@ -19,6 +19,7 @@ use pgrx::{PgMemoryContexts, pg_sys};
 
 use super::expression::evaluate;
 use crate::lists::{members, node};
+use crate::unguarded::MemoryContextReset;
 
 /// The rows of a scan's table.
 #[derive(Debug)]
@@ -83,7 +84,8 @@ impl Rows {
         self.filter.is_null()
     }
 
-    /// Looks at the row with an address.
+    /// Looks at the row with an address. Filters and distances run functions of users: their errors pass over this, and
+    /// over its caller, with all of their fields.
     ///
     /// # Safety
     /// The run goes on; the descriptor is that of the node, which asks for a row.
@@ -93,49 +95,43 @@ impl Rows {
         mut tid: pg_sys::ItemPointerData,
         wants_distance: bool,
     ) -> Look {
-        // SAFETY: by contract. What the server raises passes over nothing that is to be dropped, up to the guard
-        // around all of it.
+        // SAFETY: by contract. Nothing here is to be dropped, and nothing panics.
         unsafe {
             let state = &raw mut (*self.scan).ss;
             let (slot, context) = ((*state).ss_ScanTupleSlot, (*state).ps.ps_ExprContext);
             let fetch = (*descriptor).xs_heapfetch;
-            let method = &*(*(*fetch).rel).rd_tableam;
-            let fetch_tuple = method.index_fetch_tuple.expect("every table has it");
-            let look = || {
-                let (mut again, mut dead) = (false, false);
-                let found = fetch_tuple(
-                    fetch,
-                    &raw mut tid,
-                    (*descriptor).xs_snapshot,
-                    slot,
-                    &raw mut again,
-                    &raw mut dead,
-                );
-                if !found {
-                    return if dead { Look::Dead } else { Look::Unseen };
-                }
-                (*context).ecxt_scantuple = slot;
-                pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
-                if !self.filter.is_null() {
-                    let (passes, is_null) = evaluate(self.filter, context);
-                    if is_null || passes.value() == 0 {
-                        return Look::Filtered;
-                    }
-                }
-                if !wants_distance {
-                    return Look::Passes(None);
-                }
-                let (distance, is_null) = evaluate(self.distance, context);
-                Look::Passes((!is_null).then(|| f64::from_bits(distance.value() as u64)))
+            let Some(fetch_tuple) = (*(*(*fetch).rel).rd_tableam).index_fetch_tuple else {
+                return Look::Unseen;
             };
-            let found = pg_sys::ffi::pg_guard_ffi_boundary(look);
-            if found == Look::Filtered
-                && let Some(instrument) = (*state).ps.instrument.as_mut()
-            {
-                // For EXPLAIN (ANALYZE), as InstrCountFiltered1 of `execnodes.h` does.
-                instrument.nfiltered1 += 1.0;
+            let (mut again, mut dead) = (false, false);
+            let found = fetch_tuple(
+                fetch,
+                &raw mut tid,
+                (*descriptor).xs_snapshot,
+                slot,
+                &raw mut again,
+                &raw mut dead,
+            );
+            if !found {
+                return if dead { Look::Dead } else { Look::Unseen };
             }
-            found
+            (*context).ecxt_scantuple = slot;
+            MemoryContextReset((*context).ecxt_per_tuple_memory);
+            if !self.filter.is_null() {
+                let (passes, is_null) = evaluate(self.filter, context);
+                if is_null || passes.value() == 0 {
+                    if let Some(instrument) = (*state).ps.instrument.as_mut() {
+                        // For EXPLAIN (ANALYZE), as InstrCountFiltered1 of `execnodes.h` does.
+                        instrument.nfiltered1 += 1.0;
+                    }
+                    return Look::Filtered;
+                }
+            }
+            if !wants_distance {
+                return Look::Passes(None);
+            }
+            let (distance, is_null) = evaluate(self.distance, context);
+            Look::Passes((!is_null).then(|| f64::from_bits(distance.value() as u64)))
         }
     }
 }

@@ -13,12 +13,13 @@ use std::rc::Rc;
 
 use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
+use super::cutoff::Cutoff;
 use super::element::{self, Element};
 use super::errors::OrReport;
 use super::given::Place;
 use super::pages::RelationStore;
 use super::rows::{Look, Rows};
-use super::runs::{self, Told};
+use super::runs;
 use super::tid::unpack;
 use super::{cache, notice, options};
 use crate::encode::{self, Known};
@@ -64,8 +65,15 @@ struct State {
     place: Option<Place>,
     /// The rows of the table, if the scan knows its plan: it then gives them in their true order.
     rows: Option<Rc<Rows>>,
+    /// How far rows may be, by the filters of its plan.
+    cutoff: Option<Rc<Cutoff>>,
     /// Rows that wait for their turn.
     held: Reorder,
+    /// A row that is to be looked at, and what that has found.
+    doubtful: Option<Row>,
+    look: Option<Look>,
+    /// The row that is given to the executor.
+    given: Option<Row>,
     /// Whether rows come in the order of distances that are computed from them. It is the order of the index's own
     /// where the executor is told those.
     recheck: bool,
@@ -136,71 +144,156 @@ pub unsafe extern "C-unwind" fn end(scan: pg_sys::IndexScanDesc) {
 }
 
 /// `amgettuple`
-#[pgrx::pg_guard]
+///
+/// It has no guard of pgrx's: filters, distances and limits of the plan run functions of users, whose errors must keep
+/// their fields ([`crate::unguarded`]). So nothing here is to be dropped; what is, [`told`] and [`step`] have, under guards of
+/// their own.
 pub unsafe extern "C-unwind" fn next(
     scan: pg_sys::IndexScanDesc,
     direction: pg_sys::ScanDirection::Type,
 ) -> bool {
-    // SAFETY: the server passes a scan of `begin`.
+    // SAFETY: the server passes a scan of `begin`, whose state nobody else uses while it asks for a row.
     unsafe {
-        if direction != pg_sys::ScanDirection::ForwardScanDirection {
-            raise(
-                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-                "a laser index cannot be scanned backward",
-            );
+        let state = (*scan).opaque.cast::<State>();
+        if (*state).scan.is_none() {
+            told(scan, direction);
+            if let Some(cutoff) = &(*state).cutoff {
+                cutoff.evaluate();
+            }
         }
+        loop {
+            match step(scan, direction) {
+                Step::Given => return true,
+                Step::End => return false,
+                Step::Look => {}
+            }
+            if let (Some(rows), Some(row)) = (&(*state).rows, (*state).doubtful) {
+                (*state).look = Some(rows.look(scan, unpack(row.tid), row.recheck));
+            }
+        }
+    }
+}
+
+/// Learns what the plan says of a scan that begins.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn told(
+    scan: pg_sys::IndexScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+) {
+    expect_forward(direction);
+    // SAFETY: called by `next`.
+    unsafe {
+        let told = runs::told(scan);
+        let state = &mut *(*scan).opaque.cast::<State>();
+        (state.place, state.rows, state.cutoff) = (told.place, told.rows, told.cutoff);
+    }
+}
+
+fn expect_forward(direction: pg_sys::ScanDirection::Type) {
+    if direction != pg_sys::ScanDirection::ForwardScanDirection {
+        raise(
+            Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "a laser index cannot be scanned backward",
+        );
+    }
+}
+
+/// Goes on until a row can be given, or is to be looked at.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn step(
+    scan: pg_sys::IndexScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+) -> Step {
+    expect_forward(direction);
+    // SAFETY: called by `next`.
+    unsafe {
         let state = &mut *(*scan).opaque.cast::<State>();
         if state.scan.is_none() {
-            let told = runs::told(scan);
-            let (search, recheck, complete) = start(scan, &told, &mut state.text);
+            let (search, recheck, complete) = start(scan, state);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
-            (state.place, state.rows) = (told.place, told.rows);
-        }
-        if (*scan).kill_prior_tuple
+            (state.doubtful, state.look) = (None, None);
+        } else if state.look.is_none()
+            && (*scan).kill_prior_tuple
             && let Some(search) = &mut state.scan
         {
             // What no transaction can see is none of the rows that the query has been given.
             search.was_dead();
         }
-        let Some(row) = state.next(scan) else {
-            return false;
-        };
-        (*scan).xs_heaptid = unpack(row.tid);
-        (*scan).xs_recheck = false;
-        (*scan).xs_recheckorderby = row.recheck;
-        *(*scan).xs_orderbynulls = row.value.is_none();
-        *(*scan).xs_orderbyvals = pg_sys::Datum::from(row.value.unwrap_or(0.0).to_bits());
-        true
+        let step = state.step();
+        if let (Step::Given, Some(row)) = (step, state.given) {
+            (*scan).xs_heaptid = unpack(row.tid);
+            (*scan).xs_recheck = false;
+            (*scan).xs_recheckorderby = row.recheck;
+            *(*scan).xs_orderbynulls = row.value.is_none();
+            *(*scan).xs_orderbyvals = pg_sys::Datum::from(row.value.unwrap_or(0.0).to_bits());
+        }
+        step
     }
 }
 
-/// A row that is given to the executor.
+/// What is to be done next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+enum Step {
+    /// [`State::given`] is given to the executor.
+    Given,
+    /// [`State::doubtful`] is looked at.
+    Look,
+    /// There is nothing more.
+    End,
+}
+
+/// A row that was found.
+#[derive(Debug, Clone, Copy)]
 struct Row {
     tid: u64,
     /// Its place in the order; `None` is NULL.
     value: Option<f64>,
-    /// Whether the executor computes the distance itself, and sorts by it: `value` is never above it.
+    /// Whether its distance is to be computed, and sorted by: `value` is never above it.
     recheck: bool,
 }
 
 impl State {
-    /// The next row, in the true order where the scan looks at rows.
-    ///
-    /// # Safety
-    /// The scan is that of this state, and has begun.
-    unsafe fn next(&mut self, scan: pg_sys::IndexScanDesc) -> Option<Row> {
-        let search = self.scan.as_mut()?;
+    /// Goes on until a row can be given, in the true order where the scan looks at rows, or is to be looked at.
+    fn step(&mut self) -> Step {
+        let Some(search) = self.scan.as_mut() else {
+            return Step::End;
+        };
+        if let (Some(row), Some(look)) = (self.doubtful.take(), self.look.take()) {
+            match look {
+                Look::Unseen | Look::Filtered => {}
+                Look::Dead => search.was_dead(),
+                Look::Passes(_) if !self.recheck => {
+                    self.given = Some(row);
+                    return Step::Given;
+                }
+                Look::Passes(distance) => {
+                    let distance = if row.recheck { distance } else { row.value };
+                    let (bound, rank) = (Rank::of(row.value), Rank::of(distance));
+                    if rank < bound {
+                        // As the executor says it: an expression has another value than when the row was stored.
+                        raise(
+                            Code::ERRCODE_INTERNAL_ERROR,
+                            "index returned tuples in wrong order",
+                        );
+                    }
+                    if let Err(error) = self.held.hold(bound, rank, row.tid) {
+                        super::errors::report(error.into());
+                    }
+                }
+            }
+        }
         loop {
             if let Some((rank, tid)) = self.held.pop_due() {
-                let value = rank.distance();
-                return Some(Row {
+                self.given = Some(Row {
                     tid,
-                    value,
+                    value: rank.distance(),
                     recheck: false,
                 });
+                return Step::Given;
             }
             if self.held.has_ended() {
-                return None;
+                return Step::End;
             }
             pause();
             let Some((distance, tid)) = search.next(&pause) else {
@@ -231,39 +324,21 @@ impl State {
                 // SAFETY: the scan is under way.
                 unsafe { place.set(known.flatten()) };
             }
-            let given = Row {
+            let row = Row {
                 tid,
                 value,
                 recheck,
             };
             let Some(rows) = &self.rows else {
-                return Some(given);
+                self.given = Some(row);
+                return Step::Given;
             };
             if !self.recheck && rows.all_pass() {
-                return Some(given);
+                self.given = Some(row);
+                return Step::Given;
             }
-            // SAFETY: by contract; the executor asks for a row.
-            let distance = match unsafe { rows.look(scan, unpack(tid), recheck) } {
-                Look::Unseen | Look::Filtered => continue,
-                Look::Dead => {
-                    search.was_dead();
-                    continue;
-                }
-                Look::Passes(_) if !self.recheck => return Some(given),
-                Look::Passes(distance) if recheck => distance,
-                Look::Passes(_) => value,
-            };
-            let (bound, rank) = (Rank::of(value), Rank::of(distance));
-            if rank < bound {
-                // As the executor says it: an expression has another value than when the row was stored.
-                raise(
-                    Code::ERRCODE_INTERNAL_ERROR,
-                    "index returned tuples in wrong order",
-                );
-            }
-            if let Err(error) = self.held.hold(bound, rank, tid) {
-                super::errors::report(error.into());
-            }
+            self.doubtful = Some(row);
+            return Step::Look;
         }
     }
 }
@@ -299,11 +374,7 @@ fn say_end(search: &Scan, incomplete: bool) {
 ///
 /// # Safety
 /// `scan` is a scan of `begin` with its keys.
-unsafe fn start(
-    scan: pg_sys::IndexScanDesc,
-    told: &Told,
-    text: &mut Option<Asked>,
-) -> (Scan, bool, bool) {
+unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, bool) {
     // SAFETY: by contract.
     unsafe {
         if (*scan).numberOfOrderBys < 1 {
@@ -334,13 +405,18 @@ unsafe fn start(
         loop {
             let meta = Meta::read(&store).or_report();
             let (parameters, complete) = (meta.parameters, meta.complete);
-            let query = query(index, &parameters, (!null).then_some(key.sk_argument), text);
-            let recheck = told.place.is_none();
+            let query = query(
+                index,
+                &parameters,
+                (!null).then_some(key.sk_argument),
+                &mut state.text,
+            );
+            let recheck = state.place.is_none();
             let (mut cutoff, mut undirected) = (f64::INFINITY, false);
-            if let Some(limits) = &told.cutoff {
+            if let Some(limits) = &state.cutoff {
                 (cutoff, undirected) = limits.distance();
                 if recheck {
-                    cutoff += slack(text.as_ref());
+                    cutoff += slack(state.text.as_ref());
                 }
                 if undirected && parameters.metric == Metric::Cosine {
                     // pgvector gives NaN for vectors that laser knows a direction of; their bound is zero.
