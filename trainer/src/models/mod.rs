@@ -152,6 +152,18 @@ impl Model {
         &self.parameters.list()[..self.objective_begin]
     }
 
+    /// The model with other values of its parameters, one buffer for each; frozen ones stay.
+    #[must_use]
+    pub fn with(&self, values: &[Vec<f32>]) -> Self {
+        let mut model = self.clone();
+        let frozen = self.parameters.frozen();
+        let list = model.parameters.list_mut().iter_mut().zip(values);
+        for (parameter, value) in list.skip(frozen) {
+            parameter.value.copy_from_slice(value);
+        }
+        model
+    }
+
     /// Sentences as the encoder sees them: with the end token, where it appends one.
     pub fn prepare<'a>(&self, batch: &'a Ragged) -> Cow<'a, Ragged> {
         let Some(eos) = self.eos else {

@@ -2,12 +2,11 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
 use super::TrainError;
 use super::config::{DualOptions, Sides, TrainConfig};
 use super::inference::Inference;
 use super::noise::noisy;
+use super::progress::{Outcome, Pending};
 use super::teacher::Teacher;
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
@@ -21,28 +20,6 @@ use crate::ops::pool::{self, Occurrences};
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
 use laser_kernels::slices::{add, scale};
-
-/// A batch that was drawn and waits for its turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pending {
-    /// Source and target sentence of every pair.
-    pub pairs: Vec<(SentenceId, SentenceId)>,
-    /// Additional candidates.
-    pub negatives: Vec<SentenceId>,
-}
-
-/// What an update did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// Mean loss of its batches.
-    pub loss: f64,
-    /// Gradient norm before clipping.
-    pub norm: f64,
-    /// Pairs.
-    pub pairs: u64,
-    /// Tokens of both sides.
-    pub tokens: u64,
-}
 
 /// The state of training.
 pub struct Stepper {
@@ -67,7 +44,7 @@ pub struct Stepper {
 }
 
 /// Parts of the seed, so that no two uses share a stream.
-mod stream {
+pub(super) mod stream {
     pub const TOKENS: u64 = 1;
     pub const MASKS: u64 = 2;
     pub const MEGA: u64 = 3;
@@ -77,7 +54,7 @@ mod stream {
     pub const INFERENCE: u64 = 7;
 }
 
-fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
+pub(super) fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
     mix(mix(config.seed.wrapping_mul(8) + stream) ^ mix(step << 16 | batch as u64))
 }
 
@@ -143,7 +120,7 @@ fn perturbed_targets(
 }
 
 /// Leaves each token out with probability `rate`; at least one of a sentence stays.
-fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
+pub(super) fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
     let mut kept = Ragged::new();
     let mut position = 0u64;
     for i in 0..batch.len() {
@@ -257,7 +234,7 @@ impl Stepper {
     /// # Errors
     /// [`TrainError::Diverged`] if the loss or the gradient is not finite; the parameters are then
     /// as before.
-    pub fn step(
+    pub fn update(
         &mut self,
         config: &TrainConfig,
         corpus: &PackedCorpus,
@@ -436,7 +413,7 @@ impl Stepper {
             let end = pairs * self.model.dimensions();
             let (value, dx) = decoder.loss(
                 &self.threads,
-                &self.model,
+                self.model.parameters(),
                 &z[..end],
                 Targets {
                     sentences: &targets,
