@@ -182,6 +182,8 @@ pub struct Objectives {
     pub transfer: Option<TransferOptions>,
     /// Natural language inference: pairs of sentences with labels.
     pub nli: Option<NliOptions>,
+    /// Masked language modelling of a transformer, in one language and on translations.
+    pub mlm: Option<MlmOptions>,
     /// Translation by an encoder and a decoder for each language; instead of all others.
     pub paths: Option<PathsOptions>,
 }
@@ -224,6 +226,32 @@ impl Default for LanguageDecoderSizes {
         Self {
             embedding_size: 384,
             hidden_size: 1024,
+        }
+    }
+}
+
+/// The masked language model ([`crate::objectives::mlm`]): a batch of sentences (MLM; Devlin et al., NAACL 2019), or of
+/// pairs of which each is one sequence (TLM; Conneau and Lample, NeurIPS 2019), without a sign of language.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MlmOptions {
+    /// Weight of the loss, in nats a hidden token.
+    pub weight: f32,
+    /// Share of tokens that are hidden.
+    pub share: f64,
+    /// Most hidden tokens of a sequence.
+    pub predictions: usize,
+    /// Share of batches whose sequences are pairs of translations.
+    pub translations: f64,
+}
+
+impl Default for MlmOptions {
+    fn default() -> Self {
+        Self {
+            weight: 1.0,
+            share: 0.15,
+            predictions: 80,
+            translations: 0.5,
         }
     }
 }
@@ -598,7 +626,8 @@ impl TrainConfig {
         let objectives = &self.objective;
         if let Some(paths) = &objectives.paths {
             self.check_paths(paths)?;
-        } else if !objectives.uses_corpus() && objectives.nli.is_none() {
+        } else if !objectives.uses_corpus() && objectives.nli.is_none() && objectives.mlm.is_none()
+        {
             return fail("name at least one objective, for instance [objective.dual]".into());
         }
         let masks = objectives
@@ -635,6 +664,17 @@ impl TrainConfig {
             if nli.classifier.hidden.contains(&0) || !(0.0..1.0).contains(&nli.classifier.dropout) {
                 let message = "objective.nli.classifier needs widths of at least 1 and a dropout \
                                of at least 0 and below 1";
+                return fail(message.into());
+            }
+        }
+        if let Some(mlm) = &objectives.mlm {
+            if !transformer {
+                return fail("objective.mlm is for a transformer".into());
+            }
+            let shares = [mlm.share, mlm.translations];
+            if !shares.iter().all(|s| (0.0..=1.0).contains(s)) || mlm.predictions == 0 {
+                let message = "the shares of objective.mlm must lie between 0 and 1, predictions be \
+                               at least 1";
                 return fail(message.into());
             }
         }
@@ -726,7 +766,7 @@ impl TrainConfig {
         Languages::new(&self.name, paths.languages.clone())
             .map_err(|e| TrainError::Config(e.to_string()))?;
         let objectives = &self.objective;
-        if objectives.uses_corpus() || objectives.nli.is_some() {
+        if objectives.uses_corpus() || objectives.nli.is_some() || objectives.mlm.is_some() {
             return fail("objective.paths trains encoders of its own: name no other objective");
         }
         if self.device != TrainDevice::Cpu {

@@ -11,6 +11,9 @@ pub mod languages;
 #[cfg(test)]
 mod languages_tests;
 pub mod log;
+mod masking;
+#[cfg(test)]
+mod mlm_tests;
 mod noise;
 pub mod progress;
 pub mod run;

@@ -10,19 +10,21 @@ use super::checkpoint::{self, Checkpoint, Part};
 use super::config::{TrainConfig, TrainDevice};
 use super::dev::{Accuracy, Dev};
 use super::inference::{Inference, LabelledPairs};
+use super::masking::MaskTokens;
 use super::progress::{Outcome, Pending, Progress};
 use super::start::{boundaries, start_values};
-use super::step::Stepper;
+use super::step::{MaskedModel, Stepper};
 use super::teacher::Teacher;
 use super::trainee::Trainee;
 use crate::data::{PackedCorpus, Sampler, SamplerState};
 use crate::models::{Model, ModelError};
+use crate::objectives::mlm::Head;
 use crate::objectives::nli;
 use crate::objectives::nmt::Decoder;
 use crate::ops::lstm_device::LstmDevice;
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
-use crate::tokenizer::Loaded;
+use crate::tokenizer::{Loaded, MASK};
 
 /// A run that has made no step.
 ///
@@ -97,6 +99,10 @@ pub fn prepare(
         }
         None => None,
     };
+    let masked = match &config.objective.mlm {
+        Some(_) => Some(masked_model(config, tokenizer, &mut model)?),
+        None => None,
+    };
     let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
     Ok(Stepper {
         model,
@@ -108,6 +114,48 @@ pub fn prepare(
         decoder,
         teacher,
         inference,
+        masked,
+    })
+}
+
+/// The head of a masked language model.
+fn masked_model(
+    config: &TrainConfig,
+    tokenizer: &Loaded,
+    model: &mut Model,
+) -> Result<MaskedModel, TrainError> {
+    let Architecture::Transformer(c) = &config.model.encoder else {
+        return Err(TrainError::Config(
+            "objective.mlm is for a transformer".into(),
+        ));
+    };
+    let id = |name: &&str| tokenizer.tokenizer.token_to_id(name);
+    let message = "objective.mlm needs a tokenizer with the token \"<mask>\" or \"[MASK]\" \
+                   (laser tokenizer --transformer)";
+    let mask = [MASK, "[MASK]"].iter().find_map(id);
+    let mask = mask.ok_or_else(|| TrainError::Config(message.into()))?;
+    let special = [
+        "<pad>", "<unk>", "<s>", "</s>", "[PAD]", "[UNK]", "[CLS]", "[SEP]",
+    ];
+    let tokens = MaskTokens {
+        mask,
+        special: special.iter().filter_map(id).chain([mask]).collect(),
+        vocabulary: tokenizer.tokenizer.get_vocab_size(true) as u32,
+    };
+    let vocabulary = tokenizer.vocab_size as usize;
+    if tokens.special.len() >= vocabulary {
+        return Err(TrainError::Config(
+            "the tokenizer has no tokens to predict".into(),
+        ));
+    }
+    let (width, arithmetic) = (c.hidden_size, model.arithmetic());
+    let parameters = model.parameters_mut();
+    let head = Head::new(parameters, width, vocabulary, arithmetic, config.seed);
+    Ok(MaskedModel {
+        head,
+        tokens,
+        begin: ["<s>", "[CLS]"].iter().find_map(id),
+        capacity: c.max_positions - c.position_offset,
     })
 }
 

@@ -3,8 +3,9 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::TrainError;
-use super::config::{DualOptions, Sides, TrainConfig};
+use super::config::{DualOptions, MlmOptions, Sides, TrainConfig};
 use super::inference::Inference;
+use super::masking::{MaskTokens, concatenated, masked};
 use super::noise::noisy;
 use super::progress::{Outcome, Pending};
 use super::teacher::Teacher;
@@ -13,6 +14,7 @@ use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
 use crate::models::perceptron::InputDropout;
 use crate::models::{Model, Regularization};
 use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest};
+use crate::objectives::mlm::Head;
 use crate::objectives::nli::nli;
 use crate::objectives::nmt::{Decoder, Noise, Targets};
 use crate::objectives::transfer::alignment;
@@ -41,6 +43,20 @@ pub struct Stepper {
     pub teacher: Option<Teacher>,
     /// Pairs and classifier of the inference objective.
     pub inference: Option<Inference>,
+    /// What predicts the tokens of the masked language model.
+    pub masked: Option<MaskedModel>,
+}
+
+/// The head of the masked language model, with what masking knows of the tokenizer.
+pub struct MaskedModel {
+    /// Predicts tokens.
+    pub head: Head,
+    /// The mask and the boundaries.
+    pub tokens: MaskTokens,
+    /// Begins every sequence, if any does.
+    pub begin: Option<u32>,
+    /// Most tokens of a sequence.
+    pub capacity: usize,
 }
 
 /// Parts of the seed, so that no two uses share a stream.
@@ -52,6 +68,7 @@ pub(super) mod stream {
     pub const NOISE: u64 = 5;
     pub const NEGATIVES: u64 = 6;
     pub const INFERENCE: u64 = 7;
+    pub const MASKED: u64 = 0;
 }
 
 pub(super) fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
@@ -300,7 +317,7 @@ impl Stepper {
     }
 
     /// Adds the gradients of one batch; returns its loss and number of tokens.
-    fn gradients(
+    pub(super) fn gradients(
         &self,
         config: &TrainConfig,
         corpus: &PackedCorpus,
@@ -485,7 +502,107 @@ impl Stepper {
                 }
             }
         }
+        if let (Some(options), Some(model)) = (&objectives.mlm, &self.masked) {
+            let seed = mix(seed_of(config, stream::MASKED, step, part));
+            let sides = (
+                corpus.gather(batch.pairs.iter().map(|p| p.0), limit),
+                targets,
+            );
+            let (value, more) =
+                self.masked(config, (options, model), sides, seed, dense, occurrences)?;
+            loss += f64::from(options.weight) * value;
+            tokens += more;
+        }
         Ok((loss, tokens))
+    }
+
+    /// Loss of the masked language model; adds `weight / accumulate` times its gradients. Returns the number of tokens
+    /// as well.
+    fn masked(
+        &self,
+        config: &TrainConfig,
+        (options, own): (&MlmOptions, &MaskedModel),
+        (mut sequences, targets): (Ragged, Ragged),
+        seed: u64,
+        dense: &mut [Vec<f32>],
+        occurrences: &mut Vec<Occurrences>,
+    ) -> Result<(f64, u64), TrainError> {
+        if uniform(seed) < options.translations {
+            sequences = concatenated(&sequences, &targets, own.begin, own.capacity);
+        } else {
+            (0..targets.len()).for_each(|i| sequences.push(targets.row(i)));
+            let none = Ragged {
+                ids: Vec::new(),
+                starts: vec![0; sequences.len() + 1],
+            };
+            // Cut at what the model reads.
+            sequences = concatenated(&sequences, &none, None, own.capacity);
+        }
+        let batch = masked(&sequences, options, &own.tokens, mix(seed));
+        let total = batch.labels.len();
+        if total == 0 {
+            return Ok((0.0, sequences.ids.len() as u64));
+        }
+        let regularization = Regularization {
+            embedding: config.dropout.embedding,
+            hidden: config.dropout.hidden,
+            seed: mix(seed ^ 1),
+        };
+        let weight = options.weight / config.run.accumulate as f32;
+        let count = sequences.len();
+        let chunk = match config.run.chunk_sentences {
+            0 => count,
+            n => n.min(count),
+        };
+        let mut loss = 0.0;
+        let mut table = Vec::new();
+        // The loss is a sum over places, so that a chunk needs nothing of the others.
+        for from in (0..count).step_by(chunk) {
+            let range = from..count.min(from + chunk);
+            let labels = batch.places.starts[range.start]..batch.places.starts[range.end];
+            let (x, saved) = self.model.forward_places(
+                &self.threads,
+                &batch.sequences,
+                range,
+                &batch.places,
+                regularization,
+            )?;
+            let found = own.head.loss(
+                &self.threads,
+                self.model.parameters(),
+                &x,
+                &batch.labels[labels],
+                (weight, total),
+                dense,
+            );
+            loss += found.loss;
+            if table.is_empty() {
+                table = found.table;
+            } else {
+                add(&found.table, &mut table);
+            }
+            let shards =
+                self.model
+                    .backward_places(&self.threads, &batch.sequences, saved, &found.dx)?;
+            for shard in shards {
+                for (total, part) in dense.iter_mut().zip(&shard.dense) {
+                    add(part, total);
+                }
+                occurrences.push(shard.embeddings);
+            }
+        }
+        if self.model.parameters().frozen() == 0 {
+            // Every token is predicted, so that every row of the table has a gradient.
+            let rows: Vec<u32> = (0..(table.len() / self.model.embedding_size()) as u32).collect();
+            occurrences.push(Occurrences {
+                factors: vec![1.0; rows.len()],
+                ids: rows.clone(),
+                rows,
+                source: table,
+                inner: Vec::new(),
+            });
+        }
+        Ok((loss, sequences.ids.len() as u64))
     }
 
     /// Dual-encoder loss; adds `share · weight` times its gradient.

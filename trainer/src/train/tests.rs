@@ -28,11 +28,17 @@ fn dice(x: u64) -> u64 {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With more tokens, which no text has.
+    pub(crate) fn with(more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let words: Vec<String> = ["a", "b"]
             .iter()
             .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")))
-            .chain(["<unk>".to_string(), "</s>".to_string()])
+            .chain(["<unk>", "</s>"].map(str::to_owned))
+            .chain(more.iter().map(|token| (*token).to_owned()))
             .collect();
         let vocabulary: Vec<String> = words
             .iter()
