@@ -338,6 +338,62 @@ fn a_run_can_be_interrupted_and_resumed_to_the_same_loss() {
 }
 
 #[test]
+fn encoders_of_one_language_each_are_measured_over_all_pairs() {
+    let w = Workshop::new();
+    w.ok("tokenizer --data data.toml --vocab-size 1200 --coverage 1 --output tokenizer.json");
+    w.ok("pack --data data.toml --tokenizer tokenizer.json -o corpus.pack");
+    let config = "name = 'apart'\noutput = 'run'\ntokenizer = 'tokenizer.json'\n\
+        corpus = 'corpus.pack'\nthreads = 2\n\
+        [model]\nmax_tokens = 64\nnormalize = false\n\
+        encoder = { architecture = 'mean', embedding_size = 24, pooling = 'mean' }\n\
+        [sampling]\nbatch_pairs = 32\n\
+        [objective.paths]\nlanguages = ['en', 'ka', 'ru', 'el']\n\
+        decoder = { embedding_size = 16, hidden_size = 24 }\n\
+        [[objective.paths.path]]\nfrom = ['en', 'ka', 'ru']\nto = ['el']\n\
+        [[objective.paths.path]]\nsources = 2\nfrom = ['en', 'ka', 'ru']\nto = ['el']\n\
+        [optimizer]\nlearning_rate = 0.01\nclip_norm = 2.0\n\
+        [run]\nsteps = 20\nlog_steps = 5\ndev_steps = 10\n\
+        [schedule]\nstall_factor = 0.5\n\
+        [[dev]]\npath = 'dev/made.tsv'\n";
+    std::fs::write(w.path("paths.toml"), config).expect("write");
+    let out = w.ok("train paths.toml --quiet");
+    assert!(
+        out.starts_with("20 steps, loss") && out.contains("best dev"),
+        "{out}"
+    );
+    let log = std::fs::read_to_string(w.path("run/dev.csv")).expect("log");
+    assert!(log.contains(",ka,") && !log.contains(",el,"), "{log}");
+    // Greek is only a target and has no encoder.
+    let json = w.ok("eval similarity -m run/last dev/made.tsv --pivot none --format json");
+    let sets: serde_json::Value = serde_json::from_str(&json).expect("json");
+    let pairs = sets[0]["pairs"].as_array().expect("pairs");
+    let names: Vec<_> = pairs.iter().map(|p| (&p["source"], &p["target"])).collect();
+    let name = |l: &str| serde_json::Value::from(l);
+    let (en, ka, ru) = (name("en"), name("ka"), name("ru"));
+    assert_eq!(names, [(&en, &ka), (&en, &ru), (&ka, &ru)]);
+    assert_eq!(pairs[0]["forward"]["queries"], DEV);
+    // Its parts are models like others.
+    let pair = "eval similarity -m run/last/ka --pivot-model run/last/en dev/made.tsv \
+                --languages ka --metric cosine --format json";
+    let apart: serde_json::Value = serde_json::from_str(&w.ok(pair)).expect("json");
+    let there = &apart[0]["pairs"][0]["forward"]["correct"]["cosine"];
+    assert_eq!(*there, pairs[0]["backward"]["correct"]["cosine"], "{json}");
+    for (arguments, wanted) in [
+        (
+            "eval sts -m run/last dev/made.tsv",
+            "an encoder for each language",
+        ),
+        (
+            "eval similarity -m run/last --pivot-model run/last/en dev/made.tsv",
+            "--pivot-model",
+        ),
+    ] {
+        let error = w.fails(arguments);
+        assert!(error.contains(wanted), "laser {arguments}: {error}");
+    }
+}
+
+#[test]
 fn mistakes_are_explained() {
     let w = Workshop::new();
     for (arguments, expected) in [

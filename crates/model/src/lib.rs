@@ -12,6 +12,7 @@ mod error;
 mod files;
 pub mod folder;
 pub mod installed;
+pub mod languages;
 mod local;
 mod long_text;
 mod matrix;
@@ -28,6 +29,7 @@ pub mod words;
 
 pub use config::Config;
 pub use error::ModelError;
+pub use languages::Languages;
 pub use local::LocalEncoder;
 pub use matrix::Matrix;
 pub use tokenize::Tokenized;

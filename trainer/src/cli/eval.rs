@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use laser_mining::{Margin, Retrieval};
+use laser_model::Languages;
 
 use super::args::spinner;
 use super::classify::ClassifyArgs;
 use super::meaning::{MixedArgs, OrderArgs, StsArgs};
-use super::measured::{ModelArgs, SetArgs, measure, report, write_out};
+use super::measured::{ModelArgs, SetArgs, measure, measure_languages, report, write_out};
 use super::senteval::SentEvalArgs;
 use super::words::WordsArgs;
 use crate::data::readers::Problems;
@@ -82,7 +83,12 @@ pub struct SimilarityArgs {
 
 /// Runs `laser eval similarity`.
 pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
-    let encoder = args.model.load(threads)?;
+    let languages = Languages::read(&args.model.model)?;
+    if languages.is_some() && args.pivot_model.is_some() {
+        bail!(
+            "--pivot-model is for a model of one encoder; this one has an encoder for each language"
+        );
+    }
     let mut sets = args.sets.read()?;
     let distractors = args.sets.pivot_sentences(&args.distractors)?;
     let pivot = &args.sets.pivot;
@@ -92,12 +98,19 @@ pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
     {
         set.distract(pivot, &distractors)?;
     }
-    let other = args.pivot_model.as_ref();
-    let other = other
-        .map(|folder| args.model.load_other(folder, threads))
-        .transpose()?;
-    let encoders = (&encoder, other.as_ref());
-    let results = measure(&args.model, encoders, &sets, pivot, &args.metric)?;
+    let (model, metrics) = (&args.model, &args.metric[..]);
+    let results = match &languages {
+        Some(list) => measure_languages(model, list, threads, &sets, pivot, metrics)?,
+        None => {
+            let encoder = model.load(threads)?;
+            let other = args.pivot_model.as_ref();
+            let other = other
+                .map(|folder| model.load_other(folder, threads))
+                .transpose()?;
+            let encoders = (&encoder, other.as_ref());
+            measure(model, encoders, &sets, pivot, metrics)?
+        }
+    };
     let options = TableOptions {
         metrics: args.metric.clone(),
         min_queries: args.min_queries,

@@ -1,10 +1,12 @@
 //! The model and the sets that are measured, as several commands name them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use laser_encoder::{Encoder, LoadOptions};
+use laser_model::Languages;
 
 use super::args::{TextArgs, spinner};
 use crate::data::config::{DataConfig, keyed_files};
@@ -44,6 +46,13 @@ impl ModelArgs {
     /// # Errors
     /// As of [`ModelArgs::load`].
     pub fn load_other(&self, folder: &Path, threads: Option<usize>) -> Result<Encoder> {
+        if let Some(list) = Languages::read(folder)? {
+            bail!(
+                "\"{}\" has an encoder for each language: name one of them, \"{}\" for instance",
+                folder.display(),
+                folder.join(&list.languages[0]).display()
+            );
+        }
         let options = LoadOptions {
             device: self.device.parse()?,
             precision: self.precision.parse()?,
@@ -195,6 +204,56 @@ pub fn measure(
     }
     bar.finish_and_clear();
     Ok(results)
+}
+
+/// Embeds and measures sets by the encoders of a folder that has one for each language. Languages without an encoder
+/// are left out.
+///
+/// # Errors
+/// If an encoder fails, they have other dimensions, or a set cannot be measured.
+pub fn measure_languages(
+    model: &ModelArgs,
+    list: &Languages,
+    threads: Option<usize>,
+    sets: &[EvalSet],
+    pivot: &str,
+    metrics: &[Metric],
+) -> Result<Vec<SetResult>> {
+    let keep = |language: &str| list.folder(&model.model, language).is_some();
+    let sets: Vec<_> = sets.iter().map(|set| set.apart(&keep)).collect();
+    let mut embeddings = vec![Vec::new(); sets.len()];
+    let mut width = None;
+    let bar = spinner("sentences embedded");
+    let mut done = 0;
+    // In the order of languages, in which texts are as well.
+    let languages: BTreeSet<&String> = sets.iter().flat_map(|(_, ranges)| ranges.keys()).collect();
+    for language in languages {
+        let Some(folder) = list.folder(&model.model, language) else {
+            continue;
+        };
+        let encoder = model.load_other(&folder, threads)?;
+        let dimensions = encoder.dimensions();
+        if *width.get_or_insert(dimensions) != dimensions {
+            bail!(
+                "the encoder of \"{language}\" has {dimensions} dimensions, others have {}",
+                width.unwrap_or_default()
+            );
+        }
+        for ((set, ranges), into) in sets.iter().zip(&mut embeddings) {
+            if let Some(range) = ranges.get(language) {
+                let texts = &set.texts()[range.clone()];
+                let progress = &mut |n| bar.set_position(done + n);
+                into.extend(model.embed(&encoder, texts, progress)?);
+                done += texts.len() as u64;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let width = width.unwrap_or_default();
+    let results = sets.iter().zip(&embeddings);
+    results
+        .map(|((set, _), x)| Ok(evaluate(set, width, x, pivot, metrics)?))
+        .collect()
 }
 
 /// Prints to standard output or to a file.

@@ -66,6 +66,9 @@ pub struct TokenizerArgs {
     /// trained does not count.
     #[arg(long, value_name = "FILE")]
     pieces: Option<PathBuf>,
+    /// For transformers: texts begin with <s> and end with </s>, and there is a token <mask> beside the vocabulary.
+    #[arg(long, conflicts_with_all = ["ngrams", "pieces"])]
+    transformer: bool,
     /// Seed of the sample.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -89,6 +92,7 @@ pub fn train(args: &TokenizerArgs) -> Result<()> {
         split_digits: args.split_digits,
         coverage: args.coverage,
         max_piece: args.max_piece,
+        boundaries: args.transformer,
         ..TokenizerOptions::default()
     };
     let tokenizer = match &args.pieces {

@@ -438,7 +438,7 @@ impl Candidates {
 }
 
 /// Index drawn in proportion to the steps of `cumulative`.
-fn pick(cumulative: &[f64], rng: &mut ChaCha8Rng) -> usize {
+pub(super) fn pick(cumulative: &[f64], rng: &mut ChaCha8Rng) -> usize {
     let total = cumulative[cumulative.len() - 1];
     let x = rng.random::<f64>() * total;
     cumulative

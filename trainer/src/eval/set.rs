@@ -1,6 +1,7 @@
 //! Aligned sentences that an encoder is measured on.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use super::EvalError;
 use crate::data::config::Input;
@@ -121,6 +122,35 @@ impl EvalSet {
         Ok(())
     }
 
+    /// The set with the texts of each language for themselves, for encoders of one language each: a text that two
+    /// languages have occurs twice. Languages are kept by `keep`; with each goes the range of its texts.
+    #[must_use]
+    pub fn apart(&self, keep: &dyn Fn(&str) -> bool) -> (Self, BTreeMap<String, Range<usize>>) {
+        let mut set = Self {
+            name: self.name.clone(),
+            keys: self.keys,
+            ..Self::default()
+        };
+        let mut ranges = BTreeMap::new();
+        for (language, lines) in self.languages.iter().filter(|l| keep(l.0)) {
+            let begin = set.texts.len();
+            let mut known: HashMap<u32, u32> = HashMap::new();
+            let own = lines.iter().map(|line| {
+                let text = *known.entry(line.text).or_insert_with(|| {
+                    set.texts.push(self.texts[line.text as usize].clone());
+                    set.texts.len() as u32 - 1
+                });
+                Line {
+                    key: line.key,
+                    text,
+                }
+            });
+            set.languages.insert(language.clone(), own.collect());
+            ranges.insert(language.clone(), begin..set.texts.len());
+        }
+        (set, ranges)
+    }
+
     /// Name of the source.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -143,5 +173,43 @@ impl EvalSet {
     #[must_use]
     pub fn languages(&self) -> &BTreeMap<String, Vec<Line>> {
         &self.languages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn languages_apart_share_no_text() {
+        let rows = |rows: &[(&str, &str)]| -> Vec<Row> {
+            let row = |(language, text): &(&str, &str)| Row {
+                language: (*language).into(),
+                text: (*text).into(),
+            };
+            rows.iter().map(row).collect()
+        };
+        let groups = [
+            &[("de", "Hotel"), ("en", "Hotel"), ("fr", "hôtel")][..],
+            &[("de", "Haus"), ("en", "house")],
+            &[("de", "Hotel"), ("en", "inn")],
+        ];
+        let groups = groups.iter().zip(0..).map(|(g, key): (_, u32)| Group {
+            key: key.to_string(),
+            rows: rows(g),
+        });
+        let set = EvalSet::new("s", groups.collect()).unwrap();
+        assert_eq!(set.texts().len(), 5);
+        let (apart, ranges) = set.apart(&|l| l != "fr");
+        assert_eq!(apart.texts(), ["Hotel", "Haus", "Hotel", "house", "inn"]);
+        let wanted = [("de".to_owned(), 0..2), ("en".to_owned(), 2..5)];
+        assert_eq!(ranges, BTreeMap::from(wanted));
+        let lines = |language: &str| -> Vec<(u32, u32)> {
+            let lines = apart.languages()[language].iter();
+            lines.map(|l| (l.key, l.text)).collect()
+        };
+        assert_eq!(lines("de"), [(0, 0), (1, 1), (2, 0)]);
+        assert_eq!(lines("en"), [(0, 2), (1, 3), (2, 4)]);
+        assert_eq!((apart.keys(), apart.name()), (3, "s"));
     }
 }

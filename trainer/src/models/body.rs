@@ -8,6 +8,7 @@ use super::parameters::{Parameters, random};
 use super::pass::Pass;
 use super::residual::{self, ResidualSaved};
 use super::transformer::{self, TransformerSaved};
+use crate::data::Ragged;
 use crate::ops::dropout::dropout;
 use crate::ops::pool::{self, Occurrences};
 
@@ -78,11 +79,40 @@ pub(super) fn forward(
         }
         Architecture::Transformer(c) => {
             let (parameters, variables) = (pass.parameters, pass.dense.len());
-            let (out, saved) =
-                transformer::forward(c, parameters, variables, batch, sentences, regularization);
+            let (out, saved) = transformer::forward(
+                c,
+                parameters,
+                variables,
+                batch,
+                sentences,
+                None,
+                regularization,
+            );
             (out, BodySaved::Transformer(saved))
         }
     })
+}
+
+/// States [places, width] of the sentences of a pass at `places`; `None` for architectures that have no states to
+/// predict masked tokens from.
+pub(super) fn forward_places(
+    architecture: &Architecture,
+    pass: &Pass<'_>,
+    places: &Ragged,
+) -> Option<(Vec<f32>, BodySaved)> {
+    let Architecture::Transformer(c) = architecture else {
+        return None;
+    };
+    let (x, saved) = transformer::forward(
+        c,
+        pass.parameters,
+        pass.dense.len(),
+        pass.batch,
+        pass.sentences.clone(),
+        Some(places),
+        pass.regularization,
+    );
+    Some((x, BodySaved::Transformer(saved)))
 }
 
 /// Gradient of the embedding table; those of dense parameters are added to `dense`. Fails where a

@@ -61,6 +61,16 @@ pub struct Saved {
     seed: u64,
 }
 
+/// What the backward pass of the states of one shard needs.
+#[derive(Debug)]
+pub struct PlacesSaved {
+    /// Rows of the output.
+    rows: Range<usize>,
+    sentences: Range<usize>,
+    body: body::BodySaved,
+    regularization: Regularization,
+}
+
 /// Gradients of one shard.
 #[derive(Debug)]
 pub struct ShardGradients {
@@ -150,6 +160,18 @@ impl Model {
     /// The tensors of the encoder: what a model folder holds.
     pub fn encoder_parameters(&self) -> &[Parameter] {
         &self.parameters.list()[..self.objective_begin]
+    }
+
+    /// The model with other values of its parameters, one buffer for each; frozen ones stay.
+    #[must_use]
+    pub fn with(&self, values: &[Vec<f32>]) -> Self {
+        let mut model = self.clone();
+        let frozen = self.parameters.frozen();
+        let list = model.parameters.list_mut().iter_mut().zip(values);
+        for (parameter, value) in list.skip(frozen) {
+            parameter.value.copy_from_slice(value);
+        }
+        model
     }
 
     /// Sentences as the encoder sees them: with the end token, where it appends one.
@@ -369,6 +391,79 @@ impl Model {
         let gradients = threads.map(saved, |_, saved| {
             let part = &dx[saved.sentences.start * width..saved.sentences.end * width];
             self.backward_shard(batch, saved, part.to_vec(), regularization)
+        });
+        gradients.into_iter().collect()
+    }
+
+    /// States [places, width] of a transformer at places of some sentences of a batch, with what the backward pass
+    /// needs.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for other architectures.
+    pub fn forward_places(
+        &self,
+        threads: &Threads,
+        batch: &Ragged,
+        sentences: Range<usize>,
+        places: &Ragged,
+        regularization: Regularization,
+    ) -> Result<(Vec<f32>, Vec<PlacesSaved>), ModelError> {
+        let begin = places.starts[sentences.start];
+        let shards = self.shards(threads, batch, sentences);
+        let parts = threads.map(shards, |_, sentences| {
+            let seed =
+                regularization.seed ^ (sentences.start as u64).wrapping_mul(0x9e37_79b9_7f4a);
+            let regularization = Regularization {
+                seed,
+                ..regularization
+            };
+            let pass = self.pass(batch, sentences.clone(), regularization);
+            let (x, body) = body::forward_places(&self.config.encoder, &pass, places)?;
+            let rows = places.starts[sentences.start] - begin..places.starts[sentences.end] - begin;
+            let saved = PlacesSaved {
+                rows,
+                sentences,
+                body,
+                regularization,
+            };
+            Some((x, saved))
+        });
+        let (mut out, mut all) = (Vec::new(), Vec::new());
+        for part in parts {
+            let (x, saved) = part.ok_or_else(|| {
+                ModelError::Config("only a transformer predicts masked tokens".into())
+            })?;
+            out.extend_from_slice(&x);
+            all.push(saved);
+        }
+        Ok((out, all))
+    }
+
+    /// Gradients of every shard from the gradient `dx` [places, width] of all states.
+    ///
+    /// # Errors
+    /// Of [`Model::forward_places`].
+    pub fn backward_places(
+        &self,
+        threads: &Threads,
+        batch: &Ragged,
+        saved: Vec<PlacesSaved>,
+        dx: &[f32],
+    ) -> Result<Vec<ShardGradients>, ModelError> {
+        let width = self.config.encoder.output_size();
+        let gradients = threads.map(saved, |_, saved| {
+            let part = dx[saved.rows.start * width..saved.rows.end * width].to_vec();
+            let mut dense = self.parameters.zeros();
+            let pass = self.pass(batch, saved.sentences, saved.regularization);
+            let architecture = &self.config.encoder;
+            let embeddings = body::backward(architecture, &pass, saved.body, part, &mut dense)?;
+            let frozen = self.parameters.frozen() > 0;
+            let embeddings = if frozen {
+                Occurrences::default()
+            } else {
+                embeddings
+            };
+            Ok(ShardGradients { dense, embeddings })
         });
         gradients.into_iter().collect()
     }

@@ -63,8 +63,8 @@ pub(super) fn initialise(c: &TransformerConfig, parameters: &mut Parameters, see
 /// Sentences that were padded together, with the graph of their outputs.
 #[derive(Debug)]
 struct Group {
-    /// Rows of the shard.
-    sentences: Vec<usize>,
+    /// Rows of the shard's output.
+    outputs: Vec<usize>,
     ids: Vec<u32>,
     /// Row of the padded batch of each token.
     rows: Vec<u32>,
@@ -163,8 +163,8 @@ impl Graph<'_> {
         self.dropout(out, self.regularization.hidden)
     }
 
-    /// Pooled outputs [sentences, D] of padded token embeddings [sentences · steps, D].
-    fn forward(&self, embedded: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
+    /// States [sentences · steps, D] of padded token embeddings of the same shape.
+    fn states(&self, embedded: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
         let c = self.config;
         let (batch, d) = (lengths.len(), c.hidden_size);
         let positions = self
@@ -181,14 +181,8 @@ impl Graph<'_> {
             x = self.norm("embed_norm", &x)?;
         }
         x = self.dropout(x, self.regularization.embedding)?;
-        let present = |value: f32, padding: f32| {
-            let mut out = vec![padding; batch * steps];
-            for (row, length) in out.chunks_exact_mut(steps).zip(lengths) {
-                row[..*length].fill(value);
-            }
-            out
-        };
-        let mask = Tensor::from_vec(present(0.0, MASKED), (batch, 1, 1, steps), self.device)?;
+        let mask = present(lengths, steps, (0.0, MASKED));
+        let mask = Tensor::from_vec(mask, (batch, 1, 1, steps), self.device)?;
         for l in 0..c.layers {
             let layer = format!("layers.{l}");
             let (first, second) = (
@@ -213,15 +207,22 @@ impl Graph<'_> {
         if c.norm == NormPosition::Pre {
             x = self.norm("final_norm", &x)?;
         }
-        let x = x.reshape((batch, steps, d))?;
-        match c.pooling {
+        Ok(x)
+    }
+
+    /// Pooled outputs [sentences, D] of states.
+    fn pool(&self, states: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
+        let (batch, d) = (lengths.len(), self.config.hidden_size);
+        let x = states.reshape((batch, steps, d))?;
+        match self.config.pooling {
             TransformerPooling::Cls => x.narrow(1, 0, 1)?.reshape((batch, d)),
             TransformerPooling::Max => {
-                let mask = Tensor::from_vec(present(0.0, MASKED), (batch, steps, 1), self.device)?;
+                let mask = present(lengths, steps, (0.0, MASKED));
+                let mask = Tensor::from_vec(mask, (batch, steps, 1), self.device)?;
                 x.broadcast_add(&mask)?.max(1)
             }
             TransformerPooling::Mean => {
-                let mut share = present(1.0, 0.0);
+                let mut share = present(lengths, steps, (1.0, 0.0));
                 for (row, length) in share.chunks_exact_mut(steps).zip(lengths) {
                     row.iter_mut().for_each(|v| *v /= *length as f32);
                 }
@@ -232,11 +233,21 @@ impl Graph<'_> {
     }
 }
 
+/// One value for each token of padded sentences, and another for padding.
+fn present(lengths: &[usize], steps: usize, (value, padding): (f32, f32)) -> Vec<f32> {
+    let mut out = vec![padding; lengths.len() * steps];
+    for (row, length) in out.chunks_exact_mut(steps).zip(lengths) {
+        row[..*length].fill(value);
+    }
+    out
+}
+
 fn device() -> Result<Device> {
     Device::cuda_if_available(0)
 }
 
-/// Pooled outputs [sentences, D] of some sentences, zeros for those without tokens.
+/// Pooled outputs [sentences, D] of some sentences, zeros for those without tokens; or the states [places, D] at
+/// places of each sentence, zeros for those behind the last position.
 ///
 /// # Panics
 /// If candle fails, for lack of memory on a GPU.
@@ -246,6 +257,7 @@ pub(super) fn forward(
     variables: usize,
     batch: &Ragged,
     sentences: Range<usize>,
+    places: Option<&Ragged>,
     regularization: Regularization,
 ) -> (Vec<f32>, TransformerSaved) {
     let run = || -> Result<(Vec<f32>, TransformerSaved)> {
@@ -262,7 +274,11 @@ pub(super) fn forward(
         } else {
             1.0
         };
-        let mut out = vec![0f32; sentences.len() * d];
+        let rows = match places {
+            None => sentences.len(),
+            Some(places) => places.starts[sentences.end] - places.starts[begin],
+        };
+        let mut out = vec![0f32; rows * d];
         let order = Steps::new(batch, sentences);
         let present = order.lengths.partition_point(|l| *l > 0);
         let mut groups = Vec::new();
@@ -298,14 +314,38 @@ pub(super) fn forward(
                 regularization,
                 masks: std::cell::Cell::new(masks.get()),
             };
-            let output = graph.forward(embedded.as_tensor(), &lengths, steps)?;
+            let states = graph.states(embedded.as_tensor(), &lengths, steps)?;
             masks.set(graph.masks.get());
-            let own: Vec<usize> = order.order[at..end].iter().map(|s| s - begin).collect();
+            let members = order.order[at..end].iter();
+            let (own, output): (Vec<usize>, Tensor) = match places {
+                None => {
+                    let output = graph.pool(&states, &lengths, steps)?;
+                    (members.map(|s| s - begin).collect(), output)
+                }
+                Some(places) => {
+                    let (mut own, mut at) = (Vec::new(), Vec::new());
+                    for (s, (sentence, length)) in members.zip(&lengths).enumerate() {
+                        let first = places.starts[*sentence] - places.starts[begin];
+                        for (number, place) in places.row(*sentence).iter().enumerate() {
+                            if (*place as usize) < *length {
+                                own.push(first + number);
+                                at.push((s * steps) as u32 + place);
+                            }
+                        }
+                    }
+                    if own.is_empty() {
+                        continue;
+                    }
+                    let count = at.len();
+                    let at = Tensor::from_vec(at, count, &device)?;
+                    (own, states.index_select(&at, 0)?)
+                }
+            };
             for (s, row) in own.iter().zip(output.to_vec2::<f32>()?) {
                 out[s * d..(s + 1) * d].copy_from_slice(&row);
             }
             groups.push(Group {
-                sentences: own,
+                outputs: own,
                 ids,
                 rows,
                 embedded,
@@ -317,7 +357,7 @@ pub(super) fn forward(
     run().expect("candle could not run the transformer")
 }
 
-/// Gradient of the token embeddings from that of the pooled outputs; adds those of the dense
+/// Gradient of the token embeddings from that of what [`forward`] gave; adds those of the dense
 /// parameters to `gradients`.
 ///
 /// # Panics
@@ -337,8 +377,8 @@ pub(super) fn backward(
     let mut all = Occurrences::default();
     let run = || -> Result<()> {
         for group in saved.groups {
-            let mut own = Vec::with_capacity(group.sentences.len() * d);
-            for s in &group.sentences {
+            let mut own = Vec::with_capacity(group.outputs.len() * d);
+            for s in &group.outputs {
                 own.extend_from_slice(&dy[s * d..(s + 1) * d]);
             }
             let dy = Tensor::from_vec(own, group.output.shape(), group.output.device())?;

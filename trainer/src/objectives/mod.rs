@@ -2,6 +2,7 @@
 //! gradient; a configuration sums several with weights.
 
 pub mod contrastive;
+pub mod mlm;
 pub mod nli;
 pub mod nmt;
 pub mod transfer;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::data::Ragged;
-use crate::models::Model;
+use crate::models::Parameters;
 use crate::models::parameters::random;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::{Steps, cell, cell_backward};
@@ -24,7 +24,7 @@ use laser_kernels::training::Arithmetic;
 pub struct DecoderSizes {
     /// Width of target token embeddings.
     pub embedding_size: usize,
-    /// Width of target language embeddings.
+    /// Width of target language embeddings; 0 = none, for a decoder of one language.
     pub language_size: usize,
     /// Width of the LSTM.
     pub hidden_size: usize,
@@ -59,7 +59,7 @@ mod at {
     pub const OUTPUT_BIAS: usize = 9;
 }
 
-/// A decoder, whose parameters are the model's from `first` on.
+/// A decoder, whose parameters are those from `first` on of the ones it was added to.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     sizes: DecoderSizes,
@@ -98,22 +98,19 @@ pub struct Noise {
 }
 
 impl Decoder {
-    /// Adds a decoder's parameters to a model. `begin` and `end` are the ids of the sentence
-    /// boundary tokens, `languages` the number of language embeddings.
+    /// Adds a decoder's parameters to others. It reads embeddings of so many dimensions, which have unit length or
+    /// not. `begin` and `end` are the ids of the sentence boundary tokens, `languages` the number of language
+    /// embeddings.
     pub fn new(
-        model: &mut Model,
+        parameters: &mut Parameters,
         sizes: &DecoderSizes,
+        (d, unit): (usize, bool),
         (vocabulary, languages): (usize, usize),
         (begin, end): (u32, u32),
         arithmetic: Arithmetic,
         seed: u64,
     ) -> Self {
-        let d = model.dimensions();
-        let factor = if model.config().normalize {
-            (d as f32).sqrt()
-        } else {
-            1.0
-        };
+        let factor = if unit { (d as f32).sqrt() } else { 1.0 };
         let (e, l, h) = (sizes.embedding_size, sizes.language_size, sizes.hidden_size);
         let bound = 1.0 / (h as f32).sqrt();
         let shapes: [(&str, Vec<usize>, f32); PARAMETERS] = [
@@ -128,7 +125,7 @@ impl Decoder {
             ("output.weight", vec![vocabulary, h], bound),
             ("output.bias", vec![vocabulary], 0.0),
         ];
-        let first = model.parameters().len();
+        let first = parameters.len();
         for (i, (name, shape, bound)) in shapes.into_iter().enumerate() {
             let n = shape.iter().product();
             let value = if bound > 0.0 {
@@ -136,7 +133,7 @@ impl Decoder {
             } else {
                 vec![0.0; n]
             };
-            model.add_objective_parameter(&format!("decoder.{name}"), &shape, value);
+            parameters.push(&format!("decoder.{name}"), &shape, value);
         }
         let sizes = sizes.clone();
         Self {
@@ -153,19 +150,19 @@ impl Decoder {
 
     /// Mean loss in nats a target token (the end token counts), for sentence embeddings `x`
     /// [sentences, D]. Adds `weight` times the gradients of the decoder to `gradients` (a buffer
-    /// for every parameter of the model) and returns the loss with `weight` times the gradient of
+    /// for each of `parameters`) and returns the loss with `weight` times the gradient of
     /// `x`.
     pub fn loss(
         &self,
         threads: &Threads,
-        model: &Model,
+        parameters: &Parameters,
         x: &[f32],
         targets: Targets<'_>,
         (weight, noise): (f32, Noise),
         gradients: &mut [Vec<f32>],
     ) -> (f64, Vec<f32>) {
         let values: Vec<&[f32]> = (0..PARAMETERS)
-            .map(|i| model.parameters().value(self.first + i))
+            .map(|i| parameters.value(self.first + i))
             .collect();
         let sentences = targets.sentences;
         let tokens = sentences.ids.len() + sentences.len();
@@ -479,42 +476,36 @@ fn repeat(row: &[f32], n: usize) -> Vec<f32> {
 #[allow(clippy::needless_range_loop, reason = "written as in the paper")]
 mod tests {
     use super::*;
-    use laser_model::config::{Architecture, Config, MeanConfig, MeanPooling};
 
-    fn model(seed: u64) -> (Model, Decoder) {
-        let encoder = Architecture::Mean(MeanConfig {
-            embedding_size: 4,
-            pooling: MeanPooling::Mean,
-        });
-        let config = Config {
-            format: laser_model::config::FORMAT,
-            name: "t".into(),
-            dimensions: 4,
-            max_tokens: 16,
-            normalize: false,
-            text: Default::default(),
-            encoder,
-            dense: Vec::new(),
-            checks: Vec::new(),
-            base: None,
-        };
-        let mut model = Model::new(config, 7, None, Arithmetic::F32, seed).unwrap();
+    fn decoder(seed: u64) -> (Parameters, Decoder) {
+        // A parameter of something else comes first.
+        let mut parameters = Parameters::default();
+        parameters.constant("other", &[3], 0.5);
         let sizes = DecoderSizes {
             embedding_size: 3,
             language_size: 2,
             hidden_size: 5,
         };
-        let decoder = Decoder::new(&mut model, &sizes, (7, 2), (0, 1), Arithmetic::F32, seed);
+        let exact = Arithmetic::F32;
+        let decoder = Decoder::new(
+            &mut parameters,
+            &sizes,
+            (4, false),
+            (7, 2),
+            (0, 1),
+            exact,
+            seed,
+        );
         // Larger than at the start of a training, so that differences show.
-        for p in &mut model.parameters_mut().list_mut()[decoder.first..] {
+        for p in &mut parameters.list_mut()[decoder.first..] {
             p.value = random(p.value.len(), 0.8, 9, p.name.len());
         }
-        (model, decoder)
+        (parameters, decoder)
     }
 
     /// The definition, one token after the other, in f64.
-    fn reference(model: &Model, first: usize, x: &[f32], targets: Targets<'_>) -> f64 {
-        let p = |i: usize, k: usize| f64::from(model.parameters().value(first + i)[k]);
+    fn reference(parameters: &Parameters, first: usize, x: &[f32], targets: Targets<'_>) -> f64 {
+        let p = |i: usize, k: usize| f64::from(parameters.value(first + i)[k]);
         let (d, e, l, h, v) = (4, 3, 2, 5, 7);
         let sig = |x: f64| 1.0 / (1.0 + (-x).exp());
         let (mut loss, mut count) = (0.0, 0.0);
@@ -571,7 +562,7 @@ mod tests {
 
     #[test]
     fn loss_and_gradients_match_the_definition() {
-        let (mut model, decoder) = model(3);
+        let (mut parameters, decoder) = decoder(3);
         let mut sentences = Ragged::new();
         for row in [&[2u32, 3, 4][..], &[5], &[], &[6, 2]] {
             sentences.push(row);
@@ -583,17 +574,17 @@ mod tests {
         let mut x = random(16, 1.0, 4, 4);
         for count in [1, 2] {
             let threads = Threads::new(count).unwrap();
-            let mut gradients = model.parameters().zeros();
+            let mut gradients = parameters.zeros();
             let (loss, dx) = decoder.loss(
                 &threads,
-                &model,
+                &parameters,
                 &x,
                 targets,
                 (0.5, Noise::default()),
                 &mut gradients,
             );
             let first = decoder.first;
-            assert!((loss - reference(&model, first, &x, targets)).abs() < 1e-5);
+            assert!((loss - reference(&parameters, first, &x, targets)).abs() < 1e-5);
             let h = 2e-3f32;
             let close = |gradient: f32, up: f64, down: f64, step: f32| {
                 let slope = 0.5 * (up - down) / f64::from(step);
@@ -605,18 +596,18 @@ mod tests {
             for k in 0..x.len() {
                 let value = x[k];
                 x[k] = value + h;
-                let up = reference(&model, first, &x, targets);
+                let up = reference(&parameters, first, &x, targets);
                 x[k] = value - h;
-                let down = reference(&model, first, &x, targets);
+                let down = reference(&parameters, first, &x, targets);
                 x[k] = value;
                 close(dx[k], up, down, (value + h) - (value - h));
             }
             for i in first..first + PARAMETERS {
                 for k in 0..gradients[i].len() {
-                    let value = model.parameters().value(i)[k];
+                    let value = parameters.value(i)[k];
                     let mut at = |to: f32| {
-                        model.parameters_mut().list_mut()[i].value[k] = to;
-                        reference(&model, first, &x, targets)
+                        parameters.list_mut()[i].value[k] = to;
+                        reference(&parameters, first, &x, targets)
                     };
                     let (up, down) = (at(value + h), at(value - h));
                     at(value);

@@ -27,6 +27,10 @@ pub struct Schedule {
     pub decay: Decay,
     /// Factor at the end of a linear or cosine decay.
     pub floor: f64,
+    /// Factor each time the dev figure stalls, besides; 1 = none.
+    pub stall_factor: f64,
+    /// Evaluations without a better dev figure that are a stall.
+    pub stall_evaluations: usize,
 }
 
 impl Default for Schedule {
@@ -35,6 +39,8 @@ impl Default for Schedule {
             warmup_steps: 200,
             decay: Decay::Linear,
             floor: 0.02,
+            stall_factor: 1.0,
+            stall_evaluations: 1,
         }
     }
 }
@@ -78,6 +84,7 @@ mod tests {
                 warmup_steps: 10,
                 decay,
                 floor: 0.1,
+                ..Schedule::default()
             };
             assert!((schedule.factor(0, 0.0) - 0.1).abs() < 1e-12);
             assert!((schedule.factor(9, 0.0) - 1.0).abs() < 1e-12);

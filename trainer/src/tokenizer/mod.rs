@@ -20,5 +20,5 @@ pub use coverage::{Coverage, coverage};
 pub use loaded::{Loaded, load, save, token_names};
 pub use ngrams::ngrams;
 pub use sample::{Sample, sample};
-pub use special::{SPECIAL, byte_token};
+pub use special::{MASK, SPECIAL, byte_token};
 pub use train::{Kind, TokenizerOptions, train};

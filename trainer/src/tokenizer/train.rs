@@ -15,12 +15,13 @@ use tokenizers::pre_tokenizers::punctuation::Punctuation;
 use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizerSequence;
 use tokenizers::pre_tokenizers::unicode_scripts::UnicodeScripts;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
+use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{
     AddedToken, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential, OffsetType,
     PreTokenizedString, PreTokenizer, SplitDelimiterBehavior, Tokenizer, Trainer,
 };
 
-use super::{SPECIAL, byte_token};
+use super::{MASK, SPECIAL, byte_token};
 use crate::data::{DataError, Result};
 
 /// Kind of subword model.
@@ -59,6 +60,8 @@ pub struct TokenizerOptions {
     pub max_piece: usize,
     /// Occurrences that a merge of byte-pair encoding needs at least.
     pub min_frequency: u64,
+    /// Texts begin with `<s>` and end with `</s>`, and there is a token `<mask>`: for transformers.
+    pub boundaries: bool,
 }
 
 impl Default for TokenizerOptions {
@@ -74,6 +77,7 @@ impl Default for TokenizerOptions {
             coverage: 0.9995,
             max_piece: 16,
             min_frequency: 2,
+            boundaries: false,
         }
     }
 }
@@ -218,6 +222,23 @@ pub fn train(texts: &[String], options: &TokenizerOptions) -> Result<Tokenizer> 
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     let special: Vec<AddedToken> = SPECIAL.iter().map(|t| AddedToken::from(*t, true)).collect();
     tokenizer.add_special_tokens(special).map_err(failed)?;
+    if options.boundaries {
+        let mask = vec![AddedToken::from(MASK, true)];
+        tokenizer.add_special_tokens(mask).map_err(failed)?;
+        let id = |token: &str| {
+            let id = tokenizer.token_to_id(token);
+            id.map(|id| (token.to_owned(), id))
+                .ok_or_else(|| failed(format!("no token {token}")))
+        };
+        let (begin, end) = (id("<s>")?, id("</s>")?);
+        let template = TemplateProcessing::builder()
+            .try_single(format!("{} $A {}", begin.0, end.0))
+            .map_err(failed)?
+            .special_tokens(vec![begin, end])
+            .build()
+            .map_err(failed)?;
+        tokenizer.with_post_processor(Some(template));
+    }
     Ok(tokenizer)
 }
 

@@ -8,37 +8,14 @@ use std::path::{Path, PathBuf};
 use laser_model::base;
 use laser_model::folder::{Weights, read_config};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use serde::{Deserialize, Serialize};
 
 use super::TrainError;
-use super::step::Pending;
-use crate::data::SamplerState;
-use crate::models::{Model, Parameter};
+use super::progress::Progress;
+use crate::models::{Model, Parameter, Parameters};
 use crate::optim::Optimizer;
 
 /// Name of the checkpoint in the output folder.
 pub const FILE: &str = "checkpoint.safetensors";
-
-/// Everything but tensors that a run needs to go on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Updates made.
-    pub step: u64,
-    /// Pairs seen.
-    pub pairs: u64,
-    /// Tokens seen, both sides.
-    pub tokens: u64,
-    /// Seconds the run has taken.
-    pub seconds: f64,
-    /// Best figure on the dev sets, with its step.
-    pub best: Option<(f64, u64)>,
-    /// Evaluations since the best.
-    pub stale: usize,
-    /// Where the sampler stands.
-    pub sampler: SamplerState,
-    /// Batches that were drawn already.
-    pub pending: Vec<Pending>,
-}
 
 /// Writes `bytes` through a temporary file, so that `path` holds the old or the new contents
 /// whatever happens.
@@ -60,37 +37,51 @@ fn bad(path: &Path, message: impl std::fmt::Display) -> TrainError {
     }
 }
 
+/// Parameters of a run with their optimiser, whose names in the checkpoint begin with a prefix.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Of all names.
+    pub prefix: &'a str,
+    /// The parameters.
+    pub parameters: &'a Parameters,
+    /// Their optimiser.
+    pub optimizer: &'a Optimizer,
+}
+
 /// Saves a run; tensors that are frozen are not in it.
 ///
 /// # Errors
 /// [`TrainError::Io`].
-pub fn save(
-    folder: &Path,
-    model: &Model,
-    optimizer: &Optimizer,
-    progress: &Progress,
-) -> Result<(), TrainError> {
+pub fn save(folder: &Path, parts: &[Part<'_>], progress: &Progress) -> Result<(), TrainError> {
     let path = folder.join(FILE);
-    let state = optimizer.state(model.parameters());
     let mut views = Vec::new();
-    let frozen = model.parameters().frozen();
-    for p in &model.parameters().list()[frozen..] {
-        let bytes = bytemuck::cast_slice(&p.value);
-        let view = TensorView::new(Dtype::F32, p.shape.clone(), bytes);
-        views.push((p.name.clone(), view.map_err(|e| bad(&path, e))?));
-    }
-    for (name, values) in &state {
-        let view = TensorView::new(Dtype::F32, vec![values.len()], bytemuck::cast_slice(values));
-        views.push((name.clone(), view.map_err(|e| bad(&path, e))?));
-    }
     let progress = serde_json::to_string(progress).map_err(|e| bad(&path, e))?;
-    let metadata = HashMap::from([
-        ("progress".to_string(), progress),
-        ("optimizer_steps".to_string(), optimizer.steps().to_string()),
-    ]);
+    let mut metadata = HashMap::from([("progress".to_string(), progress)]);
+    for part in parts {
+        let Part {
+            prefix,
+            parameters,
+            optimizer,
+        } = part;
+        let list = &parameters.list()[parameters.frozen()..];
+        let values = list
+            .iter()
+            .map(|p| (p.name.clone(), p.shape.clone(), &p.value[..]));
+        let state = optimizer.state(parameters).into_iter();
+        let state = state.map(|(name, values)| (name, vec![values.len()], values));
+        for (name, shape, values) in values.chain(state) {
+            let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(values));
+            views.push((format!("{prefix}{name}"), view.map_err(|e| bad(&path, e))?));
+        }
+        let steps = optimizer.steps().to_string();
+        metadata.insert(format!("{prefix}{STEPS}"), steps);
+    }
     let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| bad(&path, e))?;
     replace(&path, &bytes)
 }
+
+/// Name of the number of an optimiser's updates.
+const STEPS: &str = "optimizer_steps";
 
 fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
     if tensor.dtype() != Dtype::F32 {
@@ -102,50 +93,75 @@ fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
         .collect())
 }
 
-/// Restores a run that [`save`] wrote; the model must have been made with the same configuration,
-/// and have its frozen tensors.
-///
-/// # Errors
-/// [`TrainError::Io`] if there is no checkpoint, [`TrainError::Checkpoint`] if it is damaged or
-/// belongs to another model.
-pub fn restore(
-    folder: &Path,
-    model: &mut Model,
-    optimizer: &mut Optimizer,
-) -> Result<Progress, TrainError> {
-    let path = folder.join(FILE);
-    let bytes = std::fs::read(&path).map_err(|e| TrainError::io(&path, e))?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(&path, e))?;
-    let metadata = header.metadata().clone().unwrap_or_default();
-    let field = |name: &str| {
-        metadata
-            .get(name)
-            .ok_or_else(|| bad(&path, format!("\"{name}\" is missing")))
-    };
-    let progress: Progress = serde_json::from_str(field("progress")?).map_err(|e| bad(&path, e))?;
-    let steps = field("optimizer_steps")?
-        .parse()
-        .map_err(|e| bad(&path, e))?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(&path, e))?;
-    let read = |name: &str, len: usize| -> Result<Vec<f32>, TrainError> {
-        let tensor = tensors.tensor(name).map_err(|e| bad(&path, e))?;
-        let values = floats(&tensor).map_err(|e| bad(&path, format!("tensor \"{name}\" {e}")))?;
-        if values.len() == len {
-            Ok(values)
-        } else {
-            Err(bad(
-                &path,
-                format!("tensor \"{name}\" has {} elements, not {len}", values.len()),
-            ))
-        }
-    };
-    let frozen = model.parameters().frozen();
-    for p in &mut model.parameters_mut().list_mut()[frozen..] {
-        p.value = read(&p.name, p.value.len())?;
+/// A checkpoint that [`save`] wrote.
+pub struct Checkpoint {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    metadata: HashMap<String, String>,
+    progress: Progress,
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint of a run's folder.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`] if there is none, [`TrainError::Checkpoint`] if it is damaged.
+    pub fn read(folder: &Path) -> Result<Self, TrainError> {
+        let path = folder.join(FILE);
+        let bytes = std::fs::read(&path).map_err(|e| TrainError::io(&path, e))?;
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(&path, e))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let progress = metadata
+            .get("progress")
+            .ok_or_else(|| bad(&path, "\"progress\" is missing"))?;
+        let progress = serde_json::from_str(progress).map_err(|e| bad(&path, e))?;
+        Ok(Self {
+            path,
+            bytes,
+            metadata,
+            progress,
+        })
     }
-    let parameters = model.parameters().clone();
-    optimizer.restore(&parameters, steps, read)?;
-    Ok(progress)
+
+    /// How far the run had come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Restores the part of a prefix; its parameters must have been made with the same configuration, and have
+    /// their frozen tensors.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`] if it belongs to another run.
+    pub fn restore(
+        &self,
+        prefix: &str,
+        parameters: &mut Parameters,
+        optimizer: &mut Optimizer,
+    ) -> Result<(), TrainError> {
+        let path = &self.path;
+        let name = format!("{prefix}{STEPS}");
+        let steps = self.metadata.get(&name);
+        let steps = steps.ok_or_else(|| bad(path, format!("\"{name}\" is missing")))?;
+        let steps = steps.parse().map_err(|e| bad(path, e))?;
+        let tensors = SafeTensors::deserialize(&self.bytes).map_err(|e| bad(path, e))?;
+        let read = |name: &str, len: usize| -> Result<Vec<f32>, TrainError> {
+            let name = format!("{prefix}{name}");
+            let tensor = tensors.tensor(&name).map_err(|e| bad(path, e))?;
+            let wrong = |what: String| bad(path, format!("tensor \"{name}\" {what}"));
+            let values = floats(&tensor).map_err(wrong)?;
+            if values.len() == len {
+                Ok(values)
+            } else {
+                Err(wrong(format!("has {} elements, not {len}", values.len())))
+            }
+        };
+        let frozen = parameters.frozen();
+        for p in &mut parameters.list_mut()[frozen..] {
+            p.value = read(&p.name, p.value.len())?;
+        }
+        optimizer.restore(parameters, steps, read)
+    }
 }
 
 /// Copies the tensors of a model folder (or of a `.safetensors` file), of any type that model

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use laser_encoder::DeviceChoice;
+use laser_kernels::training::Arithmetic;
+use laser_model::Languages;
 use laser_model::config::{Architecture, Config, Dense};
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
-use crate::data::SamplerOptions;
+use crate::data::{SamplerOptions, TrainingPath};
 use crate::objectives::contrastive::LARGEST_LOGIT;
 use crate::objectives::nli::ClassifierSizes;
 use crate::objectives::nmt::DecoderSizes;
@@ -77,6 +79,18 @@ pub enum Precision {
     F32,
     /// bf16 operands, whatever the processor.
     Bf16,
+}
+
+impl Precision {
+    /// What it means on this machine.
+    #[must_use]
+    pub fn arithmetic(self) -> Arithmetic {
+        match self {
+            Self::Auto => Arithmetic::detect(),
+            Self::F32 => Arithmetic::F32,
+            Self::Bf16 => Arithmetic::Bf16,
+        }
+    }
 }
 
 /// Where the encoder's BiLSTM is trained. All other operations run on the processor.
@@ -168,6 +182,10 @@ pub struct Objectives {
     pub transfer: Option<TransferOptions>,
     /// Natural language inference: pairs of sentences with labels.
     pub nli: Option<NliOptions>,
+    /// Masked language modelling of a transformer, in one language and on translations.
+    pub mlm: Option<MlmOptions>,
+    /// Translation by an encoder and a decoder for each language; instead of all others.
+    pub paths: Option<PathsOptions>,
 }
 
 impl Objectives {
@@ -175,6 +193,66 @@ impl Objectives {
     #[must_use]
     pub fn uses_corpus(&self) -> bool {
         self.dual.is_some() || self.nmt.is_some() || self.transfer.is_some()
+    }
+}
+
+/// Translation by an encoder and a decoder for each language (Schwenk and Douze, RepL4NLP 2017): batches follow
+/// training paths ([`crate::data::paths`]), the mean of the sources' embeddings is decoded into every target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathsOptions {
+    /// Languages that have an encoder where they are a source, and a decoder where they are a target.
+    pub languages: Vec<String>,
+    /// Sizes of each decoder.
+    #[serde(default)]
+    pub decoder: LanguageDecoderSizes,
+    /// The paths.
+    #[serde(rename = "path")]
+    pub paths: Vec<TrainingPath>,
+}
+
+/// Sizes of a decoder of one language.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LanguageDecoderSizes {
+    /// Width of target token embeddings.
+    pub embedding_size: usize,
+    /// Width of the LSTM.
+    pub hidden_size: usize,
+}
+
+impl Default for LanguageDecoderSizes {
+    fn default() -> Self {
+        Self {
+            embedding_size: 384,
+            hidden_size: 1024,
+        }
+    }
+}
+
+/// The masked language model ([`crate::objectives::mlm`]): a batch of sentences (MLM; Devlin et al., NAACL 2019), or of
+/// pairs of which each is one sequence (TLM; Conneau and Lample, NeurIPS 2019), without a sign of language.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MlmOptions {
+    /// Weight of the loss, in nats a hidden token.
+    pub weight: f32,
+    /// Share of tokens that are hidden.
+    pub share: f64,
+    /// Most hidden tokens of a sequence.
+    pub predictions: usize,
+    /// Share of batches whose sequences are pairs of translations.
+    pub translations: f64,
+}
+
+impl Default for MlmOptions {
+    fn default() -> Self {
+        Self {
+            weight: 1.0,
+            share: 0.15,
+            predictions: 80,
+            translations: 0.5,
+        }
     }
 }
 
@@ -478,6 +556,16 @@ impl TrainConfig {
         }
     }
 
+    /// How batches are drawn, with the seed of the run where it has none of its own.
+    #[must_use]
+    pub fn sampling(&self) -> SamplerOptions {
+        let mut sampling = self.sampling.clone();
+        if sampling.seed == SamplerOptions::default().seed {
+            sampling.seed = self.seed;
+        }
+        sampling
+    }
+
     /// The architecture as it is written to a model folder.
     ///
     /// # Errors
@@ -536,7 +624,10 @@ impl TrainConfig {
             return fail("freeze_embeddings leaves nothing to train in a mean".into());
         }
         let objectives = &self.objective;
-        if !objectives.uses_corpus() && objectives.nli.is_none() {
+        if let Some(paths) = &objectives.paths {
+            self.check_paths(paths)?;
+        } else if !objectives.uses_corpus() && objectives.nli.is_none() && objectives.mlm.is_none()
+        {
             return fail("name at least one objective, for instance [objective.dual]".into());
         }
         let masks = objectives
@@ -573,6 +664,17 @@ impl TrainConfig {
             if nli.classifier.hidden.contains(&0) || !(0.0..1.0).contains(&nli.classifier.dropout) {
                 let message = "objective.nli.classifier needs widths of at least 1 and a dropout \
                                of at least 0 and below 1";
+                return fail(message.into());
+            }
+        }
+        if let Some(mlm) = &objectives.mlm {
+            if !transformer {
+                return fail("objective.mlm is for a transformer".into());
+            }
+            let shares = [mlm.share, mlm.translations];
+            if !shares.iter().all(|s| (0.0..=1.0).contains(s)) || mlm.predictions == 0 {
+                let message = "the shares of objective.mlm must lie between 0 and 1, predictions be \
+                               at least 1";
                 return fail(message.into());
             }
         }
@@ -631,9 +733,57 @@ impl TrainConfig {
         if self.run.accumulate == 0 || self.run.log_steps == 0 {
             return fail("run.accumulate and run.log_steps must be at least 1".into());
         }
+        let Schedule {
+            stall_factor,
+            stall_evaluations,
+            ..
+        } = self.schedule;
+        if !(stall_factor > 0.0 && stall_factor <= 1.0) || stall_evaluations == 0 {
+            let message = "schedule.stall_factor must be above 0 and at most 1, \
+                           stall_evaluations at least 1";
+            return fail(message.into());
+        }
+        if stall_factor < 1.0 && (self.run.dev_steps == 0 || self.dev.is_empty()) {
+            return fail("schedule.stall_factor needs run.dev_steps and a dev set".into());
+        }
         let timed = self.run.max_minutes > 0.0;
         if self.run.steps == 0 && !timed {
             return fail("set run.steps or run.max_minutes".into());
+        }
+        Ok(())
+    }
+
+    /// Checks what goes together with training paths. Languages and paths are checked against the corpus.
+    fn check_paths(&self, paths: &PathsOptions) -> Result<(), TrainError> {
+        let fail = |message: &str| Err(TrainError::Config(message.into()));
+        let LanguageDecoderSizes {
+            embedding_size,
+            hidden_size,
+        } = paths.decoder;
+        if [embedding_size, hidden_size].contains(&0) {
+            return fail("every size of the decoder must be at least 1");
+        }
+        Languages::new(&self.name, paths.languages.clone())
+            .map_err(|e| TrainError::Config(e.to_string()))?;
+        let objectives = &self.objective;
+        if objectives.uses_corpus() || objectives.nli.is_some() || objectives.mlm.is_some() {
+            return fail("objective.paths trains encoders of its own: name no other objective");
+        }
+        if self.device != TrainDevice::Cpu {
+            return fail("objective.paths trains on the processor: device must be \"cpu\"");
+        }
+        if self.run.chunk_sentences != 0 {
+            let message = "objective.paths has no chunks: sampling.batch_pairs bounds its memory";
+            return fail(message);
+        }
+        let (s, default) = (&self.sampling, SamplerOptions::default());
+        if s.targets != default.targets
+            || !s.language_weights.is_empty()
+            || s.any_pair_share + s.homogeneous_share + s.one_source_share > 0.0
+        {
+            let message = "which languages a batch has is said by objective.paths.path: leave out \
+                           sampling.targets, language_weights and the shares of batches";
+            return fail(message);
         }
         Ok(())
     }

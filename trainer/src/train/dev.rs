@@ -1,12 +1,13 @@
 //! Retrieval on held-out sentences during training.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use super::TrainError;
 use super::config::DevSet;
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::data::{Ragged, text_hash};
-use crate::models::{Model, ModelError};
+use crate::ops::dense::normalize;
 use crate::ops::threads::Threads;
 use crate::tokenizer::Loaded;
 use laser_kernels::training::Arithmetic;
@@ -18,6 +19,8 @@ pub struct Dev {
     pub name: String,
     /// Weight in the figure that chooses the best model.
     pub weight: f64,
+    /// Language of the candidates.
+    pub pivot: String,
     /// The candidates, then the sentences of each language.
     sentences: Ragged,
     /// Distinct sentences of the pivot language.
@@ -27,7 +30,7 @@ pub struct Dev {
     /// The right candidates of each key.
     right: Vec<Vec<u32>>,
     /// Range of each other language's sentences.
-    languages: BTreeMap<String, std::ops::Range<usize>>,
+    languages: BTreeMap<String, Range<usize>>,
 }
 
 /// Accuracy on one dev set.
@@ -108,6 +111,7 @@ impl Dev {
         Ok(Self {
             name,
             weight: set.weight,
+            pivot: set.pivot.clone(),
             sentences,
             candidates,
             keys,
@@ -126,16 +130,36 @@ impl Dev {
         self.keys.is_empty()
     }
 
-    /// Share of sentences whose nearest candidate by cosine is one of their key, by language.
-    ///
-    /// # Errors
-    /// [`ModelError::Device`].
-    pub fn evaluate(&self, model: &Model, threads: &Threads) -> Result<Accuracy, ModelError> {
-        let batch = model.prepare(&self.sentences);
-        let x = model.encode(threads, &batch)?;
-        let width = model.dimensions();
-        let candidates = &x[..self.candidates * width];
-        let ranges: Vec<_> = self.languages.values().cloned().collect();
+    /// The sentences.
+    pub fn sentences(&self) -> &Ragged {
+        &self.sentences
+    }
+
+    /// Languages with their ranges of sentences, the pivot first.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, Range<usize>)> {
+        let others = self.languages.iter();
+        std::iter::once((&self.pivot[..], 0..self.candidates))
+            .chain(others.map(|(l, range)| (&l[..], range.clone())))
+    }
+
+    /// Share of sentences whose nearest candidate by cosine is one of their key, in those languages that are
+    /// `counted`, for embeddings of all [`Dev::sentences`].
+    pub fn evaluate(
+        &self,
+        embeddings: (&[f32], usize),
+        counted: &dyn Fn(&str) -> bool,
+        threads: &Threads,
+    ) -> Accuracy {
+        let (x, width) = embeddings;
+        // The length of a query does not change the order of its candidates.
+        let mut candidates = x[..self.candidates * width].to_vec();
+        normalize(&mut candidates, width);
+        let candidates = &candidates[..];
+        let languages: Vec<_> = self.languages.iter().filter(|l| counted(l.0)).collect();
+        let ranges: Vec<_> = languages
+            .iter()
+            .map(|(_, range)| (*range).clone())
+            .collect();
         let right = threads.map(ranges, |_, range| {
             const BLOCK: usize = 256;
             let mut similarities = vec![0f32; BLOCK * self.candidates];
@@ -156,10 +180,41 @@ impl Dev {
             }
             right as f64 / range.len() as f64
         });
-        let languages: BTreeMap<String, f64> = self.languages.keys().cloned().zip(right).collect();
-        Ok(Accuracy {
+        let names = languages.iter().map(|(name, _)| (*name).clone());
+        let languages: BTreeMap<String, f64> = names.zip(right).collect();
+        Accuracy {
             mean: languages.values().sum::<f64>() / languages.len() as f64,
             languages,
-        })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::World;
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_candidate_does_not_decide() {
+        let world = World::new();
+        let tokenizer = crate::tokenizer::load(&world.path("tokenizer.json")).unwrap();
+        let set = DevSet {
+            path: world.path("dev.tsv"),
+            pivot: "en".into(),
+            keys: 0,
+            weight: 1.0,
+        };
+        let dev = Dev::load(&set, &tokenizer, 32).unwrap();
+        let (width, all) = (dev.candidates, dev.sentences().len());
+        let mut x = vec![0.1f32; all * width];
+        for (sentence, row) in x.chunks_exact_mut(width).enumerate() {
+            match sentence.checked_sub(width) {
+                None => row[sentence] = 1.0,
+                Some(query) => row[dev.right[dev.keys[query] as usize][0] as usize] = 1.0,
+            }
+        }
+        x[..width].iter_mut().for_each(|v| *v *= 1000.0);
+        let threads = Threads::new(1).unwrap();
+        assert_eq!(dev.evaluate((&x, width), &|_| true, &threads).mean, 1.0);
     }
 }

@@ -102,7 +102,7 @@ fn all_objectives_together_are_repeated_and_resumed_exactly() {
         });
         config.run.accumulate = 2;
         config.run.chunk_sentences = 50;
-        ends_alike(&world, name, &mut config, 12);
+        ends_alike(&world.path(""), name, &mut config, 12);
     }
 }
 

@@ -7,13 +7,23 @@ mod error;
 pub mod inference;
 #[cfg(test)]
 mod inference_tests;
+pub mod languages;
+#[cfg(test)]
+mod languages_tests;
 pub mod log;
+mod masking;
+#[cfg(test)]
+mod mlm_tests;
 mod noise;
+pub mod progress;
 pub mod run;
+pub mod shared;
+mod start;
 pub mod step;
 pub mod teacher;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod trainee;
 
 pub use config::TrainConfig;
 pub use error::TrainError;

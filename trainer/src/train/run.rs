@@ -5,24 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use laser_model::config::Architecture;
-
-use super::TrainError;
-use super::checkpoint::{self, Progress};
-use super::config::{Precision, TrainConfig, TrainDevice};
+use super::checkpoint::{self, Checkpoint};
+use super::config::TrainConfig;
 use super::dev::Dev;
-use super::inference::{Inference, LabelledPairs};
 use super::log::{Line, Log};
-use super::step::Stepper;
-use super::teacher::Teacher;
-use crate::data::{PackedCorpus, Sampler};
-use crate::models::{Model, ModelError};
-use crate::objectives::nli;
-use crate::objectives::nmt::Decoder;
-use crate::ops::lstm_device::LstmDevice;
+use super::progress::Progress;
+use super::trainee::Trainee;
+use super::{TrainError, languages, shared};
+use crate::data::PackedCorpus;
 use crate::ops::threads::Threads;
-use crate::optim::Optimizer;
-use laser_kernels::training::Arithmetic;
+use crate::optim::Schedule;
+use crate::tokenizer::Loaded;
 
 /// How a run is started.
 #[derive(Clone, Debug, Default)]
@@ -77,36 +70,32 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     }
     let threads = Threads::new(config.threads)
         .map_err(|e| TrainError::Config(format!("could not start threads: {e}")))?;
-    let mut stepper = prepare(config, &corpus, &tokenizer, threads)?;
-    let mut progress = Progress {
-        step: 0,
-        pairs: 0,
-        tokens: 0,
-        seconds: 0.0,
-        best: None,
-        stale: 0,
-        sampler: stepper.sampler.state(),
-        pending: Vec::new(),
-    };
+    let mut trainee = prepare(config, &corpus, &tokenizer, threads)?;
     let resumed = options.resume && folder.join(checkpoint::FILE).exists();
     let mut used = None;
     // Frozen tensors are in no checkpoint.
-    let begins = !resumed || stepper.model.parameters().frozen() > 0;
+    let begins = !resumed || trainee.has_frozen();
     if let Some(from) = config.model.init_from.as_ref().filter(|_| begins) {
-        let tensors = checkpoint::initialise_from(
-            from,
-            &mut stepper.model,
-            &config.tokenizer,
-            config.model.stack_layers,
-        )?;
-        stepper.optimizer = Optimizer::new(config.optimizer.clone(), stepper.model.parameters());
-        used = Some((tensors, from));
+        used = Some((trainee.initialise(config, from)?, from));
     }
-    if resumed {
-        progress = checkpoint::restore(folder, &mut stepper.model, &mut stepper.optimizer)?;
-        stepper.sampler.restore(progress.sampler.clone())?;
-        stepper.pending = progress.pending.drain(..).collect();
-    }
+    let progress = if resumed {
+        let saved = Checkpoint::read(folder)?;
+        trainee.restore(&saved)?;
+        saved.progress().clone()
+    } else {
+        let (sampler, pending) = trainee.drawn();
+        Progress {
+            step: 0,
+            pairs: 0,
+            tokens: 0,
+            seconds: 0.0,
+            best: None,
+            stale: 0,
+            stalls: 0,
+            sampler,
+            pending,
+        }
+    };
     let log = Log::open(folder, progress.step, options.quiet)?;
     if let Some((tensors, from)) = used {
         log.say(&format!(
@@ -123,19 +112,22 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
         .iter()
         .map(|set| Dev::load(set, &tokenizer, config.sampling.max_tokens))
         .collect::<Result<Vec<_>, _>>()?;
+    if let Some(dev) = dev.iter().find(|dev| !measurable(&*trainee, dev)) {
+        return Err(TrainError::Config(format!(
+            "dev set \"{}\" needs an encoder of its pivot \"{}\" and of another language that it has",
+            dev.name, dev.pivot
+        )));
+    }
     log.say(&format!(
-        "{}: {} parameters, {} threads, {:?} products; {} sentences, {} anchors",
+        "{}: {}, {} sentences",
         config.name,
-        stepper.model.parameters().elements(),
-        stepper.threads.count(),
-        arithmetic(config),
-        corpus.sentences(),
-        stepper.sampler.anchors()
+        trainee.describe(),
+        corpus.sentences()
     ));
     let mut trainer = Run {
         config,
         options,
-        stepper,
+        trainee,
         progress,
         dev,
         log,
@@ -146,137 +138,32 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     result
 }
 
-fn arithmetic(config: &TrainConfig) -> Arithmetic {
-    match config.precision {
-        Precision::Auto => Arithmetic::detect(),
-        Precision::F32 => Arithmetic::F32,
-        Precision::Bf16 => Arithmetic::Bf16,
-    }
-}
-
 /// A run that has made no step.
 fn prepare(
     config: &TrainConfig,
     corpus: &PackedCorpus,
-    tokenizer: &crate::tokenizer::Loaded,
+    tokenizer: &Loaded,
     threads: Threads,
-) -> Result<Stepper, TrainError> {
-    let mut sampling = config.sampling.clone();
-    if sampling.seed == crate::data::SamplerOptions::default().seed {
-        sampling.seed = config.seed;
-    }
-    let sampler = Sampler::new(corpus, sampling)?;
-    let eos = tokenizer.tokenizer.token_to_id("</s>");
-    let vocabulary = tokenizer.vocab_size as usize;
-    let mut model = Model::new(
-        config.model_config()?,
-        vocabulary,
-        eos,
-        arithmetic(config),
-        config.seed,
-    )?;
-    let hidden = match &config.model.encoder {
-        Architecture::Bilstm(c) => Some(c.hidden_size),
-        Architecture::ResidualBilstm(c) => Some(c.hidden_size),
-        Architecture::Mean(_) | Architecture::Transformer(_) => None,
-    };
-    if let (TrainDevice::Cuda(ordinal), Some(hidden)) = (config.device, hidden) {
-        let device = LstmDevice::cuda(ordinal, hidden).map_err(ModelError::Device)?;
-        model = model.on_device(device)?;
-    }
-    if config.model.freeze_embeddings {
-        model.parameters_mut().freeze_sparse();
-    }
-    start_values(config, corpus, &mut model);
-    let learned = config.objective.dual.as_ref().filter(|d| d.learn_scale);
-    let scale =
-        learned.map(|d| model.add_objective_parameter("objective.scale", &[1], vec![d.scale.ln()]));
-    let decoder = match &config.objective.nmt {
-        Some(nmt) => {
-            let id = |name: &str| tokenizer.tokenizer.token_to_id(name);
-            let end = eos.or_else(|| id("[SEP]"));
-            let begin = id("<s>").or_else(|| id("[CLS]")).or(end);
-            let (Some(begin), Some(end)) = (begin, end) else {
-                let message = "the nmt objective needs a tokenizer with the token \"</s>\"";
-                return Err(TrainError::Config(message.into()));
-            };
-            let languages = corpus.header().languages.len();
-            Some(Decoder::new(
-                &mut model,
-                &nmt.decoder,
-                (vocabulary, languages),
-                (begin, end),
-                arithmetic(config),
-                config.seed,
-            ))
-        }
-        None => None,
-    };
-    let teacher = match &config.objective.transfer {
-        Some(options) => Some(Teacher::load(
-            &options.teacher,
-            &config.tokenizer,
-            threads.count(),
-            &model,
+) -> Result<Box<dyn Trainee>, TrainError> {
+    Ok(match &config.objective.paths {
+        Some(paths) => Box::new(languages::prepare(
+            config, paths, corpus, tokenizer, threads,
         )?),
-        None => None,
-    };
-    let inference = match &config.objective.nli {
-        Some(options) => {
-            let limit = config.sampling.max_tokens;
-            let pairs = LabelledPairs::read(&options.data, options.parallel, tokenizer, limit)?;
-            let (width, classes) = (model.dimensions(), pairs.classes());
-            let parameters = model.parameters_mut();
-            let net = nli::classifier(parameters, &options.classifier, width, classes, config.seed);
-            Some(Inference { net, pairs })
-        }
-        None => None,
-    };
-    let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
-    let pending = Default::default();
-    Ok(Stepper {
-        model,
-        optimizer,
-        sampler,
-        pending,
-        threads,
-        scale,
-        decoder,
-        teacher,
-        inference,
+        None => Box::new(shared::prepare(config, corpus, tokenizer, threads)?),
     })
 }
 
-/// Scales new embeddings and sets token weights by frequency, where the configuration says so.
-fn start_values(config: &TrainConfig, corpus: &PackedCorpus, model: &mut Model) {
-    let width = model.embedding_size();
-    let weighted = model.has_token_weights();
-    let list = model.parameters_mut().list_mut();
-    if let Some(std) = config.model.embedding_std {
-        laser_kernels::slices::scale(std * (width as f32).sqrt(), &mut list[0].value);
-    }
-    let exponent = config.model.token_weight_exponent;
-    if weighted && exponent != 0.0 {
-        let mut counts = vec![1u32; list[1].value.len()];
-        let mut ids = Vec::new();
-        for sentence in 0..corpus.sentences() {
-            ids.clear();
-            corpus.tokens_into(sentence, config.sampling.max_tokens, &mut ids);
-            ids.iter().for_each(|id| counts[*id as usize] += 1);
-        }
-        let mut sorted = counts.clone();
-        sorted.sort_unstable();
-        let median = sorted[sorted.len() / 2] as f32;
-        for (weight, count) in list[1].value.iter_mut().zip(counts) {
-            *weight = (-exponent * (count as f32 / median).ln()).clamp(-2.5, 1.0);
-        }
-    }
+/// Whether a dev set's candidates and some of its other sentences can be embedded.
+fn measurable(trainee: &dyn Trainee, dev: &Dev) -> bool {
+    let known = dev.parts().map(|(language, _)| trainee.embeds(language));
+    let known: Vec<bool> = known.collect();
+    known[0] && known[1..].contains(&true)
 }
 
 struct Run<'a> {
     config: &'a TrainConfig,
     options: &'a Options,
-    stepper: Stepper,
+    trainee: Box<dyn Trainee>,
     progress: Progress,
     dev: Vec<Dev>,
     log: Log,
@@ -328,8 +215,8 @@ impl Run<'_> {
         while self.share() < 1.0 && !stopped(self.progress.step) {
             let begin = Instant::now();
             let step = self.progress.step;
-            let factor = config.schedule.factor(step, self.share());
-            let outcome = self.stepper.step(config, corpus, step, factor)?;
+            let factor = self.rate_factor();
+            let outcome = self.trainee.step(config, corpus, step, factor)?;
             self.progress.step += 1;
             self.progress.pairs += outcome.pairs;
             self.progress.tokens += outcome.tokens;
@@ -402,20 +289,10 @@ impl Run<'_> {
         if self.dev.is_empty() {
             return Ok(());
         }
-        let averaged = self.stepper.optimizer.averaged().map(|values| {
-            let mut model = self.stepper.model.clone();
-            let frozen = model.parameters().frozen();
-            let list = model.parameters_mut().list_mut().iter_mut().zip(values);
-            for (p, value) in list.skip(frozen) {
-                p.value.copy_from_slice(value);
-            }
-            model
-        });
-        let model = averaged.as_ref().unwrap_or(&self.stepper.model);
         let at = (self.progress.step, self.progress.pairs, self.seconds());
         let (mut figure, mut weights) = (0.0, 0.0);
-        for dev in &self.dev {
-            let accuracy = dev.evaluate(model, &self.stepper.threads)?;
+        let measured = self.trainee.measure(&self.dev)?;
+        for (dev, accuracy) in self.dev.iter().zip(measured) {
             figure += dev.weight * accuracy.mean;
             weights += dev.weight;
             self.log.dev(at, &dev.name, &accuracy)?;
@@ -425,29 +302,41 @@ impl Run<'_> {
             self.progress.best = Some((figure, self.progress.step));
             self.progress.stale = 0;
             let best = self.config.output.join("best");
-            checkpoint::write_model(&best, model, None, &self.config.tokenizer)?;
-        } else {
-            self.progress.stale += 1;
+            return self.trainee.write(&best, self.config);
+        }
+        self.progress.stale += 1;
+        let Schedule {
+            stall_factor,
+            stall_evaluations,
+            ..
+        } = self.config.schedule;
+        if stall_factor < 1.0 && self.progress.stale.is_multiple_of(stall_evaluations) {
+            self.progress.stalls += 1;
+            self.log.say(&format!(
+                "no better dev accuracy in {} evaluations: the learning rate is lowered",
+                self.progress.stale
+            ));
         }
         Ok(())
     }
 
+    /// Factor of the learning rate of the next update.
+    fn rate_factor(&self) -> f64 {
+        let schedule = &self.config.schedule;
+        let lowered = schedule.stall_factor.powi(self.progress.stalls as i32);
+        schedule.factor(self.progress.step, self.share()) * lowered
+    }
+
     fn save(&mut self) -> Result<(), TrainError> {
         let folder: &Path = &self.config.output;
+        let (sampler, pending) = self.trainee.drawn();
         let progress = Progress {
             seconds: self.seconds(),
-            sampler: self.stepper.sampler.state(),
-            pending: self.stepper.pending.iter().cloned().collect(),
+            sampler,
+            pending,
             ..self.progress.clone()
         };
-        checkpoint::save(
-            folder,
-            &self.stepper.model,
-            &self.stepper.optimizer,
-            &progress,
-        )?;
-        let values = self.stepper.optimizer.averaged();
-        let last = folder.join("last");
-        checkpoint::write_model(&last, &self.stepper.model, values, &self.config.tokenizer)
+        self.trainee.save(folder, &progress)?;
+        self.trainee.write(&folder.join("last"), self.config)
     }
 }

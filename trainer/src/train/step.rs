@@ -2,18 +2,19 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
 use super::TrainError;
-use super::config::{DualOptions, Sides, TrainConfig};
+use super::config::{DualOptions, MlmOptions, Sides, TrainConfig};
 use super::inference::Inference;
+use super::masking::{MaskTokens, concatenated, masked};
 use super::noise::noisy;
+use super::progress::{Outcome, Pending};
 use super::teacher::Teacher;
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
 use crate::models::perceptron::InputDropout;
 use crate::models::{Model, Regularization};
 use crate::objectives::contrastive::{LARGEST_LOGIT, Masks, contrastive, hardest};
+use crate::objectives::mlm::Head;
 use crate::objectives::nli::nli;
 use crate::objectives::nmt::{Decoder, Noise, Targets};
 use crate::objectives::transfer::alignment;
@@ -21,28 +22,6 @@ use crate::ops::pool::{self, Occurrences};
 use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
 use laser_kernels::slices::{add, scale};
-
-/// A batch that was drawn and waits for its turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pending {
-    /// Source and target sentence of every pair.
-    pub pairs: Vec<(SentenceId, SentenceId)>,
-    /// Additional candidates.
-    pub negatives: Vec<SentenceId>,
-}
-
-/// What an update did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// Mean loss of its batches.
-    pub loss: f64,
-    /// Gradient norm before clipping.
-    pub norm: f64,
-    /// Pairs.
-    pub pairs: u64,
-    /// Tokens of both sides.
-    pub tokens: u64,
-}
 
 /// The state of training.
 pub struct Stepper {
@@ -64,10 +43,24 @@ pub struct Stepper {
     pub teacher: Option<Teacher>,
     /// Pairs and classifier of the inference objective.
     pub inference: Option<Inference>,
+    /// What predicts the tokens of the masked language model.
+    pub masked: Option<MaskedModel>,
+}
+
+/// The head of the masked language model, with what masking knows of the tokenizer.
+pub struct MaskedModel {
+    /// Predicts tokens.
+    pub head: Head,
+    /// The mask and the boundaries.
+    pub tokens: MaskTokens,
+    /// Begins every sequence, if any does.
+    pub begin: Option<u32>,
+    /// Most tokens of a sequence.
+    pub capacity: usize,
 }
 
 /// Parts of the seed, so that no two uses share a stream.
-mod stream {
+pub(super) mod stream {
     pub const TOKENS: u64 = 1;
     pub const MASKS: u64 = 2;
     pub const MEGA: u64 = 3;
@@ -75,9 +68,10 @@ mod stream {
     pub const NOISE: u64 = 5;
     pub const NEGATIVES: u64 = 6;
     pub const INFERENCE: u64 = 7;
+    pub const MASKED: u64 = 0;
 }
 
-fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
+pub(super) fn seed_of(config: &TrainConfig, stream: u64, step: u64, batch: usize) -> u64 {
     mix(mix(config.seed.wrapping_mul(8) + stream) ^ mix(step << 16 | batch as u64))
 }
 
@@ -143,7 +137,7 @@ fn perturbed_targets(
 }
 
 /// Leaves each token out with probability `rate`; at least one of a sentence stays.
-fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
+pub(super) fn drop_tokens(batch: &Ragged, rate: f32, seed: u64) -> Ragged {
     let mut kept = Ragged::new();
     let mut position = 0u64;
     for i in 0..batch.len() {
@@ -257,7 +251,7 @@ impl Stepper {
     /// # Errors
     /// [`TrainError::Diverged`] if the loss or the gradient is not finite; the parameters are then
     /// as before.
-    pub fn step(
+    pub fn update(
         &mut self,
         config: &TrainConfig,
         corpus: &PackedCorpus,
@@ -323,7 +317,7 @@ impl Stepper {
     }
 
     /// Adds the gradients of one batch; returns its loss and number of tokens.
-    fn gradients(
+    pub(super) fn gradients(
         &self,
         config: &TrainConfig,
         corpus: &PackedCorpus,
@@ -436,7 +430,7 @@ impl Stepper {
             let end = pairs * self.model.dimensions();
             let (value, dx) = decoder.loss(
                 &self.threads,
-                &self.model,
+                self.model.parameters(),
                 &z[..end],
                 Targets {
                     sentences: &targets,
@@ -508,7 +502,107 @@ impl Stepper {
                 }
             }
         }
+        if let (Some(options), Some(model)) = (&objectives.mlm, &self.masked) {
+            let seed = mix(seed_of(config, stream::MASKED, step, part));
+            let sides = (
+                corpus.gather(batch.pairs.iter().map(|p| p.0), limit),
+                targets,
+            );
+            let (value, more) =
+                self.masked(config, (options, model), sides, seed, dense, occurrences)?;
+            loss += f64::from(options.weight) * value;
+            tokens += more;
+        }
         Ok((loss, tokens))
+    }
+
+    /// Loss of the masked language model; adds `weight / accumulate` times its gradients. Returns the number of tokens
+    /// as well.
+    fn masked(
+        &self,
+        config: &TrainConfig,
+        (options, own): (&MlmOptions, &MaskedModel),
+        (mut sequences, targets): (Ragged, Ragged),
+        seed: u64,
+        dense: &mut [Vec<f32>],
+        occurrences: &mut Vec<Occurrences>,
+    ) -> Result<(f64, u64), TrainError> {
+        if uniform(seed) < options.translations {
+            sequences = concatenated(&sequences, &targets, own.begin, own.capacity);
+        } else {
+            (0..targets.len()).for_each(|i| sequences.push(targets.row(i)));
+            let none = Ragged {
+                ids: Vec::new(),
+                starts: vec![0; sequences.len() + 1],
+            };
+            // Cut at what the model reads.
+            sequences = concatenated(&sequences, &none, None, own.capacity);
+        }
+        let batch = masked(&sequences, options, &own.tokens, mix(seed));
+        let total = batch.labels.len();
+        if total == 0 {
+            return Ok((0.0, sequences.ids.len() as u64));
+        }
+        let regularization = Regularization {
+            embedding: config.dropout.embedding,
+            hidden: config.dropout.hidden,
+            seed: mix(seed ^ 1),
+        };
+        let weight = options.weight / config.run.accumulate as f32;
+        let count = sequences.len();
+        let chunk = match config.run.chunk_sentences {
+            0 => count,
+            n => n.min(count),
+        };
+        let mut loss = 0.0;
+        let mut table = Vec::new();
+        // The loss is a sum over places, so that a chunk needs nothing of the others.
+        for from in (0..count).step_by(chunk) {
+            let range = from..count.min(from + chunk);
+            let labels = batch.places.starts[range.start]..batch.places.starts[range.end];
+            let (x, saved) = self.model.forward_places(
+                &self.threads,
+                &batch.sequences,
+                range,
+                &batch.places,
+                regularization,
+            )?;
+            let found = own.head.loss(
+                &self.threads,
+                self.model.parameters(),
+                &x,
+                &batch.labels[labels],
+                (weight, total),
+                dense,
+            );
+            loss += found.loss;
+            if table.is_empty() {
+                table = found.table;
+            } else {
+                add(&found.table, &mut table);
+            }
+            let shards =
+                self.model
+                    .backward_places(&self.threads, &batch.sequences, saved, &found.dx)?;
+            for shard in shards {
+                for (total, part) in dense.iter_mut().zip(&shard.dense) {
+                    add(part, total);
+                }
+                occurrences.push(shard.embeddings);
+            }
+        }
+        if self.model.parameters().frozen() == 0 {
+            // Every token is predicted, so that every row of the table has a gradient.
+            let rows: Vec<u32> = (0..(table.len() / self.model.embedding_size()) as u32).collect();
+            occurrences.push(Occurrences {
+                factors: vec![1.0; rows.len()],
+                ids: rows.clone(),
+                rows,
+                source: table,
+                inner: Vec::new(),
+            });
+        }
+        Ok((loss, sequences.ids.len() as u64))
     }
 
     /// Dual-encoder loss; adds `share · weight` times its gradient.

@@ -28,11 +28,17 @@ fn dice(x: u64) -> u64 {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With more tokens, which no text has.
+    pub(crate) fn with(more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let words: Vec<String> = ["a", "b"]
             .iter()
             .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")))
-            .chain(["<unk>".to_string(), "</s>".to_string()])
+            .chain(["<unk>", "</s>"].map(str::to_owned))
+            .chain(more.iter().map(|token| (*token).to_owned()))
             .collect();
         let vocabulary: Vec<String> = words
             .iter()
@@ -151,8 +157,15 @@ pub(crate) fn quiet() -> Options {
     }
 }
 
+/// The bytes of the tensors at the end, of all languages one after the other.
 pub(crate) fn tensors(folder: &Path) -> Vec<u8> {
-    std::fs::read(folder.join("last/model.safetensors")).unwrap()
+    let last = folder.join("last");
+    let folders = match laser_model::Languages::read(&last).unwrap() {
+        Some(list) => list.languages.iter().map(|l| last.join(l)).collect(),
+        None => vec![last],
+    };
+    let read = |folder: &PathBuf| std::fs::read(folder.join("model.safetensors")).unwrap();
+    folders.iter().flat_map(read).collect()
 }
 
 pub(crate) fn one(config: &TrainConfig) -> Summary {
@@ -325,17 +338,17 @@ fn perturbed_sentences_teach_order_beside_a_frozen_mean() {
 /// A run that is done again, and one that is stopped after 5 and after 9 of its `updates` and goes on, end in the
 /// same tensors and loss, bit for bit. Returns the tensors.
 pub(crate) fn ends_alike(
-    world: &World,
+    folder: &Path,
     name: &str,
     config: &mut TrainConfig,
     updates: u64,
 ) -> Vec<u8> {
     let whole = one(config);
     let expected = tensors(&config.output);
-    config.output = world.path(&format!("{name}-again"));
+    config.output = folder.join(format!("{name}-again"));
     assert_eq!(one(config).loss.to_bits(), whole.loss.to_bits());
     assert_eq!(tensors(&config.output), expected);
-    config.output = world.path(&format!("{name}-parts"));
+    config.output = folder.join(format!("{name}-parts"));
     for (more, step) in [(Some(5), 5), (Some(4), 9), (None, updates)] {
         let options = Options {
             resume: true,
@@ -371,7 +384,7 @@ fn a_run_is_repeated_exactly_and_resumes_exactly() {
         dual.perturbed = 1;
         (dual.mega_batch, dual.mega_from_step, dual.mega_share) = (3, 2, 0.7);
         config.run.accumulate = 2;
-        let expected = ends_alike(&world, name, &mut config, 14);
+        let expected = ends_alike(&world.path(""), name, &mut config, 14);
         config.output = world.path(&format!("{name}-seed"));
         config.seed = 2;
         one(&config);
