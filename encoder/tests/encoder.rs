@@ -533,7 +533,11 @@ fn tables_in_every_type_agree() {
     assert_close(&exact, &embed(int8, &mut tensors), 5e-3, "int8");
 }
 
-fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tensors) {
+fn transformer(
+    norm: NormPosition,
+    pooling: TransformerPooling,
+    relative_positions: Option<RelativePositions>,
+) -> (Config, Tensors) {
     let (d, f, layers) = (24, 40, 2);
     let mut random = Random(3);
     let mut tensors = Tensors::new();
@@ -543,6 +547,7 @@ fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tens
     put("embed_tokens.weight".into(), &[VOCABULARY, d], 1.0);
     put("embed_positions.weight".into(), &[70, d], 1.0);
     put("embed_types.weight".into(), &[2, d], 1.0);
+    put("relative_positions.weight".into(), &[8, 4], 2.0);
     let mut norms = vec!["embed_norm".to_owned(), "final_norm".to_owned()];
     for l in 0..layers {
         for (name, rows, columns) in [
@@ -577,6 +582,7 @@ fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tens
         position_offset: 0,
         scale_embedding: false,
         embedding_norm: true,
+        relative_positions,
     });
     (config(d, encoder), tensors)
 }
@@ -596,15 +602,26 @@ fn folders() -> &'static [(TempDir, &'static str)] {
             ),
             (
                 "cls",
-                transformer(NormPosition::Post, TransformerPooling::Cls),
+                transformer(NormPosition::Post, TransformerPooling::Cls, None),
             ),
             (
                 "max",
-                transformer(NormPosition::Pre, TransformerPooling::Max),
+                transformer(NormPosition::Pre, TransformerPooling::Max, None),
             ),
             (
                 "average",
-                transformer(NormPosition::Post, TransformerPooling::Mean),
+                transformer(NormPosition::Post, TransformerPooling::Mean, None),
+            ),
+            (
+                "relative",
+                transformer(
+                    NormPosition::Post,
+                    TransformerPooling::Mean,
+                    Some(RelativePositions {
+                        buckets: 8,
+                        max_distance: 20,
+                    }),
+                ),
             ),
         ];
         models

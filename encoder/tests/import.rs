@@ -222,6 +222,29 @@ fn bert_with_mean_pooling_from_bin() {
 }
 
 #[test]
+fn distilbert_has_no_token_types() {
+    let (_dir, encoder) = check("distilbert", Kind::SentenceTransformer, &Options::default());
+    assert_eq!(encoder.config().max_tokens, 36);
+}
+
+/// One of its texts has tokens in all buckets of distances.
+#[test]
+fn mpnet_has_relative_positions() {
+    check("mpnet", Kind::SentenceTransformer, &Options::default());
+    let error = broken("mpnet", "config.json", |b| {
+        replace(b, b"num_buckets\": 32", b"num_buckets\": 64")
+    });
+    assert!(error.contains("num_buckets\" is 64, not 32"), "{error}");
+    let error = broken("mpnet", "config.json", |b| {
+        replace(b, b"\"mpnet\"", b"\"gpnet\"")
+    });
+    assert!(
+        error.contains("\"gpnet\" is not supported") && error.contains("distilbert"),
+        "{error}"
+    );
+}
+
+#[test]
 fn laser3_transformers() {
     check("laser3", Kind::Laser3, &Options::default());
     check("laser3-max", Kind::Laser3, &Options::default());

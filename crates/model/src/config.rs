@@ -303,6 +303,38 @@ pub struct TransformerConfig {
     /// Whether `embed_norm` is applied to the sum of the embedding tables.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub embedding_norm: bool,
+    /// What is added to the scores of attention by the distance of two tokens, in all layers alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relative_positions: Option<RelativePositions>,
+}
+
+/// Biases of attention for buckets of distances (Raffel et al., JMLR 2020, section 2.1; MPNet). Tensor:
+/// `relative_positions.weight` [buckets, heads].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelativePositions {
+    /// Number of buckets, a multiple of four: one half for what stands before a token and itself, the other
+    /// for what stands behind it.
+    pub buckets: usize,
+    /// Distance from which on all are in one bucket.
+    pub max_distance: usize,
+}
+
+impl RelativePositions {
+    /// The bucket of a key that stands `distance` tokens behind the query: of its half the first part has a
+    /// bucket for each distance, the other grows by a constant factor. In the arithmetic of `transformers`,
+    /// whose rounding decides where a bucket ends.
+    pub fn bucket(self, distance: isize) -> usize {
+        let half = self.buckets / 2;
+        let side = if distance > 0 { half } else { 0 };
+        let (exact, n) = (half / 2, distance.unsigned_abs());
+        if n < exact {
+            return side + n;
+        }
+        let range = (self.max_distance as f64 / exact as f64).ln() as f32;
+        let grown = (n as f32 / exact as f32).ln() / range * (half - exact) as f32;
+        side + (exact + grown as usize).min(half - 1)
+    }
 }
 
 fn is_zero(n: &usize) -> bool {
@@ -468,6 +500,19 @@ impl Config {
                 if !(c.layer_norm_eps.is_finite() && c.layer_norm_eps > 0.0) {
                     return fail("layer_norm_eps must be positive".into());
                 }
+                if let Some(relative) = &c.relative_positions {
+                    range("relative_positions.buckets", relative.buckets, 4, 4096)?;
+                    let (low, high) = (relative.buckets / 4 + 1, MAX_WIDTH);
+                    range(
+                        "relative_positions.max_distance",
+                        relative.max_distance,
+                        low,
+                        high,
+                    )?;
+                    if !relative.buckets.is_multiple_of(4) {
+                        return fail("relative_positions.buckets must be a multiple of 4".into());
+                    }
+                }
                 if self.max_tokens.saturating_add(c.position_offset) > c.max_positions {
                     return fail(format!(
                         "max_tokens {} with position_offset {} does not fit max_positions {}",
@@ -503,6 +548,68 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `MPNetEncoder.relative_position_bucket` of transformers gives these from each distance on.
+    #[test]
+    fn buckets_are_those_of_transformers() {
+        for (buckets, max_distance, expected) in [
+            (
+                32,
+                128,
+                &[
+                    (-600, 15),
+                    (-90, 14),
+                    (-63, 13),
+                    (-45, 12),
+                    (-31, 11),
+                    (-22, 10),
+                    (-15, 9),
+                    (-11, 8),
+                    (-7, 7),
+                    (-6, 6),
+                    (-5, 5),
+                    (-4, 4),
+                    (-3, 3),
+                    (-2, 2),
+                    (-1, 1),
+                    (0, 0),
+                    (1, 17),
+                    (2, 18),
+                    (3, 19),
+                    (4, 20),
+                    (5, 21),
+                    (6, 22),
+                    (7, 23),
+                    (8, 24),
+                    (12, 25),
+                    (16, 26),
+                    (23, 27),
+                    (32, 28),
+                    (46, 29),
+                    (64, 30),
+                    (91, 31),
+                ][..],
+            ),
+            (
+                8,
+                20,
+                &[(-600, 3), (-6, 2), (-1, 1), (0, 0), (1, 5), (2, 6), (7, 7)][..],
+            ),
+        ] {
+            let relative = RelativePositions {
+                buckets,
+                max_distance,
+            };
+            let mut found = Vec::new();
+            for distance in -600..=600 {
+                let bucket = relative.bucket(distance);
+                if found.last().is_none_or(|(_, last)| *last != bucket) {
+                    found.push((distance, bucket));
+                }
+            }
+            assert_eq!(found, expected);
+        }
+    }
 
     #[test]
     fn numbers_come_back_as_they_were_written() {

@@ -115,6 +115,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         position_offset: 0,
         scale_embedding: false,
         embedding_norm: true,
+        relative_positions: None,
     };
     let config = Config {
         format: FORMAT,
