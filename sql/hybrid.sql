@@ -87,7 +87,7 @@ BEGIN
     IF embedding_column IS NULL THEN
         measure := format('t.%I OPERATOR(@extschema@.<=>) %L::pg_catalog.text', text_column, query);
     ELSE
-        SELECT format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L)::%I.%I', a.attname, n.nspname, query, n.nspname, t.typname)
+        SELECT format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L, NULL, ''query'')::%I.%I', a.attname, n.nspname, query, n.nspname, t.typname)
         INTO measure
         FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace
         WHERE a.attrelid = relation AND a.attname = embedding_column AND NOT a.attisdropped;

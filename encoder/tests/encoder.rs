@@ -7,6 +7,7 @@ use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Pr
 use laser_model::config::*;
 use laser_model::folder::{self, Tensor, Tensors};
 use laser_model::{LocalEncoder, ModelError, base};
+use laser_protocol::Role;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -71,6 +72,7 @@ fn config(dimensions: usize, encoder: Architecture) -> Config {
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     }
 }
 
@@ -917,9 +919,9 @@ fn ids_that_the_table_lacks_are_errors() {
     );
     let local = LocalEncoder::load(dir.path()).unwrap().expect("a mean");
     let mut out = [0.0; 4];
-    let error = local.encode("w1 w0", &mut out).unwrap_err();
+    let error = local.encode("w1 w0", Role::Plain, &mut out).unwrap_err();
     assert!(matches!(error, ModelError::TokenId { .. }), "{error}");
-    local.encode("w1", &mut out).unwrap();
+    local.encode("w1", Role::Plain, &mut out).unwrap();
     let alone = load(dir.path(), Precision::F32, 1).encode(&["w1"]).unwrap();
     assert_close(&out, alone.row(0), 1e-6, "w1");
 }

@@ -483,6 +483,59 @@ fn sentence_transformers_may_lower_texts() {
     assert_eq!(tokens[0], tokens[1]);
 }
 
+#[test]
+fn prompts_become_prefixes() {
+    let dir = TempDir::new().unwrap();
+    let source = dir.path().join("source");
+    copy_tree(&fixture("labse"), &source);
+    let out = dir.path().join("model");
+    let prefixes = |prompts: &str, options: &Options| {
+        std::fs::write(source.join("config_sentence_transformers.json"), prompts).unwrap();
+        let report = import(&source, None, &out, options)?;
+        let written = load(&out).config().prefixes.clone();
+        assert_eq!(written, report.config.prefixes);
+        Ok::<_, EncoderError>((written.query, written.passage, report.notes.len()))
+    };
+    let none = Options::default();
+    let e5 =
+        r#"{"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": null}"#;
+    let found = prefixes(e5, &none).unwrap();
+    assert_eq!(found, ("query: ".into(), "passage: ".into(), 0));
+    let before = laser_model::folder::fingerprint(&out).unwrap();
+    let document = r#"{"prompts": {"query": "q: ", "document": "title: none | text: ", "STS": "x"},
+        "default_prompt_name": "document"}"#;
+    let found = prefixes(document, &none).unwrap();
+    assert_eq!(found, ("q: ".into(), "title: none | text: ".into(), 1));
+    assert_ne!(before, laser_model::folder::fingerprint(&out).unwrap());
+    let options = Options {
+        query_prefix: Some(String::new()),
+        passage_prefix: Some("p: ".into()),
+        ..Options::default()
+    };
+    assert_eq!(
+        prefixes(e5, &options).unwrap(),
+        (String::new(), "p: ".into(), 0)
+    );
+    assert_eq!(
+        prefixes("{}", &none).unwrap(),
+        (String::new(), String::new(), 0)
+    );
+    let error = prefixes(r#"{"prompts": {"query": 3}}"#, &none).unwrap_err();
+    assert!(
+        error.to_string().contains("\"query\" is no string"),
+        "{error}"
+    );
+    let long = Options {
+        query_prefix: Some("x".repeat(5000)),
+        ..Options::default()
+    };
+    let error = prefixes("{}", &long).unwrap_err();
+    assert!(
+        error.to_string().contains("prefixes.query is 5000"),
+        "{error}"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
     #[test]

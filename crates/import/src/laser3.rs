@@ -253,6 +253,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     Ok(Model {
         config,

@@ -28,6 +28,7 @@ pub mod zip;
 
 use std::path::Path;
 
+use laser_model::config::Prefixes;
 use laser_model::ngrams::read_tokenizer;
 use laser_model::{ModelError, folder};
 
@@ -74,6 +75,15 @@ pub fn import(
     model.config.name = name;
     if let Some(normalize) = options.normalize {
         model.config.normalize = normalize;
+    }
+    let Prefixes { query, passage } = &mut model.config.prefixes;
+    for (prefix, option) in [
+        (query, &options.query_prefix),
+        (passage, &options.passage_prefix),
+    ] {
+        if let Some(option) = option {
+            prefix.clone_from(option);
+        }
     }
     check(&model).map_err(|message| ModelError::import(source, message))?;
     match options.table {

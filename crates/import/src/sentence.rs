@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::state::State;
 use crate::transformer::transformer;
 use laser_model::ModelError;
-use laser_model::config::{Activation, Architecture, Dense, TransformerPooling};
+use laser_model::config::{Activation, Architecture, Dense, Prefixes, TransformerPooling};
 use laser_model::folder::Tensor;
 
 /// A folder with `modules.json`.
@@ -55,11 +55,42 @@ pub(super) fn sentence_transformer(source: &Path, options: &Options) -> Result<M
             }
         }
     }
-    let model = model.ok_or_else(|| modules.error("there is no Transformer module".into()))?;
+    let mut model = model.ok_or_else(|| modules.error("there is no Transformer module".into()))?;
     if pooling.is_none() {
         return Err(modules.error("there is no Pooling module".into()));
     }
+    prefixes(source, &mut model)?;
     Ok(model)
+}
+
+/// Takes up the prompts for queries and passages.
+fn prefixes(source: &Path, model: &mut Model) -> Result<(), ModelError> {
+    let path = source.join("config_sentence_transformers.json");
+    if !path.exists() {
+        return Ok(());
+    }
+    let json = Json::open(path)?;
+    let prompts = json.value.get("prompts").and_then(Value::as_object);
+    let prompt = |names: &[&str]| -> Result<String, ModelError> {
+        let found = names.iter().find_map(|name| prompts?.get(*name));
+        match found.unwrap_or(&Value::Null) {
+            Value::Null => Ok(String::new()),
+            Value::String(prompt) => Ok(prompt.clone()),
+            _ => Err(json.error(format!("prompt \"{}\" is no string", names[0]))),
+        }
+    };
+    model.config.prefixes = Prefixes {
+        query: prompt(&["query"])?,
+        passage: prompt(&["passage", "document"])?,
+    };
+    let default = json.value.get("default_prompt_name");
+    if let Some(Value::String(name)) = default {
+        model.notes.push(format!(
+            "the original puts its prompt \"{name}\" before texts that come without a role; here they are \
+             embedded as they are"
+        ));
+    }
+    Ok(())
 }
 
 fn pooling_mode(json: &Json) -> Result<TransformerPooling, ModelError> {
@@ -71,6 +102,9 @@ fn pooling_mode(json: &Json) -> Result<TransformerPooling, ModelError> {
         ("pooling_mode_weightedmean_tokens", None),
         ("pooling_mode_lasttoken", None),
     ];
+    if !json.flag("include_prompt", true) {
+        return Err(json.error("\"include_prompt\" is not true".into()));
+    }
     let set: Vec<_> = modes
         .into_iter()
         .filter(|(key, _)| json.flag(key, false))

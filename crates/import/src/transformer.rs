@@ -151,6 +151,7 @@ pub(super) fn transformer(
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     Ok(Model {
         config,

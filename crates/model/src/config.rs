@@ -1,6 +1,8 @@
 //! `config.json` of a model folder.
 
-use laser_protocol::valid_model_name;
+use std::borrow::Cow;
+
+use laser_protocol::{Role, valid_model_name};
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
@@ -16,6 +18,9 @@ pub const MAX_DIMENSIONS: usize = 16_000;
 /// Upper bound for widths, depths and counts in a configuration, so that a hostile file cannot
 /// make their products overflow.
 const MAX_WIDTH: usize = 65_536;
+
+/// Longest prefix in bytes.
+const MAX_PREFIX: usize = 4096;
 
 /// The contents of `config.json`. Unknown fields are refused: a model that needs something this
 /// version does not know must not be run without it.
@@ -46,6 +51,51 @@ pub struct Config {
     /// The model that this one builds on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
+    /// What stands before queries and passages.
+    #[serde(default, skip_serializing_if = "Prefixes::is_default")]
+    pub prefixes: Prefixes,
+}
+
+/// What a model was trained to read before a text, by what the text is ([`Role`]); it comes before
+/// [`TextConfig`]. E5 has "query: " and "passage: ".
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prefixes {
+    /// Before what is searched for.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub query: String,
+    /// Before what is searched in.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub passage: String,
+}
+
+impl Prefixes {
+    /// Whether there are none.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it matters which of the two a text is.
+    pub fn differ(&self) -> bool {
+        self.query != self.passage
+    }
+
+    /// The text that the model reads.
+    ///
+    /// # Errors
+    /// [`ModelError::Undecided`] where it is not known what the text is, and matters.
+    pub fn apply<'t>(&self, role: Role, text: &'t str) -> Result<Cow<'t, str>, ModelError> {
+        let prefix = match role {
+            Role::Plain => "",
+            Role::Passage => &self.passage,
+            Role::Undecided if self.differ() => return Err(ModelError::Undecided),
+            Role::Query | Role::Undecided => &self.query,
+        };
+        Ok(match prefix {
+            "" => Cow::Borrowed(text),
+            prefix => Cow::Owned([prefix, text].concat()),
+        })
+    }
 }
 
 /// A model whose tokenizer and token embeddings another one uses, see [`crate::base`].
@@ -472,6 +522,9 @@ impl Config {
                 return fail("base.fingerprint must be 64 hexadecimal digits".into());
             }
         }
+        let Prefixes { query, passage } = &self.prefixes;
+        range("length of prefixes.query", query.len(), 0, MAX_PREFIX)?;
+        range("length of prefixes.passage", passage.len(), 0, MAX_PREFIX)?;
         match &self.encoder {
             Architecture::Mean(c) => range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?,
             Architecture::Bilstm(c) => {
@@ -609,6 +662,28 @@ mod tests {
             }
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn prefixes_stand_before_texts_that_are_told_apart() {
+        let prefixes = |query: &str, passage: &str| Prefixes {
+            query: query.into(),
+            passage: passage.into(),
+        };
+        let e5 = prefixes("query: ", "passage: ");
+        assert_eq!(e5.apply(Role::Query, "x").unwrap(), "query: x");
+        assert_eq!(e5.apply(Role::Passage, "x").unwrap(), "passage: x");
+        assert_eq!(e5.apply(Role::Plain, "x").unwrap(), "x");
+        assert!(matches!(
+            e5.apply(Role::Undecided, "x"),
+            Err(ModelError::Undecided)
+        ));
+        // Which of the two a text is makes no difference.
+        let same = prefixes("text: ", "text: ");
+        assert_eq!(same.apply(Role::Undecided, "x").unwrap(), "text: x");
+        let none = Prefixes::default();
+        assert_eq!(none.apply(Role::Undecided, "x").unwrap(), "x");
+        assert!(none.is_default() && !none.differ() && e5.differ());
     }
 
     #[test]

@@ -128,6 +128,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     let tokenizer = crate::shape::words(VOCABULARY);
     Ok(folder::write_parts(

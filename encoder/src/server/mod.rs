@@ -32,9 +32,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laser_encoder::{Embeddings, Encoder, EncoderError, LoadOptions};
+use laser_model::installed;
 use laser_protocol::work::{Hash, Record, Suspicion};
 use laser_protocol::{
-    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Search, VERSION,
+    ErrorCode, Failure, FrameBuffer, MAX_TEXT_BYTES, Reply, Request, Role, Search, VERSION,
     decode_request, encode_embeddings_reply, encode_reply,
 };
 
@@ -413,7 +414,8 @@ impl Server {
                 id: request,
                 model,
                 texts,
-            } => self.embed(id, request, &model, texts),
+                role,
+            } => self.embed(id, request, &model, role, texts),
             Request::Search {
                 id: request,
                 search,
@@ -489,13 +491,20 @@ impl Server {
         self.send(id, &reply);
     }
 
-    fn embed(&mut self, id: SessionId, request: u64, model: &str, texts: Vec<String>) {
+    fn embed(&mut self, id: SessionId, request: u64, model: &str, role: Role, texts: Vec<String>) {
         let name = match self.models.resolve(model) {
             Ok(name) => name,
             Err(failure) => return self.send_failure(id, request, failure),
         };
         if let Lookup::Failed(failure) = self.models.lookup(&name) {
             return self.send_failure(id, request, failure);
+        }
+        // What comes for a model that is being loaded is refused when it is tokenized.
+        if role == Role::Undecided
+            && let Some(model) = self.models.get(&name)
+            && model.encoder.config().prefixes.differ()
+        {
+            return self.send_failure(id, request, installed::undecided(&name));
         }
         let waiting = self.queue.waiting();
         // A request larger than the whole queue is taken when nothing else waits.
@@ -516,7 +525,7 @@ impl Server {
             return self.send_failure(id, request, failure);
         }
         debug_assert!(texts.iter().all(|t| t.len() <= MAX_TEXT_BYTES));
-        let job = Job::new(id, request, name, texts);
+        let job = Job::new(id, request, name, role, texts);
         if self.suspicion.refuses() {
             let culprit = |hash: &Hash| self.suspicion.is_culprit(hash);
             if let Some(at) = job.hashes.iter().position(culprit) {
@@ -562,7 +571,7 @@ impl Server {
                 Ok(tokens) => self.queue.tokenized(done.piece, tokens, done.fingerprint),
                 Err(error) => {
                     if let Some(job) = self.queue.remove(done.piece.job) {
-                        self.fail_job(&job, failure(&error));
+                        self.fail_job(&job, failure(&error, &job.model));
                     }
                 }
             }
@@ -759,18 +768,26 @@ impl Server {
                     && job.tokens[index as usize].is_none()
                 {
                     bytes += job.texts[index as usize].len();
-                    texts.push(std::mem::take(&mut job.texts[index as usize]));
+                    texts.push((job.role, std::mem::take(&mut job.texts[index as usize])));
                     places.push((id, index));
                 }
                 at += 1;
             }
-            let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let tokens = match &borrowed[..] {
+            let prefixes = &encoder.config().prefixes;
+            let mut inputs = Vec::with_capacity(texts.len());
+            // One that is refused is left without tokens.
+            inputs.extend(
+                texts
+                    .iter()
+                    .map_while(|(role, text)| prefixes.apply(*role, text).ok()),
+            );
+            let tokens = match &inputs[..] {
                 [] => Ok(Ok(Vec::new())),
-                texts => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(texts))),
+                inputs => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(inputs))),
             };
+            drop(inputs);
             let mut tokens = tokens.ok().and_then(Result::ok).map(Vec::into_iter);
-            for ((id, index), text) in places.into_iter().zip(texts) {
+            for ((id, index), (_, text)) in places.into_iter().zip(texts) {
                 if let Some(job) = self.queue.job_mut(id) {
                     job.texts[index as usize] = text;
                     job.tokens[index as usize] = tokens.as_mut().and_then(Iterator::next);
@@ -827,19 +844,23 @@ impl Server {
     ) -> (Result<(Embeddings, u64), Failure>, usize) {
         // Tokens are moved out for the time of the call and put back, in case they are needed again.
         let mut texts = Vec::with_capacity(items.len());
+        let mut name = String::new();
         for &(id, index) in items {
             texts.push(match self.queue.job_mut(id) {
-                Some(job) => match job.tokens[index as usize].take() {
-                    Some(tokens) => Input::Tokens(tokens),
-                    None => Input::Text(job.texts[index as usize].clone()),
-                },
-                None => Input::Text(String::new()),
+                Some(job) => {
+                    name.clone_from(&job.model);
+                    match job.tokens[index as usize].take() {
+                        Some(tokens) => Input::Tokens(tokens),
+                        None => Input::Text(job.texts[index as usize].clone(), job.role),
+                    }
+                }
+                None => Input::Text(String::new(), Role::Plain),
             });
         }
         let cost = texts.iter().map(Input::cost).sum::<usize>().max(1);
         let result = catch_unwind(AssertUnwindSafe(|| encode_inputs(encoder, &texts)))
             .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())))
-            .map_err(|e| failure(&e));
+            .map_err(|e| failure(&e, &name));
         let rows = result.as_ref().map_or(0, |(e, _)| e.truncated.len());
         for (&(id, index), text) in items.iter().zip(texts) {
             if let Some(job) = self.queue.job_mut(id)

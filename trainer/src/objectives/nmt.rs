@@ -497,6 +497,7 @@ mod tests {
             dense: Vec::new(),
             checks: Vec::new(),
             base: None,
+            prefixes: Default::default(),
         };
         let mut model = Model::new(config, 7, None, Arithmetic::F32, seed).unwrap();
         let sizes = DecoderSizes {
