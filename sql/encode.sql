@@ -26,17 +26,32 @@ COMMENT ON FUNCTION laser_embed(text, text) IS 'embedding of a text by a model';
 COMMENT ON FUNCTION laser_embed(text[]) IS 'embeddings of texts by the model in laser.model';
 COMMENT ON FUNCTION laser_embed(text[], text) IS 'embeddings of texts by a model';
 
+-- Not strict: null is the model in laser.model, and no role.
+CREATE FUNCTION laser_embed(text, model text, role text) RETURNS embedding
+AS 'MODULE_PATHNAME', 'laser_embed'
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 500;
+
+CREATE FUNCTION laser_embed(text[], model text, role text) RETURNS embedding[]
+AS 'MODULE_PATHNAME', 'laser_embed_array'
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 5000;
+
+COMMENT ON FUNCTION laser_embed(text, text, text)
+IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that tells these apart';
+
+COMMENT ON FUNCTION laser_embed(text[], text, text)
+IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
+
 CREATE FUNCTION laser_models(
     OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
     OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
-    OUT error text, OUT "precision" text)
+    OUT error text, OUT "precision" text, OUT query_prefix text, OUT passage_prefix text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_models_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 
 CREATE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
-       error, "precision"
+       error, "precision", query_prefix, passage_prefix
 FROM @extschema@.laser_models();
 
 COMMENT ON VIEW laser_models IS 'models that are installed';
@@ -46,6 +61,8 @@ COMMENT ON COLUMN laser_models.is_default IS 'whether it is used where laser.mod
 COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with it itself';
 COMMENT ON COLUMN laser_models.precision
 IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
+COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
+COMMENT ON COLUMN laser_models.passage_prefix IS 'what the model reads before a text that is searched in';
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
 CREATE FUNCTION laser_encoder_status(
@@ -327,7 +344,7 @@ BEGIN
                 rows_reset := 0;
                 store_batch := pg_catalog.format(
                     'UPDATE ONLY %1$s AS t SET %2$I = e.value
-                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3)))
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')))
                           AS e(place, value)
                      WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
                     part_name, embedding_column, laser);

@@ -92,7 +92,7 @@ BEGIN
         WHEN 'embedding' THEN
             term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
                 ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
-            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text)::%I.%I',
+            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text, NULL, ''query'')::%I.%I',
                 typed.attname, typed.nspname, query, typed.nspname, typed.typname);
         WHEN 'words' THEN
             term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;

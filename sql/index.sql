@@ -10,9 +10,17 @@ COMMENT ON ACCESS METHOD laser IS 'nearest neighbours of embeddings and texts';
 
 -- Distance of two texts: cosine distance of their embeddings by the model in laser.model. It is not
 -- immutable, for every role may set that: in an index or a partition's bounds one role's model would decide for others.
+CREATE FUNCTION laser_text_distance_support(internal) RETURNS internal
+AS 'MODULE_PATHNAME', 'laser_text_distance_support'
+LANGUAGE c STRICT;
+
+COMMENT ON FUNCTION laser_text_distance_support(internal)
+IS 'refuses distances of two columns of texts by a model that tells queries from passages';
+
 CREATE FUNCTION cosine_distance(text, text) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_text_cosine_distance'
-LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10000;
+LANGUAGE c STABLE STRICT PARALLEL SAFE COST 10000
+SUPPORT laser_text_distance_support;
 
 COMMENT ON FUNCTION cosine_distance(text, text) IS
     'cosine distance of two texts'' embeddings by the model in laser.model';

@@ -1,5 +1,6 @@
 //! [`Encoder`]: a loaded model.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use candle_core::DType;
@@ -9,6 +10,7 @@ use laser_model::folder::{self, Weights};
 use laser_model::mean::Mean;
 use laser_model::tokenize::{self, Tokenized, Tokenizer};
 use laser_model::{Config, ModelError, base};
+use laser_protocol::Role;
 use rayon::prelude::*;
 
 use crate::arch::Model;
@@ -193,7 +195,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Embeds texts. A text without tokens is embedded as the lone end token (see
+    /// Embeds texts as they are ([`Role::Plain`]). A text without tokens is embedded as the lone end token (see
     /// [`Tokenized`]); the result never depends on the other texts beyond rounding (1e-5).
     pub fn encode(&self, texts: &[&str]) -> Result<Embeddings, EncoderError> {
         let (ids, truncated): (Vec<_>, Vec<_>) = self
@@ -207,15 +209,32 @@ impl Encoder {
         })
     }
 
-    /// Token ids of texts.
-    pub fn tokenize(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
+    /// The texts that the model reads for texts that are what `role` says.
+    ///
+    /// # Errors
+    /// [`ModelError::Undecided`].
+    pub fn inputs<'t>(
+        &self,
+        role: Role,
+        texts: &'t [impl AsRef<str>],
+    ) -> Result<Vec<Cow<'t, str>>, EncoderError> {
+        let apply = |text: &'t _| self.config.prefixes.apply(role, AsRef::as_ref(text));
+        let inputs: Result<_, ModelError> = texts.iter().map(apply).collect();
+        Ok(inputs?)
+    }
+
+    /// Token ids of texts, as they are.
+    pub fn tokenize(
+        &self,
+        texts: &[impl AsRef<str> + Sync],
+    ) -> Result<Vec<Tokenized>, EncoderError> {
         match &self.pool {
             Some(pool) if texts.len() >= INLINE_TEXTS => {
                 let tokenized: Result<_, ModelError> = pool.install(|| {
                     texts
                         .par_iter()
                         .with_min_len(4)
-                        .map(|t| self.tokenizer.tokenize(t))
+                        .map(|t| self.tokenizer.tokenize(t.as_ref()))
                         .collect()
                 });
                 Ok(tokenized?)
@@ -225,9 +244,9 @@ impl Encoder {
     }
 
     /// As [`Encoder::tokenize`], on the caller's thread alone.
-    pub fn tokenize_here(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
-        let tokenized: Result<_, ModelError> =
-            texts.iter().map(|t| self.tokenizer.tokenize(t)).collect();
+    pub fn tokenize_here(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Tokenized>, EncoderError> {
+        let tokenize = |text: &_| self.tokenizer.tokenize(AsRef::as_ref(text));
+        let tokenized: Result<_, ModelError> = texts.iter().map(tokenize).collect();
         Ok(tokenized?)
     }
 

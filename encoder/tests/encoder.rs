@@ -7,6 +7,7 @@ use laser_encoder::{Config, DeviceChoice, Encoder, EncoderError, LoadOptions, Pr
 use laser_model::config::*;
 use laser_model::folder::{self, Tensor, Tensors};
 use laser_model::{LocalEncoder, ModelError, base};
+use laser_protocol::Role;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -71,6 +72,7 @@ fn config(dimensions: usize, encoder: Architecture) -> Config {
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     }
 }
 
@@ -533,7 +535,11 @@ fn tables_in_every_type_agree() {
     assert_close(&exact, &embed(int8, &mut tensors), 5e-3, "int8");
 }
 
-fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tensors) {
+fn transformer(
+    norm: NormPosition,
+    pooling: TransformerPooling,
+    relative_positions: Option<RelativePositions>,
+) -> (Config, Tensors) {
     let (d, f, layers) = (24, 40, 2);
     let mut random = Random(3);
     let mut tensors = Tensors::new();
@@ -543,6 +549,7 @@ fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tens
     put("embed_tokens.weight".into(), &[VOCABULARY, d], 1.0);
     put("embed_positions.weight".into(), &[70, d], 1.0);
     put("embed_types.weight".into(), &[2, d], 1.0);
+    put("relative_positions.weight".into(), &[8, 4], 2.0);
     let mut norms = vec!["embed_norm".to_owned(), "final_norm".to_owned()];
     for l in 0..layers {
         for (name, rows, columns) in [
@@ -577,6 +584,7 @@ fn transformer(norm: NormPosition, pooling: TransformerPooling) -> (Config, Tens
         position_offset: 0,
         scale_embedding: false,
         embedding_norm: true,
+        relative_positions,
     });
     (config(d, encoder), tensors)
 }
@@ -596,15 +604,26 @@ fn folders() -> &'static [(TempDir, &'static str)] {
             ),
             (
                 "cls",
-                transformer(NormPosition::Post, TransformerPooling::Cls),
+                transformer(NormPosition::Post, TransformerPooling::Cls, None),
             ),
             (
                 "max",
-                transformer(NormPosition::Pre, TransformerPooling::Max),
+                transformer(NormPosition::Pre, TransformerPooling::Max, None),
             ),
             (
                 "average",
-                transformer(NormPosition::Post, TransformerPooling::Mean),
+                transformer(NormPosition::Post, TransformerPooling::Mean, None),
+            ),
+            (
+                "relative",
+                transformer(
+                    NormPosition::Post,
+                    TransformerPooling::Mean,
+                    Some(RelativePositions {
+                        buckets: 8,
+                        max_distance: 20,
+                    }),
+                ),
             ),
         ];
         models
@@ -901,9 +920,9 @@ fn ids_that_the_table_lacks_are_errors() {
     );
     let local = LocalEncoder::load(dir.path()).unwrap().expect("a mean");
     let mut out = [0.0; 4];
-    let error = local.encode("w1 w0", &mut out).unwrap_err();
+    let error = local.encode("w1 w0", Role::Plain, &mut out).unwrap_err();
     assert!(matches!(error, ModelError::TokenId { .. }), "{error}");
-    local.encode("w1", &mut out).unwrap();
+    local.encode("w1", Role::Plain, &mut out).unwrap();
     let alone = load(dir.path(), Precision::F32, 1).encode(&["w1"]).unwrap();
     assert_close(&out, alone.row(0), 1e-6, "w1");
 }

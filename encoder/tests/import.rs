@@ -222,6 +222,29 @@ fn bert_with_mean_pooling_from_bin() {
 }
 
 #[test]
+fn distilbert_has_no_token_types() {
+    let (_dir, encoder) = check("distilbert", Kind::SentenceTransformer, &Options::default());
+    assert_eq!(encoder.config().max_tokens, 36);
+}
+
+/// One of its texts has tokens in all buckets of distances.
+#[test]
+fn mpnet_has_relative_positions() {
+    check("mpnet", Kind::SentenceTransformer, &Options::default());
+    let error = broken("mpnet", "config.json", |b| {
+        replace(b, b"num_buckets\": 32", b"num_buckets\": 64")
+    });
+    assert!(error.contains("num_buckets\" is 64, not 32"), "{error}");
+    let error = broken("mpnet", "config.json", |b| {
+        replace(b, b"\"mpnet\"", b"\"gpnet\"")
+    });
+    assert!(
+        error.contains("\"gpnet\" is not supported") && error.contains("distilbert"),
+        "{error}"
+    );
+}
+
+#[test]
 fn laser3_transformers() {
     check("laser3", Kind::Laser3, &Options::default());
     check("laser3-max", Kind::Laser3, &Options::default());
@@ -458,6 +481,59 @@ fn sentence_transformers_may_lower_texts() {
     assert_eq!(encoder.config().max_tokens, 40);
     let tokens = encoder.tokenize(&["The Dog", "the dog"]).unwrap();
     assert_eq!(tokens[0], tokens[1]);
+}
+
+#[test]
+fn prompts_become_prefixes() {
+    let dir = TempDir::new().unwrap();
+    let source = dir.path().join("source");
+    copy_tree(&fixture("labse"), &source);
+    let out = dir.path().join("model");
+    let prefixes = |prompts: &str, options: &Options| {
+        std::fs::write(source.join("config_sentence_transformers.json"), prompts).unwrap();
+        let report = import(&source, None, &out, options)?;
+        let written = load(&out).config().prefixes.clone();
+        assert_eq!(written, report.config.prefixes);
+        Ok::<_, EncoderError>((written.query, written.passage, report.notes.len()))
+    };
+    let none = Options::default();
+    let e5 =
+        r#"{"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": null}"#;
+    let found = prefixes(e5, &none).unwrap();
+    assert_eq!(found, ("query: ".into(), "passage: ".into(), 0));
+    let before = laser_model::folder::fingerprint(&out).unwrap();
+    let document = r#"{"prompts": {"query": "q: ", "document": "title: none | text: ", "STS": "x"},
+        "default_prompt_name": "document"}"#;
+    let found = prefixes(document, &none).unwrap();
+    assert_eq!(found, ("q: ".into(), "title: none | text: ".into(), 1));
+    assert_ne!(before, laser_model::folder::fingerprint(&out).unwrap());
+    let options = Options {
+        query_prefix: Some(String::new()),
+        passage_prefix: Some("p: ".into()),
+        ..Options::default()
+    };
+    assert_eq!(
+        prefixes(e5, &options).unwrap(),
+        (String::new(), "p: ".into(), 0)
+    );
+    assert_eq!(
+        prefixes("{}", &none).unwrap(),
+        (String::new(), String::new(), 0)
+    );
+    let error = prefixes(r#"{"prompts": {"query": 3}}"#, &none).unwrap_err();
+    assert!(
+        error.to_string().contains("\"query\" is no string"),
+        "{error}"
+    );
+    let long = Options {
+        query_prefix: Some("x".repeat(5000)),
+        ..Options::default()
+    };
+    let error = prefixes("{}", &long).unwrap_err();
+    assert!(
+        error.to_string().contains("prefixes.query is 5000"),
+        "{error}"
+    );
 }
 
 proptest! {

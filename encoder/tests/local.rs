@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use laser_encoder::{Encoder, LoadOptions};
 use laser_model::{LocalEncoder, folder};
+use laser_protocol::Role;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -35,7 +36,7 @@ fn the_shipped_model_runs_on_one_thread_with_the_same_result() {
         // The second time from the cache of words.
         truncated.clear();
         for (text, row) in texts.iter().zip(rows.chunks_exact_mut(dimensions)) {
-            truncated.push(local.encode(text, row).unwrap());
+            truncated.push(local.encode(text, Role::Plain, row).unwrap());
         }
     }
     assert_eq!(threads(), before, "threads were started");

@@ -7,6 +7,7 @@ use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 use laser_fuzz::{HASH, TEXTS, folder, part};
 use laser_model::folder::{self, CONFIG, TOKENIZER, WEIGHTS};
 use laser_model::{LocalEncoder, base};
+use laser_protocol::Role;
 use libfuzzer_sys::fuzz_target;
 
 // Byte 0: precision, from 128 on with a base; then tokenizer and configuration, each with its length; the
@@ -41,7 +42,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     if let Ok(Some(local)) = LocalEncoder::load(folder) {
         let mut out = vec![0.0; local.config().dimensions];
         for text in TEXTS {
-            let _ = local.encode(text, &mut out);
+            let _ = local.encode(text, Role::Query, &mut out);
         }
     }
     if let Ok(encoder) = Encoder::load(folder, &options)

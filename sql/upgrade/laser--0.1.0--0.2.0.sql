@@ -8,8 +8,15 @@ WHERE oid OPERATOR(pg_catalog.=) '@extschema@.embedding'::pg_catalog.regtype::pg
 UPDATE pg_catalog.pg_type SET typcategory = 'e'
 WHERE oid OPERATOR(pg_catalog.=) '@extschema@.halfembedding'::pg_catalog.regtype::pg_catalog.oid;
 
+CREATE FUNCTION laser_text_distance_support(internal) RETURNS internal
+AS 'MODULE_PATHNAME', 'laser_text_distance_support'
+LANGUAGE c STRICT;
+
+COMMENT ON FUNCTION laser_text_distance_support(internal)
+IS 'refuses distances of two columns of texts by a model that tells queries from passages';
+
 -- Every role may set laser.model: in an index or a partition's bounds one role's model would decide for others.
-ALTER FUNCTION cosine_distance(text, text) STABLE;
+ALTER FUNCTION cosine_distance(text, text) STABLE SUPPORT laser_text_distance_support;
 
 -- Refuses to plan distances between embeddings of two models, where both are known.
 CREATE FUNCTION laser_distance_support(internal) RETURNS internal
@@ -62,20 +69,35 @@ COMMENT ON FUNCTION vector_dims(halfembedding) IS 'number of dimensions';
 
 COMMENT ON FUNCTION l2_norm(halfembedding) IS 'Euclidean norm';
 
--- A column was added. The view is replaced, and so are not those that others have made of it.
+-- Not strict: null is the model in laser.model, and no role.
+CREATE FUNCTION laser_embed(text, model text, role text) RETURNS embedding
+AS 'MODULE_PATHNAME', 'laser_embed'
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 500;
+
+CREATE FUNCTION laser_embed(text[], model text, role text) RETURNS embedding[]
+AS 'MODULE_PATHNAME', 'laser_embed_array'
+LANGUAGE c IMMUTABLE PARALLEL SAFE COST 5000;
+
+COMMENT ON FUNCTION laser_embed(text, text, text)
+IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that tells these apart';
+
+COMMENT ON FUNCTION laser_embed(text[], text, text)
+IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
+
+-- Columns were added. The view is replaced, and so are not those that others have made of it.
 ALTER FUNCTION laser_models() RENAME TO laser_models_of_0_1_0;
 
 CREATE FUNCTION laser_models(
     OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
     OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
-    OUT error text, OUT "precision" text)
+    OUT error text, OUT "precision" text, OUT query_prefix text, OUT passage_prefix text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_models_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 
 CREATE OR REPLACE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
-       error, "precision"
+       error, "precision", query_prefix, passage_prefix
 FROM @extschema@.laser_models();
 
 DROP FUNCTION laser_models_of_0_1_0();
@@ -92,6 +114,10 @@ COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with 
 
 COMMENT ON COLUMN laser_models.precision
 IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
+
+COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
+
+COMMENT ON COLUMN laser_models.passage_prefix IS 'what the model reads before a text that is searched in';
 
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
@@ -347,7 +373,7 @@ BEGIN
                 rows_reset := 0;
                 store_batch := pg_catalog.format(
                     'UPDATE ONLY %1$s AS t SET %2$I = e.value
-                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3)))
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')))
                           AS e(place, value)
                      WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
                     part_name, embedding_column, laser);
@@ -673,7 +699,7 @@ BEGIN
         WHEN 'embedding' THEN
             term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
                 ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
-            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text)::%I.%I',
+            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text, NULL, ''query'')::%I.%I',
                 typed.attname, typed.nspname, query, typed.nspname, typed.typname);
         WHEN 'words' THEN
             term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;

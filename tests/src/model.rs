@@ -95,6 +95,25 @@ impl Model {
         )
     }
 
+    /// As [`Model::write`], for a model that reads these before queries and passages.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_with_prefixes(&self, path: &Path, query: &str, passage: &str) -> Result<PathBuf> {
+        let prefixes = format!(
+            r#",
+  "prefixes": {{ "query": "{query}", "passage": "{passage}" }}"#
+        );
+        self.write_files(
+            path,
+            &[
+                ("config.json", self.config(&prefixes).into_bytes()),
+                ("tokenizer.json", tokenizer().into_bytes()),
+                ("model.safetensors", safetensors(&self.tensors())),
+            ],
+        )
+    }
+
     fn write_files(&self, path: &Path, files: &[(&str, Vec<u8>)]) -> Result<PathBuf> {
         let folder = path.join(&self.name);
         fs::create_dir_all(&folder)?;

@@ -51,6 +51,7 @@ fn config(encoder: Architecture, dense: Vec<Dense>) -> Config {
         dense,
         checks: Vec::new(),
         base: None,
+        prefixes: Default::default(),
     }
 }
 

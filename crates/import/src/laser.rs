@@ -144,6 +144,7 @@ impl Laser {
             dense: vec![],
             checks: vec![],
             base: None,
+            prefixes: Default::default(),
         };
         Model {
             config,

@@ -152,6 +152,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         position_offset: PADDING + 1,
         scale_embedding: !flag("no_scale_embedding"),
         embedding_norm: state.contains_key("layernorm_embedding.weight"),
+        relative_positions: None,
     };
     if encoder.layers > 256 || encoder.hidden_size > 65_536 {
         return Err(checkpoint.error("cfg.model is out of range"));
@@ -252,6 +253,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     Ok(Model {
         config,

@@ -5,24 +5,30 @@
 //! | [`Kind::Laser2`] | folder with one `*.pt` and one `*.spm` |
 //! | [`Kind::Laser1`] | folder with one `*.pt`, one `*.fcodes` and one `*.fvocab` |
 //! | [`Kind::Laser3`] | folder with one `*.pt`, one `*.spm` and one `*.cvocab` |
-//! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT or (XLM-)RoBERTa model |
+//! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT, (XLM-)RoBERTa, DistilBERT or MPNet model |
 //!
 //! Where a folder holds several checkpoints, the `.pt` file is named instead.
 
-mod bert;
+mod family;
 mod files;
+mod json;
 mod laser;
 mod laser3;
 mod layers;
 mod model;
 mod options;
 pub mod pickle;
+mod sentence;
 pub mod spm;
+mod state;
 pub mod torch;
+mod transformer;
+mod wordpiece;
 pub mod zip;
 
 use std::path::Path;
 
+use laser_model::config::Prefixes;
 use laser_model::ngrams::read_tokenizer;
 use laser_model::{ModelError, folder};
 
@@ -64,11 +70,20 @@ pub fn import(
         Kind::Laser1 => laser::laser1(source, options)?,
         Kind::Laser2 => laser::laser2(source, options)?,
         Kind::Laser3 => laser3::laser3(source, options)?,
-        Kind::SentenceTransformer => bert::sentence_transformer(source, options)?,
+        Kind::SentenceTransformer => sentence::sentence_transformer(source, options)?,
     };
     model.config.name = name;
     if let Some(normalize) = options.normalize {
         model.config.normalize = normalize;
+    }
+    let Prefixes { query, passage } = &mut model.config.prefixes;
+    for (prefix, option) in [
+        (query, &options.query_prefix),
+        (passage, &options.passage_prefix),
+    ] {
+        if let Some(option) = option {
+            prefix.clone_from(option);
+        }
     }
     check(&model).map_err(|message| ModelError::import(source, message))?;
     match options.table {

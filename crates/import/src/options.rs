@@ -64,6 +64,10 @@ pub struct Options {
     /// Dictionary of word segmentation (LASER1 for Chinese and Japanese): jieba's `dict.txt`, or a
     /// folder with the sources of a MeCab dictionary in UTF-8.
     pub dictionary: Option<PathBuf>,
+    /// What stands before texts that are searched for; by default what the checkpoint says.
+    pub query_prefix: Option<String>,
+    /// What stands before texts that are searched in; by default what the checkpoint says.
+    pub passage_prefix: Option<String>,
     /// Storage of the embedding table.
     pub table: Table,
 }

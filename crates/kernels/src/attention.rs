@@ -27,18 +27,53 @@ impl Default for Scratch {
     }
 }
 
+/// What is added to the scores by the distance between two tokens (Raffel et al., JMLR 2020, section 2.1).
+pub struct Bias {
+    /// A row for each head: distances from `1 - positions` to `positions - 1`.
+    values: Vec<f32>,
+    positions: usize,
+}
+
+impl Bias {
+    /// Of sequences of up to so many tokens; `of(head, distance)` is what a key gets that stands `distance`
+    /// tokens behind the query.
+    ///
+    /// # Panics
+    /// Without heads or positions.
+    pub fn new(heads: usize, positions: usize, of: impl Fn(usize, isize) -> f32) -> Self {
+        assert!(heads > 0 && positions > 0, "heads and positions");
+        let most = positions as isize - 1;
+        let rows = (0..heads).flat_map(|head| (-most..=most).map(move |d| (head, d)));
+        Self {
+            values: rows.map(|(head, distance)| of(head, distance)).collect(),
+            positions,
+        }
+    }
+
+    /// For the keys of a sequence of so many tokens.
+    ///
+    /// # Panics
+    /// If the sequence is longer than the positions.
+    pub fn row(&self, head: usize, query: usize, tokens: usize) -> &[f32] {
+        let first = head * (2 * self.positions - 1) + self.positions - 1 - query;
+        assert!(query < tokens && tokens <= self.positions, "positions");
+        &self.values[first..first + tokens]
+    }
+}
+
 /// `out` (rows of the model's width D) from `states`, whose rows of 3 D hold a token's query, key and
-/// value, each split into `heads` parts. Queries have been scaled.
+/// value, each split into `heads` parts. Queries have been scaled; `bias` is added to the scores.
 ///
 /// # Panics
-/// If `out` has no whole rows, `states` has other than three times its length, or heads do not divide
-/// the width.
+/// If `out` has no whole rows, `states` has other than three times its length, heads do not divide
+/// the width, or the bias has other heads or fewer positions.
 pub fn attend(
     isa: Isa,
     width: usize,
     heads: usize,
     states: &[f32],
     out: &mut [f32],
+    bias: Option<&Bias>,
     scratch: &mut Scratch,
 ) {
     assert!(width > 0 && width.is_multiple_of(heads), "heads");
@@ -88,8 +123,13 @@ pub fn attend(
                 columns,
             );
             let mut sums = [0f32; QUERIES];
-            for (row, sum) in scores.chunks_exact_mut(columns).zip(&mut sums) {
-                *sum = exponentials(isa, &mut row[..tokens]);
+            for (i, row) in scores.chunks_exact_mut(columns).enumerate() {
+                let row = &mut row[..tokens];
+                if let Some(bias) = bias {
+                    let bias = bias.row(head, start + i, tokens);
+                    row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+                }
+                sums[i] = exponentials(isa, row);
             }
             let out = &mut out[start * width + first..];
             matmul(
@@ -125,9 +165,16 @@ mod tests {
             let at = |token: usize, part: usize, i: usize| {
                 f64::from(states[token * 3 * width + part * width + i])
             };
-            for &isa in Isa::all() {
+            let added = |head: usize, distance: isize| {
+                (head as f32 + 1.0) * (distance * 13 % 7) as f32 / 4.0
+            };
+            let bias = Bias::new(heads, tokens + 3, added);
+            for (&isa, bias) in Isa::all()
+                .iter()
+                .flat_map(|isa| [(isa, None), (isa, Some(&bias))])
+            {
                 let mut out = vec![f32::NAN; tokens * width];
-                attend(isa, width, heads, &states, &mut out, &mut scratch);
+                attend(isa, width, heads, &states, &mut out, bias, &mut scratch);
                 for token in 0..tokens {
                     for head in 0..heads {
                         let part = head * size..(head + 1) * size;
@@ -135,7 +182,9 @@ mod tests {
                             .map(|other| {
                                 let products =
                                     part.clone().map(|i| at(token, 0, i) * at(other, 1, i));
-                                products.sum::<f64>().exp()
+                                let distance = other as isize - token as isize;
+                                let added = bias.map_or(0.0, |_| added(head, distance));
+                                (products.sum::<f64>() + f64::from(added)).exp()
                             })
                             .collect();
                         let sum: f64 = weights.iter().sum();

@@ -1,6 +1,8 @@
 //! `config.json` of a model folder.
 
-use laser_protocol::valid_model_name;
+use std::borrow::Cow;
+
+use laser_protocol::{Role, valid_model_name};
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
@@ -16,6 +18,9 @@ pub const MAX_DIMENSIONS: usize = 16_000;
 /// Upper bound for widths, depths and counts in a configuration, so that a hostile file cannot
 /// make their products overflow.
 const MAX_WIDTH: usize = 65_536;
+
+/// Longest prefix in bytes.
+const MAX_PREFIX: usize = 4096;
 
 /// The contents of `config.json`. Unknown fields are refused: a model that needs something this
 /// version does not know must not be run without it.
@@ -46,6 +51,51 @@ pub struct Config {
     /// The model that this one builds on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
+    /// What stands before queries and passages.
+    #[serde(default, skip_serializing_if = "Prefixes::is_default")]
+    pub prefixes: Prefixes,
+}
+
+/// What a model was trained to read before a text, by what the text is ([`Role`]); it comes before
+/// [`TextConfig`]. E5 has "query: " and "passage: ".
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prefixes {
+    /// Before what is searched for.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub query: String,
+    /// Before what is searched in.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub passage: String,
+}
+
+impl Prefixes {
+    /// Whether there are none.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it matters which of the two a text is.
+    pub fn differ(&self) -> bool {
+        self.query != self.passage
+    }
+
+    /// The text that the model reads.
+    ///
+    /// # Errors
+    /// [`ModelError::Undecided`] where it is not known what the text is, and matters.
+    pub fn apply<'t>(&self, role: Role, text: &'t str) -> Result<Cow<'t, str>, ModelError> {
+        let prefix = match role {
+            Role::Plain => "",
+            Role::Passage => &self.passage,
+            Role::Undecided if self.differ() => return Err(ModelError::Undecided),
+            Role::Query | Role::Undecided => &self.query,
+        };
+        Ok(match prefix {
+            "" => Cow::Borrowed(text),
+            prefix => Cow::Owned([prefix, text].concat()),
+        })
+    }
 }
 
 /// A model whose tokenizer and token embeddings another one uses, see [`crate::base`].
@@ -303,6 +353,38 @@ pub struct TransformerConfig {
     /// Whether `embed_norm` is applied to the sum of the embedding tables.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub embedding_norm: bool,
+    /// What is added to the scores of attention by the distance of two tokens, in all layers alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relative_positions: Option<RelativePositions>,
+}
+
+/// Biases of attention for buckets of distances (Raffel et al., JMLR 2020, section 2.1; MPNet). Tensor:
+/// `relative_positions.weight` [buckets, heads].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelativePositions {
+    /// Number of buckets, a multiple of four: one half for what stands before a token and itself, the other
+    /// for what stands behind it.
+    pub buckets: usize,
+    /// Distance from which on all are in one bucket.
+    pub max_distance: usize,
+}
+
+impl RelativePositions {
+    /// The bucket of a key that stands `distance` tokens behind the query: of its half the first part has a
+    /// bucket for each distance, the other grows by a constant factor. In the arithmetic of `transformers`,
+    /// whose rounding decides where a bucket ends.
+    pub fn bucket(self, distance: isize) -> usize {
+        let half = self.buckets / 2;
+        let side = if distance > 0 { half } else { 0 };
+        let (exact, n) = (half / 2, distance.unsigned_abs());
+        if n < exact {
+            return side + n;
+        }
+        let range = (self.max_distance as f64 / exact as f64).ln() as f32;
+        let grown = (n as f32 / exact as f32).ln() / range * (half - exact) as f32;
+        side + (exact + grown as usize).min(half - 1)
+    }
 }
 
 fn is_zero(n: &usize) -> bool {
@@ -440,6 +522,9 @@ impl Config {
                 return fail("base.fingerprint must be 64 hexadecimal digits".into());
             }
         }
+        let Prefixes { query, passage } = &self.prefixes;
+        range("length of prefixes.query", query.len(), 0, MAX_PREFIX)?;
+        range("length of prefixes.passage", passage.len(), 0, MAX_PREFIX)?;
         match &self.encoder {
             Architecture::Mean(c) => range("embedding_size", c.embedding_size, 1, MAX_WIDTH)?,
             Architecture::Bilstm(c) => {
@@ -467,6 +552,19 @@ impl Config {
                 }
                 if !(c.layer_norm_eps.is_finite() && c.layer_norm_eps > 0.0) {
                     return fail("layer_norm_eps must be positive".into());
+                }
+                if let Some(relative) = &c.relative_positions {
+                    range("relative_positions.buckets", relative.buckets, 4, 4096)?;
+                    let (low, high) = (relative.buckets / 4 + 1, MAX_WIDTH);
+                    range(
+                        "relative_positions.max_distance",
+                        relative.max_distance,
+                        low,
+                        high,
+                    )?;
+                    if !relative.buckets.is_multiple_of(4) {
+                        return fail("relative_positions.buckets must be a multiple of 4".into());
+                    }
                 }
                 if self.max_tokens.saturating_add(c.position_offset) > c.max_positions {
                     return fail(format!(
@@ -503,6 +601,90 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `MPNetEncoder.relative_position_bucket` of transformers gives these from each distance on.
+    #[test]
+    fn buckets_are_those_of_transformers() {
+        for (buckets, max_distance, expected) in [
+            (
+                32,
+                128,
+                &[
+                    (-600, 15),
+                    (-90, 14),
+                    (-63, 13),
+                    (-45, 12),
+                    (-31, 11),
+                    (-22, 10),
+                    (-15, 9),
+                    (-11, 8),
+                    (-7, 7),
+                    (-6, 6),
+                    (-5, 5),
+                    (-4, 4),
+                    (-3, 3),
+                    (-2, 2),
+                    (-1, 1),
+                    (0, 0),
+                    (1, 17),
+                    (2, 18),
+                    (3, 19),
+                    (4, 20),
+                    (5, 21),
+                    (6, 22),
+                    (7, 23),
+                    (8, 24),
+                    (12, 25),
+                    (16, 26),
+                    (23, 27),
+                    (32, 28),
+                    (46, 29),
+                    (64, 30),
+                    (91, 31),
+                ][..],
+            ),
+            (
+                8,
+                20,
+                &[(-600, 3), (-6, 2), (-1, 1), (0, 0), (1, 5), (2, 6), (7, 7)][..],
+            ),
+        ] {
+            let relative = RelativePositions {
+                buckets,
+                max_distance,
+            };
+            let mut found = Vec::new();
+            for distance in -600..=600 {
+                let bucket = relative.bucket(distance);
+                if found.last().is_none_or(|(_, last)| *last != bucket) {
+                    found.push((distance, bucket));
+                }
+            }
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn prefixes_stand_before_texts_that_are_told_apart() {
+        let prefixes = |query: &str, passage: &str| Prefixes {
+            query: query.into(),
+            passage: passage.into(),
+        };
+        let e5 = prefixes("query: ", "passage: ");
+        assert_eq!(e5.apply(Role::Query, "x").unwrap(), "query: x");
+        assert_eq!(e5.apply(Role::Passage, "x").unwrap(), "passage: x");
+        assert_eq!(e5.apply(Role::Plain, "x").unwrap(), "x");
+        assert!(matches!(
+            e5.apply(Role::Undecided, "x"),
+            Err(ModelError::Undecided)
+        ));
+        // Which of the two a text is makes no difference.
+        let same = prefixes("text: ", "text: ");
+        assert_eq!(same.apply(Role::Undecided, "x").unwrap(), "text: x");
+        let none = Prefixes::default();
+        assert_eq!(none.apply(Role::Undecided, "x").unwrap(), "x");
+        assert!(none.is_default() && !none.differ() && e5.differ());
+    }
 
     #[test]
     fn numbers_come_back_as_they_were_written() {

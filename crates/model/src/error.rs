@@ -46,6 +46,9 @@ pub enum ModelError {
         /// Rows of the embedding table.
         vocabulary: usize,
     },
+    /// It is not known whether a text is a query or a passage, which the model embeds differently.
+    #[error("the model embeds queries and passages differently, and nothing tells which a text is")]
+    Undecided,
     /// A checkpoint could not be imported.
     #[error("could not import \"{path}\": {message}")]
     Import {

@@ -37,12 +37,16 @@ pub fn describe(
         loaded: false,
         precision: String::new(),
         default: false,
+        query_prefix: String::new(),
+        passage_prefix: String::new(),
         error: String::new(),
     };
     let checked = folder::read_config(path).and_then(|config| {
         info.dimensions = config.dimensions as u32;
         info.architecture = config.encoder.name().to_owned();
         info.max_tokens = config.max_tokens as u32;
+        info.query_prefix.clone_from(&config.prefixes.query);
+        info.passage_prefix.clone_from(&config.prefixes.passage);
         base::token_folder(path, &config)?;
         base::verify(path, &config, &mut fingerprint)
     });
@@ -96,6 +100,19 @@ pub fn broken(name: &str, path: &Path, error: String, hint: &str) -> Failure {
             without_path(error, path)
         ),
         hint: hint.into(),
+    }
+}
+
+/// The model embeds queries and passages differently, and it is not known which of the two a text is.
+pub fn undecided(name: &str) -> Failure {
+    Failure {
+        code: ErrorCode::Undecided,
+        message: format!(
+            "model \"{name}\" embeds queries and passages differently, and nothing tells which is which here"
+        ),
+        hint: "Compare a column with a constant or a parameter, which is the query, or say what each is: \
+               laser_embed(a, NULL, 'passage') <=> laser_embed(b, NULL, 'query')."
+            .into(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use laser_kernels::math;
+use laser_protocol::Role;
 
 use crate::config::Architecture;
 use crate::folder;
@@ -105,17 +106,19 @@ impl LocalEncoder {
         }
     }
 
-    /// Writes the embedding of a text to `out`; returns whether the text was cut at
+    /// Writes the embedding of a text, which is what `role` says, to `out`; returns whether the text was cut at
     /// [`Config::max_tokens`].
     ///
     /// # Errors
-    /// When the tokenizer fails, or gives an id that the table has no row for.
+    /// When the tokenizer fails, or gives an id that the table has no row for; [`ModelError::Undecided`].
     ///
     /// # Panics
     /// If `out` has another length than an embedding.
-    pub fn encode(&self, text: &str, out: &mut [f32]) -> Result<bool, ModelError> {
+    pub fn encode(&self, text: &str, role: Role, out: &mut [f32]) -> Result<bool, ModelError> {
         assert_eq!(out.len(), self.config.dimensions, "length of an embedding");
-        let tokens = self.tokenizer.tokenize(text)?;
+        let tokens = self
+            .tokenizer
+            .tokenize(&self.config.prefixes.apply(role, text)?)?;
         check_ids(&tokens.ids, self.mean.vocabulary())?;
         self.mean.encode(&tokens.ids, out);
         if self.config.normalize {

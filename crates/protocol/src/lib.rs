@@ -15,6 +15,7 @@ mod files;
 mod frame;
 mod limits;
 mod message;
+mod role;
 mod wire;
 pub mod work;
 
@@ -26,3 +27,4 @@ pub use message::{
     ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, decode_reply, decode_request,
     encode_embed_request, encode_embeddings_reply, encode_reply, encode_request,
 };
+pub use role::Role;

@@ -1,7 +1,7 @@
 //! The messages and their encoding.
 
 use crate::wire::{Reader, Writer};
-use crate::{MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, ProtocolError};
+use crate::{MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, ProtocolError, Role};
 
 const HELLO: u8 = 1;
 const PING: u8 = 2;
@@ -41,6 +41,8 @@ pub enum Request {
         model: String,
         /// At most [`MAX_TEXTS`] texts of at most [`MAX_TEXT_BYTES`] bytes.
         texts: Vec<String>,
+        /// What they are.
+        role: Role,
     },
     /// Asks for all models that are installed.
     Models {
@@ -213,6 +215,8 @@ pub enum ErrorCode {
     Internal = 6,
     /// The rows of a search cannot be searched; whoever has them can tell why.
     BadInput = 7,
+    /// What a text is, a query or a passage, has to be said.
+    Undecided = 8,
 }
 
 impl ErrorCode {
@@ -225,6 +229,7 @@ impl ErrorCode {
             5 => Self::TooLong,
             6 => Self::Internal,
             7 => Self::BadInput,
+            8 => Self::Undecided,
             _ => return None,
         })
     }
@@ -249,6 +254,10 @@ pub struct ModelInfo {
     pub precision: String,
     /// Whether it is the encoder's default.
     pub default: bool,
+    /// What it reads before queries.
+    pub query_prefix: String,
+    /// What it reads before passages.
+    pub passage_prefix: String,
     /// Why it cannot be used; empty if it can.
     pub error: String,
 }
@@ -305,8 +314,13 @@ pub fn encode_request(request: &Request, out: &mut Vec<u8>) {
             w.str(model);
             w.finish();
         }
-        Request::Embed { id, model, texts } => {
-            encode_embed_request(*id, model, texts.iter().map(String::as_str), out);
+        Request::Embed {
+            id,
+            model,
+            texts,
+            role,
+        } => {
+            encode_embed_request(*id, model, *role, texts.iter().map(String::as_str), out);
         }
         Request::Search { id, search } => {
             let mut w = Writer::new(out, SEARCH);
@@ -328,12 +342,14 @@ pub fn encode_request(request: &Request, out: &mut Vec<u8>) {
 pub fn encode_embed_request<'a>(
     id: u64,
     model: &str,
+    role: Role,
     texts: impl ExactSizeIterator<Item = &'a str>,
     out: &mut Vec<u8>,
 ) {
     let mut w = Writer::new(out, EMBED);
     w.u64(id);
     w.str(model);
+    w.bytes(&[role as u8]);
     w.u32(texts.len() as u32);
     for text in texts {
         w.str(text);
@@ -361,6 +377,7 @@ pub fn decode_request(payload: &[u8]) -> Result<Request, ProtocolError> {
         EMBED => {
             let id = r.u64("id")?;
             let model = model_name(&mut r)?;
+            let role = Role::from_u8(r.u8("role")?).ok_or(ProtocolError::OutOfRange("role"))?;
             let n = r.count(4, "texts")?;
             if n > MAX_TEXTS {
                 return Err(ProtocolError::OutOfRange("texts"));
@@ -373,7 +390,12 @@ pub fn decode_request(payload: &[u8]) -> Result<Request, ProtocolError> {
                 }
                 texts.push(text.to_owned());
             }
-            Request::Embed { id, model, texts }
+            Request::Embed {
+                id,
+                model,
+                texts,
+                role,
+            }
         }
         SEARCH => Request::Search {
             id: r.u64("id")?,
@@ -515,7 +537,7 @@ pub fn decode_reply(payload: &[u8]) -> Result<Reply, ProtocolError> {
         }
         REPLY_MODELS => {
             let id = r.u64("id")?;
-            let n = r.count(23, "models")?;
+            let n = r.count(31, "models")?;
             let mut models = Vec::with_capacity(n);
             for _ in 0..n {
                 models.push(read_model(&mut r)?);
@@ -577,6 +599,8 @@ fn write_model(w: &mut Writer<'_>, model: &ModelInfo) {
     w.bool(model.loaded);
     w.str(&model.precision);
     w.bool(model.default);
+    w.str(&model.query_prefix);
+    w.str(&model.passage_prefix);
     w.str(&model.error);
 }
 
@@ -594,6 +618,8 @@ fn read_model(r: &mut Reader<'_>) -> Result<ModelInfo, ProtocolError> {
         loaded: r.bool("loaded")?,
         precision: r.string("precision")?,
         default: r.bool("default")?,
+        query_prefix: r.string("query_prefix")?,
+        passage_prefix: r.string("passage_prefix")?,
         error: r.string("error")?,
     })
 }
@@ -664,9 +690,15 @@ mod tests {
             (
                 any::<u64>(),
                 "[a-z0-9._-]{0,63}",
-                proptest::collection::vec(".{0,40}", 0..20)
+                proptest::collection::vec(".{0,40}", 0..20),
+                0u8..=3,
             )
-                .prop_map(|(id, model, texts)| Request::Embed { id, model, texts }),
+                .prop_map(|(id, model, texts, role)| Request::Embed {
+                    id,
+                    model,
+                    texts,
+                    role: Role::from_u8(role).unwrap(),
+                }),
             any::<(u64, u32, u32, bool, u64, u64, u64, u32)>().prop_map(|a| Request::Search {
                 id: a.0,
                 search: Search {
@@ -692,10 +724,10 @@ mod tests {
             any::<bool>(),
             ".{0,20}",
             any::<bool>(),
-            ".{0,20}",
+            (".{0,20}", ".{0,20}", ".{0,20}"),
         )
             .prop_map(
-                |(name, dimensions, architecture, max_tokens, fingerprint, l, p, d, error)| {
+                |(name, dimensions, architecture, max_tokens, fingerprint, l, p, d, texts)| {
                     ModelInfo {
                         name,
                         dimensions,
@@ -705,7 +737,9 @@ mod tests {
                         loaded: l,
                         precision: p,
                         default: d,
-                        error,
+                        query_prefix: texts.1,
+                        passage_prefix: texts.2,
+                        error: texts.0,
                     }
                 },
             )
@@ -769,7 +803,7 @@ mod tests {
                 total
             }),
             any::<u64>().prop_map(|id| Reply::Found { id }),
-            (any::<u64>(), 1u16..=7, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
+            (any::<u64>(), 1u16..=8, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
                 Reply::Error {
                     id,
                     failure: Failure {
@@ -856,6 +890,7 @@ mod tests {
         let mut bytes = vec![EMBED];
         bytes.extend_from_slice(&7u64.to_le_bytes());
         bytes.extend_from_slice(&0u32.to_le_bytes());
+        bytes.push(Role::Plain as u8);
         bytes.extend_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(
             decode_request(&bytes),
@@ -867,13 +902,14 @@ mod tests {
     fn limits_are_enforced() {
         let mut bytes = Vec::new();
         let long = "x".repeat(MAX_TEXT_BYTES + 1);
-        encode_embed_request(1, "m", [long.as_str()].into_iter(), &mut bytes);
+        encode_embed_request(1, "m", Role::Plain, [long.as_str()].into_iter(), &mut bytes);
         assert_eq!(
             decode_request(&bytes[4..]),
             Err(ProtocolError::OutOfRange("text"))
         );
         bytes.clear();
-        encode_embed_request(1, "m", vec![""; MAX_TEXTS + 1].into_iter(), &mut bytes);
+        let texts = vec![""; MAX_TEXTS + 1];
+        encode_embed_request(1, "m", Role::Plain, texts.into_iter(), &mut bytes);
         assert_eq!(
             decode_request(&bytes[4..]),
             Err(ProtocolError::OutOfRange("texts"))

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 use laser_model::LocalEncoder;
+use laser_protocol::Role;
 
 use crate::cpu_of_thread;
 
@@ -67,11 +68,11 @@ pub fn run(
         let local = LocalEncoder::load(folder)?.ok_or("the model is not for sessions")?;
         let mut out = vec![0f32; local.config().dimensions];
         for text in &alphabet {
-            local.encode(text, &mut out)?;
+            local.encode(text, Role::Plain, &mut out)?;
         }
         let start = cpu_of_thread();
         for text in texts {
-            local.encode(text, &mut out)?;
+            local.encode(text, Role::Plain, &mut out)?;
         }
         whole += cpu_of_thread() - start;
         let encoder = Encoder::load(folder, &options)?;

@@ -119,6 +119,7 @@ pub fn write_with(
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     Ok(folder::write_parts(
         folder,

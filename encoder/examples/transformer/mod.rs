@@ -115,6 +115,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         position_offset: 0,
         scale_embedding: false,
         embedding_norm: true,
+        relative_positions: None,
     };
     let config = Config {
         format: FORMAT,
@@ -127,6 +128,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         dense: vec![],
         checks: vec![],
         base: None,
+        prefixes: Default::default(),
     };
     let tokenizer = crate::shape::words(VOCABULARY);
     Ok(folder::write_parts(

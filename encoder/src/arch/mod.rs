@@ -13,7 +13,9 @@ pub(crate) mod transformer_candle;
 use crate::EncoderError;
 use crate::batch::Budget;
 use laser_kernels::Precision;
+use laser_kernels::attention::Bias;
 use laser_model::config::TransformerConfig;
+use laser_model::folder::Weights;
 
 /// From token ids to pooled states.
 pub(crate) trait Model: Send + Sync {
@@ -91,6 +93,23 @@ fn faster_than_f32(
     Ok(faster.map(|(_, precision)| precision).collect())
 }
 
+/// What is added to the scores of attention, if anything is.
+fn attention_bias(
+    config: &TransformerConfig,
+    weights: &Weights,
+) -> Result<Option<Bias>, EncoderError> {
+    let Some(relative) = config.relative_positions else {
+        return Ok(None);
+    };
+    let heads = config.heads;
+    let table = weights.matrix("relative_positions.weight", relative.buckets, heads)?;
+    let table = table.to_f32();
+    let positions = config.max_positions - config.position_offset;
+    Ok(Some(Bias::new(heads, positions, |head, distance| {
+        table[relative.bucket(distance) * heads + head]
+    })))
+}
+
 /// Refuses sequences, longest first, that a transformer has no positions for.
 fn check_positions(config: &TransformerConfig, sequences: &[&[u32]]) -> Result<(), EncoderError> {
     let limit = config.max_positions - config.position_offset;
@@ -115,7 +134,7 @@ mod tests {
         Architecture, BilstmConfig, BilstmPooling, MeanPooling, ResidualBilstmConfig,
         TransformerPooling,
     };
-    use laser_model::folder::{self, Tensor, Weights};
+    use laser_model::folder::{self, Tensor};
 
     /// Pooled states of sentences of several lengths, the last one empty.
     fn states(model: &dyn Model) -> Vec<f32> {
@@ -304,7 +323,14 @@ mod tests {
 
     #[test]
     fn transformer_is_that_of_candle_with_all_instructions_and_precisions() {
-        for name in ["labse", "bert-mean", "laser3", "laser3-max"] {
+        for name in [
+            "labse",
+            "bert-mean",
+            "distilbert",
+            "mpnet",
+            "laser3",
+            "laser3-max",
+        ] {
             for pooling in [
                 TransformerPooling::Cls,
                 TransformerPooling::Max,

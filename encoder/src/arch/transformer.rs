@@ -1,4 +1,4 @@
-//! Transformer encoder with learned positions, on packed sequences: tokens of all sentences of a batch
+//! Transformer encoder with learned or relative positions, on packed sequences: tokens of all sentences of a batch
 //! lie one behind the other, without padding.
 
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use crate::EncoderError;
 use crate::batch::Budget;
 use laser_kernels::Precision;
 use laser_kernels::arena::Arena;
-use laser_kernels::attention::{self, attend};
+use laser_kernels::attention::{self, Bias, attend};
 use laser_kernels::clock::thread_seconds;
 use laser_kernels::gemm::Start;
 use laser_kernels::product::{Operand, Weights as Product, finer};
@@ -155,6 +155,7 @@ pub(crate) struct Transformer {
     positions: Matrix,
     /// Row 0 of the type table.
     token_type: Vec<f32>,
+    bias: Option<Bias>,
     embed_norm: Option<Norm>,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
@@ -196,6 +197,7 @@ impl Transformer {
             table,
             positions,
             token_type,
+            bias: super::attention_bias(config, weights)?,
             embed_norm: config
                 .embedding_norm
                 .then(|| norm("embed_norm"))
@@ -285,6 +287,7 @@ impl Scratch {
         isa: Isa,
         config: &TransformerConfig,
         layer: &Layer,
+        bias: Option<&Bias>,
         lengths: impl Iterator<Item = usize>,
         tokens: usize,
     ) {
@@ -313,6 +316,7 @@ impl Scratch {
                 config.heads,
                 &wide[3 * d * tokens.start..3 * d * tokens.end],
                 &mut added[d * tokens.start..d * tokens.end],
+                bias,
                 &mut self.attention,
             );
             first = tokens.end;
@@ -391,7 +395,7 @@ pub(crate) fn faster_than_f32(
             }
             let start = thread_seconds();
             let lengths = std::iter::repeat_n(PROBE.1, PROBE.0);
-            scratch.layer(isa, &config, &layer, lengths, tokens);
+            scratch.layer(isa, &config, &layer, None, lengths, tokens);
             thread_seconds() - start
         }))
     })
@@ -423,7 +427,8 @@ impl Model for Transformer {
         self.embed(sequences, &mut scratch.states[..size]);
         for layer in &self.layers {
             let lengths = sequences.iter().map(|ids| ids.len());
-            scratch.layer(self.isa, &self.config, layer, lengths, tokens);
+            let bias = self.bias.as_ref();
+            scratch.layer(self.isa, &self.config, layer, bias, lengths, tokens);
         }
         if let Some(norm) = &self.final_norm {
             for x in scratch.states[..size].chunks_exact_mut(self.width()) {

@@ -1,4 +1,4 @@
-//! Transformer encoder with learned positions, in candle: for GPUs, and what the kernels are tested
+//! Transformer encoder with learned or relative positions, in candle: for GPUs, and what the kernels are tested
 //! against.
 //!
 //! Token ids go to the device and one row for each text comes back. Products and attention are of a type of
@@ -10,6 +10,7 @@ use super::Model;
 use super::transformer::flops_per_token;
 use crate::EncoderError;
 use crate::batch::Budget;
+use laser_kernels::attention::Bias;
 use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
 use laser_model::folder::Weights;
 
@@ -95,6 +96,7 @@ pub(crate) struct TransformerCandle {
     table: Tensor,
     /// [positions, hidden], with row 0 of the type table added.
     positions: Tensor,
+    bias: Option<Bias>,
     embed_norm: Option<Norm>,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
@@ -156,6 +158,7 @@ impl TransformerCandle {
             dtype,
             table,
             positions,
+            bias: super::attention_bias(config, weights)?,
             embed_norm,
             layers,
             final_norm,
@@ -238,15 +241,32 @@ impl TransformerCandle {
         } else {
             None
         };
-        // Added to the scores of keys.
+        // Added to the scores of keys: those of padding do not count.
         let mask = match &padding {
-            Some(padding) => Some(
-                padding
-                    .reshape((batch, 1, 1, steps))?
-                    .to_dtype(self.dtype)?,
-            ),
+            Some(padding) => Some(padding.reshape((batch, 1, 1, steps))?),
             None => None,
         };
+        let bias = match &self.bias {
+            Some(bias) => {
+                let heads = self.config.heads;
+                let rows = (0..heads).flat_map(|head| (0..steps).map(move |query| (head, query)));
+                let mut values = Vec::with_capacity(heads * steps * steps);
+                for (head, query) in rows {
+                    values.extend_from_slice(bias.row(head, query, steps));
+                }
+                Some(Tensor::from_vec(
+                    values,
+                    (1, heads, steps, steps),
+                    &self.device,
+                )?)
+            }
+            None => None,
+        };
+        let mask = match (mask, bias) {
+            (Some(mask), Some(bias)) => Some(mask.broadcast_add(&bias)?),
+            (mask, bias) => mask.or(bias),
+        };
+        let mask = mask.map(|mask| mask.to_dtype(self.dtype)).transpose()?;
         if let Some(norm) = &self.embed_norm {
             x = norm.forward(&x)?;
         }

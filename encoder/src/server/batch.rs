@@ -1,7 +1,8 @@
 //! Texts that are encoded at a time: how many, and how.
 
 use laser_encoder::{Embeddings, Encoder, EncoderError, Tokenized};
-use laser_protocol::{ErrorCode, Failure};
+use laser_model::{ModelError, installed};
+use laser_protocol::{ErrorCode, Failure, Role};
 
 use super::queue::text_cost;
 
@@ -12,8 +13,11 @@ const FIRST_BUDGET: usize = 1024;
 /// Largest cost of a batch, whatever the speed.
 const MAX_BUDGET: usize = 1 << 18;
 
-/// What a session hears of an error of the encoder.
-pub fn failure(error: &EncoderError) -> Failure {
+/// What a session hears of an error of the encoder with this model.
+pub fn failure(error: &EncoderError, model: &str) -> Failure {
+    if matches!(error, EncoderError::Model(ModelError::Undecided)) {
+        return installed::undecided(model);
+    }
     Failure {
         code: ErrorCode::Internal,
         message: error.to_string(),
@@ -25,8 +29,8 @@ pub fn failure(error: &EncoderError) -> Failure {
 pub enum Input {
     /// Its tokens.
     Tokens(Tokenized),
-    /// Its tokens could not be had, which is to be reported.
-    Text(String),
+    /// Its tokens could not be had, which is to be reported; what it is.
+    Text(String, Role),
 }
 
 impl Input {
@@ -34,7 +38,7 @@ impl Input {
     pub fn cost(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.ids.len() + 2,
-            Self::Text(text) => text_cost(text),
+            Self::Text(text, _) => text_cost(text),
         }
     }
 }
@@ -48,8 +52,10 @@ pub fn encode_inputs(
     for input in inputs.iter() {
         tokenized.push(match input {
             Input::Tokens(tokens) => (tokens.ids.clone(), tokens.truncated),
-            Input::Text(text) => {
-                let tokens = encoder.tokenize_here(&[text])?.swap_remove(0);
+            Input::Text(text, role) => {
+                let texts = [text];
+                let inputs = encoder.inputs(*role, &texts)?;
+                let tokens = encoder.tokenize_here(&inputs)?.swap_remove(0);
                 (tokens.ids, tokens.truncated)
             }
         });

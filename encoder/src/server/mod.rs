@@ -32,8 +32,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use laser_encoder::LoadOptions;
+use laser_model::installed;
 use laser_protocol::work::Record;
-use laser_protocol::{ErrorCode, Failure, Reply, Request, Search, VERSION};
+use laser_protocol::{ErrorCode, Failure, Reply, Request, Role, Search, VERSION};
 
 use models::{Lookup, Models, Report};
 use poll::{Event, Waker};
@@ -208,7 +209,8 @@ impl Server {
                 id: request,
                 model,
                 texts,
-            } => match self.embed(id, request, &model, texts) {
+                role,
+            } => match self.embed(id, request, &model, role, texts) {
                 Ok(()) => self.sessions.begin_job(id),
                 Err(failure) => self.sessions.fail(id, request, failure),
             },
@@ -279,13 +281,21 @@ impl Server {
         id: SessionId,
         request: u64,
         model: &str,
+        role: Role,
         texts: Vec<String>,
     ) -> Result<(), Failure> {
         let name = self.models.resolve(model)?;
         if let Lookup::Failed(failure) = self.models.lookup(&name) {
             return Err(failure);
         }
-        self.scheduler.submit(id, request, name, texts)
+        // What comes for a model that is being loaded is refused when it is tokenized.
+        if role == Role::Undecided
+            && let Some(model) = self.models.get(&name)
+            && model.encoder.config().prefixes.differ()
+        {
+            return Err(installed::undecided(&name));
+        }
+        self.scheduler.submit(id, request, name, role, texts)
     }
 
     /// Answers those who wait for what the loader has done.

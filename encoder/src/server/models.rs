@@ -294,6 +294,8 @@ impl Models {
             loaded: true,
             precision: precision(&model.encoder),
             default: default.as_deref() == Some(name),
+            query_prefix: config.prefixes.query.clone(),
+            passage_prefix: config.prefixes.passage.clone(),
             error: String::new(),
         })
     }

@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use laser_encoder::Tokenized;
+use laser_protocol::Role;
 use laser_protocol::work::{self, BATCH_TEXTS, Hash, PIECE_TEXTS, Suspicion};
 
 /// Identifies a session (connection).
@@ -31,6 +32,8 @@ pub struct Job {
     pub request: u64,
     /// Resolved name of the model.
     pub model: String,
+    /// What its texts are.
+    pub role: Role,
     /// At least one.
     pub texts: Vec<String>,
     /// [`work::hash`] of each text, by which the record of work knows it.
@@ -57,7 +60,13 @@ pub struct Job {
 
 impl Job {
     /// A job for `texts`, of which there is at least one.
-    pub fn new(session: SessionId, request: u64, model: String, texts: Vec<String>) -> Self {
+    pub fn new(
+        session: SessionId,
+        request: u64,
+        model: String,
+        role: Role,
+        texts: Vec<String>,
+    ) -> Self {
         let mut order: Vec<u32> = (0..texts.len() as u32).collect();
         order.sort_by_key(|&i| texts[i as usize].len());
         let truncated = vec![false; texts.len()];
@@ -67,6 +76,7 @@ impl Job {
             session,
             request,
             model,
+            role,
             texts,
             hashes,
             tokens,
@@ -125,6 +135,8 @@ impl Job {
 pub struct Piece {
     /// The job.
     pub job: JobId,
+    /// What they are.
+    pub role: Role,
     /// Their places in the job.
     pub indices: Vec<u32>,
     /// Copies of these texts.
@@ -218,6 +230,7 @@ impl Queue {
             }
             let mut piece = Piece {
                 job: id,
+                role: job.role,
                 indices: Vec::new(),
                 texts: Vec::new(),
                 hashes: Vec::new(),
@@ -439,7 +452,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn job(session: SessionId, request: u64, n: usize) -> Job {
-        Job::new(session, request, "m".into(), vec!["four".to_owned(); n])
+        Job::new(
+            session,
+            request,
+            "m".into(),
+            Role::Plain,
+            vec!["four".to_owned(); n],
+        )
     }
 
     const SMALL: Budget = Budget { cost: 30, least: 1 };
@@ -497,7 +516,13 @@ mod tests {
     #[test]
     fn one_text_beyond_the_budget_still_makes_a_batch() {
         let mut queue = Queue::default();
-        queue.push(Job::new(1, 0, "m".into(), vec!["x".repeat(10_000)]));
+        queue.push(Job::new(
+            1,
+            0,
+            "m".into(),
+            Role::Plain,
+            vec!["x".repeat(10_000)],
+        ));
         assert_eq!(take(&mut queue, "m", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.waiting(), 0);
     }
@@ -506,7 +531,13 @@ mod tests {
     fn long_texts_do_not_wait_for_a_crowd() {
         let mut queue = Queue::default();
         for session in 0..32 {
-            queue.push(Job::new(session, 0, "m".into(), vec!["x".repeat(200)]));
+            queue.push(Job::new(
+                session,
+                0,
+                "m".into(),
+                Role::Plain,
+                vec!["x".repeat(200)],
+            ));
         }
         let budget = Budget {
             cost: 60,
@@ -539,8 +570,8 @@ mod tests {
     #[test]
     fn batches_hold_one_model() {
         let mut queue = Queue::default();
-        queue.push(Job::new(1, 0, "a".into(), vec!["x".into()]));
-        queue.push(Job::new(2, 0, "b".into(), vec!["y".into()]));
+        queue.push(Job::new(1, 0, "a".into(), Role::Plain, vec!["x".into()]));
+        queue.push(Job::new(2, 0, "b".into(), Role::Plain, vec!["y".into()]));
         assert_eq!(queue.next_models(), ["a", "b"]);
         assert_eq!(take(&mut queue, "b", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.next_models(), ["a"]);
@@ -552,9 +583,9 @@ mod tests {
     fn sessions_take_turns_to_be_tokenized() {
         let mut queue = Queue::default();
         let long = || vec!["x".repeat(9_000); 5];
-        queue.push(Job::new(1, 0, "m".into(), long()));
-        queue.push(Job::new(2, 0, "m".into(), long()));
-        queue.push(Job::new(3, 0, "other".into(), long()));
+        queue.push(Job::new(1, 0, "m".into(), Role::Plain, long()));
+        queue.push(Job::new(2, 0, "m".into(), Role::Plain, long()));
+        queue.push(Job::new(3, 0, "other".into(), Role::Plain, long()));
         let nobody = Suspicion::default();
         let mut pieces = Vec::new();
         while let Some(piece) = queue.take_piece(&nobody, |model| model == "m") {
@@ -583,7 +614,13 @@ mod tests {
     fn tokens_of_two_models_are_not_mixed() {
         let mut queue = Queue::default();
         let nobody = Suspicion::default();
-        queue.push(Job::new(1, 0, "m".into(), vec!["x".repeat(9_000); 2]));
+        queue.push(Job::new(
+            1,
+            0,
+            "m".into(),
+            Role::Plain,
+            vec!["x".repeat(9_000); 2],
+        ));
         let piece = |queue: &mut Queue| queue.take_piece(&nobody, |_| true).unwrap();
         let (first, second) = (piece(&mut queue), piece(&mut queue));
         let known = tokens(&first);
@@ -606,7 +643,7 @@ mod tests {
         open().0.begin(0, suspects.into_iter());
         let suspicion = open().1;
         let mut queue = Queue::default();
-        queue.push(Job::new(1, 0, "m".into(), texts));
+        queue.push(Job::new(1, 0, "m".into(), Role::Plain, texts));
         let mut sizes = Vec::new();
         while let Some(batch) = queue.take("m", SMALL, &suspicion) {
             sizes.push((batch.items.len(), batch.alone));
@@ -614,7 +651,7 @@ mod tests {
         assert_eq!(sizes, [(2, false), (1, true), (1, true), (2, false)]);
         // Nor are they tokenized beside others.
         let long = vec!["x".repeat(9_000), "text 2".into(), "text 3".into()];
-        queue.push(Job::new(1, 1, "m".into(), long));
+        queue.push(Job::new(1, 1, "m".into(), Role::Plain, long));
         let piece = queue.take_piece(&suspicion, |_| true).unwrap();
         assert_eq!(piece.texts.len(), 1);
         assert!(queue.take_piece(&suspicion, |_| true).is_none());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use laser_encoder::{Embeddings, Encoder, EncoderError};
 use laser_protocol::work::{Hash, Record, Suspicion};
-use laser_protocol::{ErrorCode, Failure, MAX_TEXT_BYTES};
+use laser_protocol::{ErrorCode, Failure, MAX_TEXT_BYTES, Role};
 
 use super::batch::{Input, cost_of_batch, encode_inputs, failure};
 use super::log::log;
@@ -78,6 +78,7 @@ impl Scheduler {
         session: SessionId,
         request: u64,
         model: String,
+        role: Role,
         texts: Vec<String>,
     ) -> Result<(), Failure> {
         let waiting = self.queue.waiting();
@@ -94,7 +95,7 @@ impl Scheduler {
             return Err(Failure::new(ErrorCode::Protocol, message, ""));
         }
         debug_assert!(texts.iter().all(|t| t.len() <= MAX_TEXT_BYTES));
-        let job = Job::new(session, request, model, texts);
+        let job = Job::new(session, request, model, role, texts);
         if self.suspicion.refuses() {
             let culprit = |hash: &Hash| self.suspicion.is_culprit(hash);
             if let Some(at) = job.hashes.iter().position(culprit) {
@@ -158,7 +159,7 @@ impl Scheduler {
                 Ok(tokens) => self.queue.tokenized(done.piece, tokens, done.fingerprint),
                 Err(error) => {
                     if let Some(job) = self.queue.remove(done.piece.job) {
-                        sessions.fail_job(&job, failure(&error));
+                        sessions.fail_job(&job, failure(&error, &job.model));
                     }
                 }
             }
@@ -320,18 +321,26 @@ impl Scheduler {
                     && job.tokens[index as usize].is_none()
                 {
                     bytes += job.texts[index as usize].len();
-                    texts.push(std::mem::take(&mut job.texts[index as usize]));
+                    texts.push((job.role, std::mem::take(&mut job.texts[index as usize])));
                     places.push((id, index));
                 }
                 at += 1;
             }
-            let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let tokens = match &borrowed[..] {
+            let prefixes = &encoder.config().prefixes;
+            let mut inputs = Vec::with_capacity(texts.len());
+            // One that is refused is left without tokens.
+            inputs.extend(
+                texts
+                    .iter()
+                    .map_while(|(role, text)| prefixes.apply(*role, text).ok()),
+            );
+            let tokens = match &inputs[..] {
                 [] => Ok(Ok(Vec::new())),
-                texts => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(texts))),
+                inputs => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(inputs))),
             };
+            drop(inputs);
             let mut tokens = tokens.ok().and_then(Result::ok).map(Vec::into_iter);
-            for ((id, index), text) in places.into_iter().zip(texts) {
+            for ((id, index), (_, text)) in places.into_iter().zip(texts) {
                 if let Some(job) = self.queue.job_mut(id) {
                     job.texts[index as usize] = text;
                     job.tokens[index as usize] = tokens.as_mut().and_then(Iterator::next);
@@ -389,19 +398,23 @@ impl Scheduler {
     ) -> (Result<(Embeddings, u64), Failure>, usize) {
         // Tokens are moved out for the time of the call and put back, in case they are needed again.
         let mut texts = Vec::with_capacity(items.len());
+        let mut name = String::new();
         for &(id, index) in items {
             texts.push(match self.queue.job_mut(id) {
-                Some(job) => match job.tokens[index as usize].take() {
-                    Some(tokens) => Input::Tokens(tokens),
-                    None => Input::Text(job.texts[index as usize].clone()),
-                },
-                None => Input::Text(String::new()),
+                Some(job) => {
+                    name.clone_from(&job.model);
+                    match job.tokens[index as usize].take() {
+                        Some(tokens) => Input::Tokens(tokens),
+                        None => Input::Text(job.texts[index as usize].clone(), job.role),
+                    }
+                }
+                None => Input::Text(String::new(), Role::Plain),
             });
         }
         let cost = texts.iter().map(Input::cost).sum::<usize>().max(1);
         let result = catch_unwind(AssertUnwindSafe(|| encode_inputs(encoder, &texts)))
             .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())))
-            .map_err(|e| failure(&e));
+            .map_err(|e| failure(&e, &name));
         let rows = result.as_ref().map_or(0, |(e, _)| e.truncated.len());
         for (&(id, index), text) in items.iter().zip(texts) {
             if let Some(job) = self.queue.job_mut(id)

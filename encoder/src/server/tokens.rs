@@ -107,9 +107,11 @@ impl Tokens {
 }
 
 fn tokenize(task: Task) -> Done {
-    let texts: Vec<&str> = task.piece.texts.iter().map(String::as_str).collect();
-    let tokens = catch_unwind(AssertUnwindSafe(|| task.encoder.tokenize_here(&texts)))
-        .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())));
+    let tokens = catch_unwind(AssertUnwindSafe(|| {
+        let inputs = task.encoder.inputs(task.piece.role, &task.piece.texts)?;
+        task.encoder.tokenize_here(&inputs)
+    }))
+    .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())));
     Done {
         piece: task.piece,
         tokens,

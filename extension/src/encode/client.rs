@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use laser_protocol::{ErrorCode, ModelInfo, Reply, Request, Status};
+use laser_protocol::{ErrorCode, ModelInfo, Reply, Request, Role, Status};
 use pgrx::pg_sys;
 
 use super::connection::{Connection, wait};
@@ -44,10 +44,14 @@ const STARTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The connection, while no call uses it.
 static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
 
-/// Embeds texts with a model (empty: the process's default); returns the embeddings, and how many
-/// texts were cut. Waits with the session's latch, so a cancel works at any time.
-pub fn embed(model: &str, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
-    Call { model, texts }.run()
+/// Embeds texts, which are what `role` says, with a model (empty: the process's default); returns the
+/// embeddings, and how many texts were cut. Waits with the session's latch, so a cancel works at any time.
+pub fn embed(
+    model: &str,
+    role: Role,
+    texts: &[Cow<'_, str>],
+) -> Result<(Embedded, Cut), CallError> {
+    Call { model, role, texts }.run()
 }
 
 /// Dimensions and fingerprint of a model; loads it where needed.
@@ -204,6 +208,7 @@ pub(super) fn connect() -> Result<Connection, CallError> {
 /// a time.
 struct Call<'a> {
     model: &'a str,
+    role: Role,
     texts: &'a [Cow<'a, str>],
 }
 
@@ -286,7 +291,7 @@ impl Call<'_> {
                 && let Some(chunk) = waiting.pop_front()
             {
                 let texts = self.texts[chunk.clone()].iter().map(|t| &**t);
-                sent.insert(connection.send_embed(self.model, texts), chunk);
+                sent.insert(connection.send_embed(self.model, self.role, texts), chunk);
             }
             match connection.try_reply(retry_at)? {
                 None => {}

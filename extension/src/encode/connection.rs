@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use laser_protocol::{
-    FrameBuffer, Reply, Request, Search, VERSION, decode_reply, encode_embed_request,
+    FrameBuffer, Reply, Request, Role, Search, VERSION, decode_reply, encode_embed_request,
     encode_request,
 };
 use pgrx::{check_for_interrupts, pg_sys};
@@ -148,10 +148,11 @@ impl Connection {
     pub fn send_embed<'t>(
         &mut self,
         model: &str,
+        role: Role,
         texts: impl ExactSizeIterator<Item = &'t str>,
     ) -> u64 {
         let id = self.id();
-        encode_embed_request(id, model, texts, &mut self.output);
+        encode_embed_request(id, model, role, texts, &mut self.output);
         id
     }
 

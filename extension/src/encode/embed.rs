@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::sync::Mutex;
 
-use laser_protocol::{MAX_TEXT_BYTES, valid_model_name};
+use laser_protocol::{MAX_TEXT_BYTES, Role, valid_model_name};
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
@@ -16,14 +16,15 @@ use crate::encoding::{to_server, to_utf8};
 use crate::memory::or_raise;
 use crate::types::{raise_detail, raise_hint};
 
-/// Embeds texts in the encoding of the database with a model (`None`: `laser.model`).
+/// Embeds texts in the encoding of the database, which are what `role` says, with a model (`None`:
+/// `laser.model`).
 ///
 /// Texts beyond the model's limit are cut with a warning, once a statement, or refused under
 /// `laser.long_text = 'error'`. A cancel works at any time. Raises a SQL error if there is no such
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
-pub fn embed_texts(model: Option<&str>, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), texts, Tell::Which).0
+pub fn embed_texts(model: Option<&str>, role: Role, texts: &[&[u8]]) -> Embedded {
+    embed_by(&model_name(model), role, texts, Tell::Which).0
 }
 
 /// What the session is told of texts that are longer than the model reads. The server may have values of rows
@@ -54,7 +55,7 @@ impl Tell {
 
 /// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
 /// session what it may know.
-pub fn embed_by(name: &str, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
+pub fn embed_by(name: &str, role: Role, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
     let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
     for text in texts {
         // Before it is converted, for which it may be far too long; the conversion may make it longer.
@@ -64,8 +65,8 @@ pub fn embed_by(name: &str, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
         converted.push(text);
     }
     let result = session::serving(name).and_then(|resident| match resident {
-        Some(resident) => resident.embed(&converted),
-        None => client::embed(name, &converted),
+        Some(resident) => resident.embed(role, &converted),
+        None => client::embed(name, role, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
     if cut.texts > 0 && tell != Tell::Nothing {
@@ -95,6 +96,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// the texts. What is held of them meanwhile is bounded.
 pub fn embed_each<'t>(
     model: Option<&str>,
+    role: Role,
     tell: Tell,
     texts: impl Iterator<Item = &'t [u8]>,
     mut take: impl FnMut(&[f32]),
@@ -103,7 +105,7 @@ pub fn embed_each<'t>(
     let mut batch: Vec<&[u8]> = or_raise(laser_memory::with_capacity(BATCH_TEXTS));
     let mut bytes = 0;
     let mut flush = |batch: &mut Vec<&[u8]>| {
-        let embedded = embed_by(&model_name(model), batch, tell).0;
+        let embedded = embed_by(&model_name(model), role, batch, tell).0;
         if *fingerprint.get_or_insert(embedded.fingerprint) != embedded.fingerprint {
             CallError::Replaced.raise();
         }

@@ -3,12 +3,14 @@
 
 use std::cell::Cell;
 
+use laser_protocol::Role;
 use pgrx::pg_sys::{self, Datum};
-use pgrx::varlena;
+use pgrx::{PgSqlErrorCode, varlena};
 
 use super::embed::{Tell, check_array, embed_each};
 use super::recent::embed_once;
-use crate::types::new_embedding;
+use crate::encoding::to_server;
+use crate::types::{new_embedding, raise_hint};
 
 /// A `text` argument; a detoasted copy is left to the memory context of the call.
 ///
@@ -39,36 +41,88 @@ unsafe fn text<'a>(datum: Datum) -> &'a [u8] {
     }
 }
 
-/// The model's name, where the function has an argument for it.
+/// A `text` argument, where the function has it and it is not null.
 ///
 /// # Safety
-/// As [`text_argument`], for argument 1, if there is one.
-unsafe fn model<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Option<std::borrow::Cow<'a, str>> {
-    // SAFETY: by contract.
-    unsafe { ((*fcinfo).nargs > 1).then(|| String::from_utf8_lossy(text_argument(fcinfo, 1))) }
+/// An argument that exists is declared as `text`.
+unsafe fn optional<'a>(
+    fcinfo: pg_sys::FunctionCallInfo,
+    index: usize,
+) -> Option<std::borrow::Cow<'a, str>> {
+    // SAFETY: by contract; arguments are as many as the call says.
+    unsafe {
+        let given = index < (*fcinfo).nargs as usize && !is_null(fcinfo, index);
+        given.then(|| String::from_utf8_lossy(text_argument(fcinfo, index)))
+    }
 }
 
-/// `laser_embed(text [, text]) -> embedding`
+/// # Safety
+/// The argument exists.
+unsafe fn is_null(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> bool {
+    // SAFETY: the slice is bounded by the number of arguments that the caller passed.
+    unsafe { (*fcinfo).args.as_slice((*fcinfo).nargs as usize)[index].isnull }
+}
+
+/// What the text is, if the function has an argument for it.
+///
+/// # Safety
+/// As [`optional`], for argument 2.
+unsafe fn role(fcinfo: pg_sys::FunctionCallInfo) -> Role {
+    // SAFETY: by contract.
+    let role = unsafe { optional(fcinfo, 2) };
+    match role.as_deref() {
+        None => Role::Plain,
+        Some("query") => Role::Query,
+        Some("passage") => Role::Passage,
+        Some(other) => raise_hint(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("a text has no role \"{}\"", to_server(other)),
+            "Roles are 'query', what is searched for, and 'passage', what is searched in; NULL embeds the \
+             text as it is.",
+        ),
+    }
+}
+
+/// Null, for a null text.
+///
+/// # Safety
+/// A call by the fmgr.
+unsafe fn null(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: by contract.
+    unsafe { (*fcinfo).isnull = true };
+    Datum::from(0)
+}
+
+/// `laser_embed(text [, text [, text]]) -> embedding`
 ///
 /// # Safety
 /// Called by the fmgr as declared.
 unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
-    // SAFETY: strict function with the declared arguments.
-    let (text, model, tell) = unsafe {
+    // SAFETY: a function with the declared arguments.
+    let (text, model, role, tell) = unsafe {
+        if is_null(fcinfo, 0) {
+            return null(fcinfo);
+        }
         let tell = Tell::of_argument(fcinfo, 0);
-        (text_argument(fcinfo, 0), model(fcinfo), tell)
+        let model = optional(fcinfo, 1);
+        (text_argument(fcinfo, 0), model, role(fcinfo), tell)
     };
-    new_embedding(&embed_once(model.as_deref(), text, tell).data)
+    new_embedding(&embed_once(model.as_deref(), role, text, tell).data)
 }
 
-/// `laser_embed(text[] [, text]) -> embedding[]`: an array of the same shape, null where the text
+/// `laser_embed(text[] [, text [, text]]) -> embedding[]`: an array of the same shape, null where the text
 /// is null.
 ///
 /// # Safety
 /// Called by the fmgr as declared.
 unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
-    // SAFETY: strict function with the declared arguments: the array is a non-null `text[]`, whose
-    // elements have the properties of `text` (variable length, aligned to int).
+    // SAFETY: a function with the declared arguments.
+    if unsafe { is_null(fcinfo, 0) } {
+        // SAFETY: as above.
+        return unsafe { null(fcinfo) };
+    }
+    // SAFETY: the array is a non-null `text[]`, whose elements have the properties of `text` (variable
+    // length, aligned to int).
     let (array, elements, nulls, model) = unsafe {
         let array = pg_sys::pg_detoast_datum(argument(fcinfo, 0).cast_mut_ptr())
             .cast::<pg_sys::ArrayType>();
@@ -86,13 +140,13 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
             &mut count,
         );
         if count == 0 {
-            (array, &mut [][..], &mut [][..], model(fcinfo))
+            (array, &mut [][..], &mut [][..], optional(fcinfo, 1))
         } else {
             (
                 array,
                 std::slice::from_raw_parts_mut(elements, count as usize),
                 std::slice::from_raw_parts_mut(nulls, count as usize),
-                model(fcinfo),
+                optional(fcinfo, 1),
             )
         }
     };
@@ -105,8 +159,8 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: elements that are not null are texts inside the array.
     let texts = texts.map(|(element, _)| unsafe { text(element.get()) });
     // SAFETY: as above.
-    let tell = unsafe { Tell::of_argument(fcinfo, 0) };
-    embed_each(model, tell, texts, |embedding| {
+    let (role, tell) = unsafe { (role(fcinfo), Tell::of_argument(fcinfo, 0)) };
+    embed_each(model, role, tell, texts, |embedding| {
         let (place, _) = results.next().expect("as many as texts");
         place.set(new_embedding(embedding));
     });

@@ -34,13 +34,15 @@ mod status;
 mod transaction;
 mod worker;
 
+pub use laser_protocol::Role;
+
 pub use embed::{Tell, describe_model, embed_texts};
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
-pub use recent::{Known, embed_once, embed_pair, forget as forget_recent};
+pub use recent::{Known, Side, embed_once, embed_pair, forget as forget_recent};
 pub use search::{Files, Searched, search};
-pub use session::{is_resident, session_model};
+pub use session::{is_resident, session_model, tells_queries_from_passages};
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
 /// model for the sessions.

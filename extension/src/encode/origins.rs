@@ -295,6 +295,7 @@ impl Origins {
                 b"laser_embed" => {
                     let model = match arguments.get(1) {
                         None => session::session_model()?,
+                        Some(named) if is_null(node(named)) => session::session_model()?,
                         Some(named) => text(node(named))?,
                     };
                     Some(vec![Origin::made("laser_embed".to_owned(), model, None)])
@@ -354,6 +355,15 @@ impl Origins {
         // SAFETY: rows of this cache.
         unsafe { catalogs::row(SysCacheIdentifier::TYPEOID, oid, look) }.flatten()
     }
+}
+
+/// Whether an expression is the constant null.
+///
+/// # Safety
+/// An expression.
+unsafe fn is_null(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: a node is what its tag says.
+    unsafe { (*node).type_ == NodeTag::T_Const && (*node.cast::<pg_sys::Const>()).constisnull }
 }
 
 /// The text of a constant.

@@ -14,10 +14,12 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use laser_protocol::Role;
 use pgrx::pg_sys;
 
 use super::embed::{self, Tell};
 use super::embedded::Embedded;
+use super::error::CallError;
 use super::guc;
 use crate::memory::or_raise;
 
@@ -37,6 +39,7 @@ pub struct Known {
 struct Entry {
     /// As the encoder process takes it.
     model: String,
+    role: Role,
     text: Vec<u8>,
     /// Whether the text was longer than the model reads.
     cut: bool,
@@ -69,11 +72,11 @@ fn with<R>(look: impl FnOnce(&mut VecDeque<Entry>) -> R) -> R {
     })
 }
 
-fn recall(model: &str, text: &[u8], tell: Tell) -> Option<Rc<Known>> {
+fn recall(model: &str, role: Role, text: &[u8], tell: Tell) -> Option<Rc<Known>> {
     with(|entries| {
         let at = entries
             .iter()
-            .position(|entry| entry.text == text && entry.model == model)?;
+            .position(|entry| entry.text == text && entry.model == model && entry.role == role)?;
         // A text that was cut under another value of the setting is refused by whoever embeds it.
         if tell != Tell::Nothing && entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error
         {
@@ -86,7 +89,7 @@ fn recall(model: &str, text: &[u8], tell: Tell) -> Option<Rc<Known>> {
     })
 }
 
-fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
+fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<Known>) {
     if text.len() > MOST_BYTES {
         return;
     }
@@ -94,7 +97,8 @@ fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
     with(|entries| {
         entries.retain(|entry| {
             entry.model != model
-                || (entry.known.fingerprint == known.fingerprint && entry.text != text)
+                || (entry.known.fingerprint == known.fingerprint
+                    && (entry.text != text || entry.role != role))
         });
         let mut bytes = text.len();
         let kept = entries.iter().take(MOST - 1).take_while(|entry| {
@@ -105,6 +109,7 @@ fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
         entries.truncate(kept);
         entries.push_front(Entry {
             model: model.to_owned(),
+            role,
             text,
             cut,
             known: Rc::clone(known),
@@ -112,50 +117,74 @@ fn keep(model: &str, text: &[u8], cut: bool, known: &Rc<Known>) {
     });
 }
 
-/// The embedding of a text by a model (`None`: `laser.model`), made once a statement as long as few
+/// The embedding of a text, which is what `role` says, by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
-pub fn embed_once(model: Option<&str>, text: &[u8], tell: Tell) -> Rc<Known> {
-    once(&embed::model_name(model), text, tell)
+pub fn embed_once(model: Option<&str>, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
+    once(&embed::model_name(model), role, text, tell)
 }
 
-fn once(name: &str, text: &[u8], tell: Tell) -> Rc<Known> {
-    if let Some(known) = recall(name, text, tell) {
+fn once(name: &str, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
+    if let Some(known) = recall(name, role, text, tell) {
         return known;
     }
-    let (embedded, cut) = embed::embed_by(name, &[text], tell);
+    let (embedded, cut) = embed::embed_by(name, role, &[text], tell);
     let known = Rc::new(Known {
         fingerprint: embedded.fingerprint,
         data: embedded.data,
     });
-    keep(name, text, cut.texts > 0, &known);
+    keep(name, role, text, cut.texts > 0, &known);
     known
+}
+
+/// A text of a distance.
+#[derive(Debug, Clone, Copy)]
+pub struct Side<'t> {
+    /// The text.
+    pub text: &'t [u8],
+    /// What it is.
+    pub role: Role,
+    /// What the session may be told of it.
+    pub tell: Tell,
 }
 
 /// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it. Texts that
 /// the session may not be told of are cut in silence.
-pub fn embed_pair(a: &[u8], b: &[u8], tell: [Tell; 2]) -> (Rc<Known>, Rc<Known>) {
+pub fn embed_pair(sides: [Side<'_>; 2]) -> (Rc<Known>, Rc<Known>) {
     let name = embed::model_name(None);
-    let known = match (recall(&name, a, tell[0]), recall(&name, b, tell[1])) {
-        (None, None) if tell[0] == tell[1] => None,
-        (None, None) => Some((once(&name, a, tell[0]), once(&name, b, tell[1]))),
-        (Some(a), Some(b)) => Some((a, b)),
-        (Some(known), None) => Some((known, once(&name, b, tell[1]))),
-        (None, Some(known)) => Some((once(&name, a, tell[0]), known)),
+    let of = |side: Side<'_>| once(&name, side.role, side.text, side.tell);
+    let [a, b] = sides;
+    let alike = a.tell == b.tell && a.role == b.role;
+    let known = sides.map(|side| recall(&name, side.role, side.text, side.tell));
+    let known = match known {
+        [None, None] if alike => None,
+        [a_known, b_known] => Some((
+            a_known.unwrap_or_else(|| of(a)),
+            b_known.unwrap_or_else(|| of(b)),
+        )),
     };
     if let Some((a, b)) = known
         && a.fingerprint == b.fingerprint
     {
         return (a, b);
     }
+    if a.role != b.role {
+        // One of them may be from before the model was replaced.
+        forget();
+        let (a, b) = (of(a), of(b));
+        if a.fingerprint != b.fingerprint {
+            CallError::Replaced.raise();
+        }
+        return (a, b);
+    }
     // Of one that may not be told of nothing is, and of the other something was.
-    let told = match tell[0] == tell[1] {
-        true => tell[0],
+    let told = match alike {
+        true => a.tell,
         false => Tell::Nothing,
     };
-    let (embedded, cut) = embed::embed_by(&name, &[a, b], told);
+    let (embedded, cut) = embed::embed_by(&name, a.role, &[a.text, b.text], told);
     let [x, y] = [0, 1].map(|i| known_row(&embedded, i));
-    keep(&name, a, cut.texts > 0, &x);
-    keep(&name, b, cut.texts > 0, &y);
+    keep(&name, a.role, a.text, cut.texts > 0, &x);
+    keep(&name, b.role, b.text, cut.texts > 0, &y);
     (x, y)
 }
 

@@ -20,10 +20,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use laser_model::LocalEncoder;
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::shared::Shared;
-use laser_protocol::{ErrorCode, Failure};
+use laser_model::{LocalEncoder, ModelError, installed};
+use laser_protocol::{ErrorCode, Failure, Role};
 use pgrx::{check_for_interrupts, pg_sys};
 
 use super::embedded::{Cut, Embedded, Model};
@@ -181,8 +181,9 @@ impl Resident {
         }
     }
 
-    /// The embeddings, and how many texts were cut. A cancel works between two texts.
-    pub fn embed(&self, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
+    /// The embeddings of texts that are what `role` says, and how many were cut. A cancel works between two
+    /// texts.
+    pub fn embed(&self, role: Role, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
         let dimensions = self.encoder.config().dimensions;
         let mut data = laser_memory::filled(0.0, texts.len().saturating_mul(dimensions))?;
         let mut cut = Cut::default();
@@ -192,11 +193,17 @@ impl Resident {
             .enumerate()
         {
             check_for_interrupts!();
-            let truncated = self.encoder.encode(text, row).map_err(|e| Failure {
-                code: ErrorCode::Internal,
-                message: e.to_string(),
-                hint: String::new(),
-            })?;
+            let truncated = self
+                .encoder
+                .encode(text, role, row)
+                .map_err(|error| match error {
+                    ModelError::Undecided => installed::undecided(&self.name),
+                    error => Failure {
+                        code: ErrorCode::Internal,
+                        message: error.to_string(),
+                        hint: String::new(),
+                    },
+                })?;
             if row.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::not_finite(&self.name).into());
             }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use laser_model::catalog;
+use laser_model::{catalog, folder};
 
 use super::error::CallError;
 use super::guc::{self, InBackend};
@@ -41,6 +41,15 @@ pub fn session_model() -> Option<String> {
         return Some(resident.name().to_owned());
     }
     catalog::default_name(&guc::configured_model(), &installation::model_folders())
+}
+
+/// Whether the session's model embeds queries and passages differently, as far as its configuration can be
+/// read: whoever embeds reads it again.
+pub fn tells_queries_from_passages() -> bool {
+    session_model()
+        .and_then(|name| catalog::find(&installation::model_folders(), &name))
+        .and_then(|path| folder::read_config(&path).ok())
+        .is_some_and(|config| config.prefixes.differ())
 }
 
 /// The model that the server has loaded, whether or not it serves, with the texts it has embedded in all

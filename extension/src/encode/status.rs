@@ -25,6 +25,8 @@ fn laser_models() -> TableIterator<
         name!(in_backend, bool),
         name!(error, Option<String>),
         name!(precision, Option<String>),
+        name!(query_prefix, Option<String>),
+        name!(passage_prefix, Option<String>),
     ),
 > {
     let models = match guc::in_backend() {
@@ -47,6 +49,8 @@ fn laser_models() -> TableIterator<
                 in_backend,
                 some(&m.error),
                 some(&m.precision),
+                some(&m.query_prefix),
+                some(&m.passage_prefix),
             )
         })
         .collect();

@@ -13,7 +13,7 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
-use crate::encode::{self, Known};
+use crate::encode::{self, Known, Role, Tell};
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
 /// Type of the indexed column.
@@ -253,11 +253,11 @@ impl TextBatch {
     }
 }
 
-/// Embeds texts with the model of an index; row-major.
+/// Embeds texts of rows, which are searched in, with the model of an index; row-major.
 ///
 /// Raises an error when the model is not the one with which the index was built.
 pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
-    let embedded = encode::embed_texts(Some(&parameters.model), texts);
+    let embedded = encode::embed_texts(Some(&parameters.model), Role::Passage, texts);
     if embedded.fingerprint != parameters.fingerprint && !texts.is_empty() {
         other_version(parameters);
     }
@@ -270,11 +270,12 @@ pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
 /// an index alone, but a plan may be older than the setting (an open cursor), and a model may be
 /// replaced under its name.
 pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Known> {
-    let mut embedded = encode::embed_once(None, text, encode::Tell::Which);
+    let embed = || encode::embed_once(None, Role::Query, text, Tell::Which);
+    let mut embedded = embed();
     if embedded.fingerprint != parameters.fingerprint {
         // The statement may have embedded it before the model was replaced, and the index made anew.
         encode::forget_recent();
-        embedded = encode::embed_once(None, text, encode::Tell::Which);
+        embedded = embed();
     }
     if embedded.fingerprint == parameters.fingerprint {
         return embedded;

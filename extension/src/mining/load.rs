@@ -16,7 +16,7 @@ use super::guc;
 use super::progress::Progress;
 use super::query::{Batch, Kind, Query, Snapshot, Spi, Wanted};
 use super::row::Value;
-use crate::encode::{embed_texts, refuse_two_models};
+use crate::encode::{Role, embed_texts, refuse_two_models};
 use crate::memory::{insert, or_raise, push};
 use crate::types::{raise, raise_hint};
 
@@ -265,7 +265,7 @@ pub fn push_batch(
             if texts.is_empty() {
                 return;
             }
-            let embedded = embed_texts(None, &texts);
+            let embedded = embed_texts(None, Role::Plain, &texts);
             for (at, &(id, _)) in chosen.iter().enumerate() {
                 rows.push(side, id, embedded.row(at), limit);
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use laser_import::{Kind, Options, Table};
+use laser_model::config::Prefixes;
 
 use super::args::OutputArgs;
 use crate::data::vectors::WordVectors;
@@ -62,6 +63,14 @@ pub struct ImportArgs {
     /// sources of a MeCab dictionary in UTF-8.
     #[arg(long, value_name = "PATH")]
     dictionary: Option<PathBuf>,
+    /// What stands before texts that are searched for, such as "query: "; what the checkpoint's prompts say if
+    /// not given.
+    #[arg(long, value_name = "TEXT")]
+    query_prefix: Option<String>,
+    /// What stands before texts that are searched in, such as "passage: "; what the checkpoint's prompts say if
+    /// not given.
+    #[arg(long, value_name = "TEXT")]
+    passage_prefix: Option<String>,
     /// Format of the embedding table.
     #[arg(long, value_enum, default_value_t = TableFormat::F32)]
     table: TableFormat,
@@ -83,6 +92,8 @@ pub fn run(args: &ImportArgs) -> Result<()> {
         language: args.language.clone(),
         prefixes: args.prefixes.clone(),
         dictionary: args.dictionary.clone(),
+        query_prefix: args.query_prefix.clone(),
+        passage_prefix: args.passage_prefix.clone(),
         table: match args.table {
             TableFormat::F32 => Table::F32,
             TableFormat::F16 => Table::F16,
@@ -99,6 +110,13 @@ pub fn run(args: &ImportArgs) -> Result<()> {
         report.config.dimensions,
         args.output.output.display()
     );
+    let prefixes = &report.config.prefixes;
+    if !prefixes.is_default() {
+        println!(
+            "prefixes: {:?} before queries, {:?} before passages",
+            prefixes.query, prefixes.passage
+        );
+    }
     for note in report.notes {
         println!("note: {note}");
     }
@@ -114,6 +132,10 @@ fn words(args: &ImportArgs) -> Result<()> {
     let mut model = vectors::model(vectors, &name, args.lowercase);
     model.config.max_tokens = args.max_tokens.unwrap_or(model.config.max_tokens);
     model.config.normalize = args.normalize.unwrap_or(model.config.normalize);
+    model.config.prefixes = Prefixes {
+        query: args.query_prefix.clone().unwrap_or_default(),
+        passage: args.passage_prefix.clone().unwrap_or_default(),
+    };
     let options = ExportOptions {
         name: None,
         table: match args.table {

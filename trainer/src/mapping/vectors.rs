@@ -57,6 +57,7 @@ pub fn model(vectors: WordVectors, name: &str, lowercase: bool) -> Model {
         dense: Vec::new(),
         checks: Vec::new(),
         base: None,
+        prefixes: Default::default(),
     };
     let table = (vec![rows, width], values);
     Model {

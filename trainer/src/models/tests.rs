@@ -3,7 +3,7 @@
 use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 use laser_model::config::{
     Activation, Architecture, BilstmConfig, BilstmPooling, Config, Dense, MeanConfig, MeanPooling,
-    NormPosition, ResidualBilstmConfig, TransformerConfig, TransformerPooling,
+    NormPosition, RelativePositions, ResidualBilstmConfig, TransformerConfig, TransformerPooling,
 };
 
 use super::parameters::random;
@@ -27,7 +27,19 @@ fn transformer(norm: NormPosition, pooling: TransformerPooling) -> Architecture 
         position_offset: 1,
         scale_embedding: true,
         embedding_norm: true,
+        relative_positions: None,
     })
+}
+
+/// The same with relative positions.
+fn relative(mut encoder: Architecture) -> Architecture {
+    if let Architecture::Transformer(c) = &mut encoder {
+        c.relative_positions = Some(RelativePositions {
+            buckets: 4,
+            max_distance: 3,
+        });
+    }
+    encoder
 }
 
 fn architectures() -> Vec<Architecture> {
@@ -66,6 +78,7 @@ fn architectures() -> Vec<Architecture> {
         transformer(NormPosition::Post, TransformerPooling::Mean),
         transformer(NormPosition::Pre, TransformerPooling::Max),
         transformer(NormPosition::Pre, TransformerPooling::Cls),
+        relative(transformer(NormPosition::Post, TransformerPooling::Mean)),
     ]
 }
 
@@ -92,6 +105,7 @@ fn model(encoder: Architecture) -> Model {
         ],
         checks: Vec::new(),
         base: None,
+        prefixes: Default::default(),
     };
     let mut model = Model::new(config, VOCABULARY, None, Arithmetic::F32, 5).unwrap();
     for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {

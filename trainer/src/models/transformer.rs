@@ -7,7 +7,9 @@
 use std::ops::Range;
 
 use candle_core::{D, Device, Result, Tensor, Var};
-use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
+use laser_model::config::{
+    Activation, NormPosition, RelativePositions, TransformerConfig, TransformerPooling,
+};
 
 use super::parameters::Parameters;
 use super::regularization::Regularization;
@@ -33,6 +35,10 @@ pub(super) fn initialise(c: &TransformerConfig, parameters: &mut Parameters, see
         p.constant(&format!("{name}.weight"), &[d], 1.0);
         p.constant(&format!("{name}.bias"), &[d], 0.0);
     };
+    if let Some(relative) = c.relative_positions {
+        let shape = [relative.buckets, c.heads];
+        parameters.uniform("relative_positions.weight", &shape, small, seed);
+    }
     if c.embedding_norm {
         norm(parameters, "embed_norm");
     }
@@ -163,6 +169,21 @@ impl Graph<'_> {
         self.dropout(out, self.regularization.hidden)
     }
 
+    /// What the distances of so many steps add to scores, [1, heads, steps, steps].
+    fn relative_positions(&self, relative: RelativePositions, steps: usize) -> Result<Tensor> {
+        let pairs = (0..steps as isize).flat_map(|query| {
+            (0..steps as isize).map(move |key| relative.bucket(key - query) as u32)
+        });
+        let buckets = Tensor::from_iter(pairs, self.device)?;
+        let table = self.get("relative_positions.weight");
+        table
+            .index_select(&buckets, 0)?
+            .reshape((steps, steps, self.config.heads))?
+            .permute((2, 0, 1))?
+            .unsqueeze(0)?
+            .contiguous()
+    }
+
     /// States [sentences · steps, D] of padded token embeddings of the same shape.
     fn states(&self, embedded: &Tensor, lengths: &[usize], steps: usize) -> Result<Tensor> {
         let c = self.config;
@@ -182,7 +203,10 @@ impl Graph<'_> {
         }
         x = self.dropout(x, self.regularization.embedding)?;
         let mask = present(lengths, steps, (0.0, MASKED));
-        let mask = Tensor::from_vec(mask, (batch, 1, 1, steps), self.device)?;
+        let mut mask = Tensor::from_vec(mask, (batch, 1, 1, steps), self.device)?;
+        if let Some(relative) = c.relative_positions {
+            mask = mask.broadcast_add(&self.relative_positions(relative, steps)?)?;
+        }
         for l in 0..c.layers {
             let layer = format!("layers.{l}");
             let (first, second) = (

@@ -587,6 +587,7 @@ impl TrainConfig {
             dense: self.model.dense.clone(),
             checks: Vec::new(),
             base: None,
+            prefixes: Default::default(),
         };
         config
             .validate()

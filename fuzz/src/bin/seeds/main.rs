@@ -15,7 +15,7 @@ use laser_index::raw::RawForm;
 use laser_index::segment::SegmentMap;
 use laser_index::store::PageStore;
 use laser_protocol::{
-    ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, VERSION, encode_reply,
+    ErrorCode, Failure, ModelInfo, Reply, Request, Role, Search, Status, VERSION, encode_reply,
     encode_request,
 };
 use laser_vector::{f16, wire};
@@ -179,6 +179,7 @@ fn frames(corpora: &Corpora) {
             id: 2,
             model: "m".into(),
             texts: vec!["ä text".into(), String::new()],
+            role: Role::Query,
         },
         Request::Models { id: 3 },
         Request::Describe {
@@ -213,6 +214,8 @@ fn frames(corpora: &Corpora) {
         loaded: true,
         precision: "f32".into(),
         default: false,
+        query_prefix: "query: ".into(),
+        passage_prefix: String::new(),
         error: "none".into(),
     };
     let broken = ModelInfo {
