@@ -11,11 +11,16 @@ CREATE FUNCTION laser_hybrid_query(
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 1000
 SET search_path = pg_catalog, pg_temp
+SET extra_float_digits = 1
 AS $$
 DECLARE
     -- Rows of one term that are looked at; a term that more rows have says little of each.
     most constant integer := 1000;
+    -- Characters of a word for pg_trgm, whose time grows with their square.
+    longest constant integer := 256;
     relation regclass;
+    -- With its schema, also where the path here finds it without.
+    named text;
     kind "char";
     typed record;
     measure text;
@@ -35,8 +40,8 @@ DECLARE
     points text;
     number integer;
 BEGIN
-    SELECT c.oid, c.relkind INTO relation, kind
-    FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
+    SELECT c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) INTO relation, kind, named
+    FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE t.oid = pg_typeof(rows_of) AND c.relkind IN ('r', 'p', 'm', 'v', 'f');
     IF relation IS NULL THEN
         RAISE EXCEPTION USING errcode = 'wrong_object_type',
@@ -166,22 +171,22 @@ BEGIN
     ELSE
         document := body;
         terms := ARRAY(SELECT w FROM (SELECT DISTINCT lower(w) AS w FROM regexp_split_to_table(query, '[^[:alnum:]]+') w) x
-            WHERE length(w) > 1 ORDER BY length(w) DESC, w LIMIT 32);
+            WHERE length(w) BETWEEN 2 AND longest ORDER BY length(w) DESC, w LIMIT 32);
         FOREACH term IN ARRAY terms LOOP
             matches := matches || format('%L::pg_catalog.text OPERATOR(%I.<%%) %s', term, trigrams, body);
             again := again || format('%L::pg_catalog.text OPERATOR(%I.<%%) d.document', term, trigrams);
         END LOOP;
-        tie := format('%I.word_similarity(%L::pg_catalog.text, d.document)', trigrams, query);
+        tie := format('%I.word_similarity(%L::pg_catalog.text, d.document)', trigrams, left(query, 8 * longest));
     END IF;
     IF cardinality(terms) = 0 THEN
-        hits := format('SELECT %s AS key_1, %s AS key_2, 0 AS term FROM %s AS t WHERE false', key_1, key_2, relation);
+        hits := format('SELECT %s AS key_1, %s AS key_2, 0 AS term FROM %s AS t WHERE false', key_1, key_2, named);
         points := '0';
         tie := '0';
     ELSE
         FOR number IN 1 .. cardinality(terms) LOOP
             hits := concat_ws(E'\n        UNION ALL ', hits, format(
                 '(SELECT %s AS key_1, %s AS key_2, %s AS term FROM %s AS t WHERE %s LIMIT %s)',
-                key_1, key_2, number, relation, matches[number], most));
+                key_1, key_2, number, named, matches[number], most));
             points := concat_ws(E'\n            OPERATOR(pg_catalog.+) ', points, format(
                 'CASE WHEN %s THEN coalesce((SELECT w.weight FROM weights w WHERE w.term OPERATOR(pg_catalog.=) %s), 0) ELSE 0 END',
                 again[number], number));
@@ -227,10 +232,10 @@ BEGIN
     GROUP BY s.key_1, s.key_2
     ORDER BY 3 DESC, 4, 5 LIMIT %17$s
 )
-SELECT t AS hit, x.score, x.meaning_rank, x.words_rank
+SELECT (t.*)::%4$s AS hit, x.score, x.meaning_rank, x.words_rank
 FROM fused x JOIN %4$s AS t ON %12$s
 ORDER BY x.score DESC, x.meaning_rank, x.words_rank$query$,
-        key_1, key_2, measure, relation,
+        key_1, key_2, measure, named,
         CASE WHEN max_distance IS NULL THEN '' ELSE
             format(E'\n          WHERE %s OPERATOR(pg_catalog.<=) %L::pg_catalog.float8', measure, max_distance) END,
         candidates, hits, most, 2 * candidates, points, tie, joined, document,
