@@ -11,7 +11,7 @@
 //! has been given: a query whose filter has not found enough rows by then wants them even so.
 //!
 //! Who wants no row beyond some distance says so ([`Settings::cutoff`]): the first search that is sure of all
-//! rows up to there is the last one.
+//! rows up to there is followed by wider ones, until one finds no more of them.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -129,6 +129,10 @@ pub struct Scan {
     last: f64,
     /// Rows that the last search has found beyond this are held back.
     sure: f64,
+    /// Rows up to the cutoff that the last search was the first to find.
+    within: usize,
+    /// A wider search has found none.
+    confirmed: bool,
     returned: usize,
     /// Rows among them that nobody can see any more.
     dead: usize,
@@ -197,6 +201,8 @@ impl Scan {
             seen: HashSet::new(),
             last: f64::NEG_INFINITY,
             sure: f64::NEG_INFINITY,
+            within: 0,
+            confirmed: false,
             returned: 0,
             dead: 0,
             cut: false,
@@ -252,7 +258,17 @@ impl Scan {
     pub fn next(&mut self, pause: &dyn Fn()) -> Option<Hit> {
         loop {
             if !self.at_the_end && self.is_beyond_cutoff() {
-                self.end_at_cutoff();
+                if self.has_confirmed() {
+                    self.end_at_cutoff();
+                } else {
+                    // What is beyond the cutoff waits for those that a wider search finds before it.
+                    self.waiting.append(&mut self.ready);
+                    self.widen();
+                    self.search(pause);
+                    self.confirmed = self.within == 0;
+                    self.release();
+                    continue;
+                }
             }
             if self.returned >= self.limit() && !self.ready.is_empty() && !self.at_the_end {
                 self.end_early();
@@ -293,9 +309,7 @@ impl Scan {
                     self.cut = true;
                     self.parts.iter_mut().for_each(|part| part.complete = true);
                 } else {
-                    for part in &mut self.parts {
-                        part.ef = part.ef.saturating_mul(WIDEN).min(widest);
-                    }
+                    self.widen();
                     self.search(pause);
                 }
             }
@@ -315,6 +329,24 @@ impl Scan {
         }
         let next = self.ready.last();
         next.map_or(self.sure > cutoff, |next| next.key > cutoff)
+    }
+
+    /// Whether a search that was wider than the one before has found nothing more up to the cutoff. Whoever sets one
+    /// wants all rows before it; a walk is sure of its own candidates alone, of which it may lack whole groups.
+    fn has_confirmed(&self) -> bool {
+        self.confirmed
+            || !self.has_distances
+            || self.settings.cutoff == f64::NEG_INFINITY
+            || self.settings.iterate == Iterate::Off
+            || self.parts.iter().all(|part| part.complete)
+            || self.returned >= self.limit()
+    }
+
+    fn widen(&mut self) {
+        let widest = self.limit().saturating_mul(SURE);
+        for part in &mut self.parts {
+            part.ef = part.ef.saturating_mul(WIDEN).min(widest);
+        }
     }
 
     /// Ends the scan where no row that is wanted comes any more but for those that were held back.
@@ -454,10 +486,12 @@ impl Scan {
             }
         }
         self.parts = parts;
+        self.within = 0;
         for found in fresh {
             if !self.seen.insert(found.tid) {
                 continue;
             }
+            self.within += usize::from(found.key <= self.settings.cutoff);
             if self.settings.iterate == Iterate::Strict && found.key < self.last {
                 self.late.push(found);
             } else {

@@ -139,10 +139,11 @@ impl State {
         state
     }
 
-    /// The entry of an index that is put off until later than `now`.
+    /// The entry of an index that is put off until later than `now`; none that was made later: a clock that was set
+    /// back puts nothing off.
     pub fn put_off(&self, index: u32, now: i64) -> Option<&PutOff> {
         let mut entries = self.put_off.iter();
-        entries.find(|p| p.index == index && p.until > now)
+        entries.find(|p| p.index == index && p.until > now && p.failed <= now)
     }
 }
 
