@@ -106,6 +106,7 @@ fn handle_signals() {
 /// it.
 fn set_options() {
     let options: &[(&CStr, &CStr)] = &[
+        (c"role", c"none"),
         (c"search_path", c"pg_catalog, pg_temp"),
         (c"statement_timeout", c"0"),
         (c"lock_timeout", c"0"),
