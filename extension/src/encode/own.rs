@@ -15,11 +15,11 @@ use laser_model::LocalEncoder;
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::{ModelError, folder, installed};
 use laser_protocol::ModelInfo;
-use pgrx::check_for_interrupts;
 
 use super::error::CallError;
 use super::resident::{self, Resident};
 use super::{guc, installation};
+use crate::interrupts;
 
 /// A model, and when its files were last looked at.
 struct Own {
@@ -57,7 +57,7 @@ pub fn model(name: &str) -> Result<Arc<Resident>, CallError> {
     }
     let broken = |error: String| installed::broken(&name, &path, error, installed::REPAIR);
     let stamp = Stamp::of(&path);
-    let encoder = LocalEncoder::load_with(&path, &mut pause)
+    let encoder = LocalEncoder::load_with(&path, &mut interrupts::pause)
         .map_err(|e| broken(e.to_string()))?
         .ok_or_else(|| CallError::NeedsProcess(format!("model \"{name}\"")))?;
     let model = resident::new(name.clone(), stamp, encoder).map_err(broken)?;
@@ -82,10 +82,6 @@ pub fn statistics() -> Option<(String, u64)> {
     own.last().map(|own| own.model.statistics())
 }
 
-fn pause() {
-    check_for_interrupts!();
-}
-
 /// The fingerprint of a model's files, which are hashed again when they have changed: others' models may be of
 /// any size.
 fn fingerprint(path: &Path) -> Result<[u8; 32], ModelError> {
@@ -95,7 +91,7 @@ fn fingerprint(path: &Path) -> Result<[u8; 32], ModelError> {
     if let Some((_, hash)) = known().iter().find(|(of, _)| *of == stamp) {
         return Ok(*hash);
     }
-    let hash = folder::fingerprint_with(path, &mut pause)?;
+    let hash = folder::fingerprint_with(path, &mut interrupts::pause)?;
     let mut known = known();
     known.retain(|(of, _)| of.path() != path);
     known.push((stamp, hash));

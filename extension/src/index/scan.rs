@@ -156,7 +156,7 @@ pub unsafe extern "C-unwind" fn next(
     unsafe {
         let state = (*scan).opaque.cast::<State>();
         if (*state).scan.is_none() {
-            told(scan, direction);
+            told(scan);
             if let Some(cutoff) = &(*state).cutoff {
                 cutoff.evaluate();
             }
@@ -176,25 +176,12 @@ pub unsafe extern "C-unwind" fn next(
 
 /// Learns what the plan says of a scan that begins.
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn told(
-    scan: pg_sys::IndexScanDesc,
-    direction: pg_sys::ScanDirection::Type,
-) {
-    expect_forward(direction);
+unsafe extern "C-unwind" fn told(scan: pg_sys::IndexScanDesc) {
     // SAFETY: called by `next`.
     unsafe {
         let told = runs::told(scan);
         let state = &mut *(*scan).opaque.cast::<State>();
         (state.place, state.rows, state.cutoff) = (told.place, told.rows, told.cutoff);
-    }
-}
-
-fn expect_forward(direction: pg_sys::ScanDirection::Type) {
-    if direction != pg_sys::ScanDirection::ForwardScanDirection {
-        raise(
-            Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-            "a laser index cannot be scanned backward",
-        );
     }
 }
 
@@ -204,7 +191,12 @@ unsafe extern "C-unwind" fn step(
     scan: pg_sys::IndexScanDesc,
     direction: pg_sys::ScanDirection::Type,
 ) -> Step {
-    expect_forward(direction);
+    if direction != pg_sys::ScanDirection::ForwardScanDirection {
+        raise(
+            Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "a laser index cannot be scanned backward",
+        );
+    }
     // SAFETY: called by `next`.
     unsafe {
         let state = &mut *(*scan).opaque.cast::<State>();
