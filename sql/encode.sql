@@ -154,6 +154,7 @@ DECLARE
     estimate bigint;
     part_name pg_catalog.text;
     store_batch pg_catalog.text;
+    mark pg_catalog.text;
     last_block bigint;
     place pg_catalog.tid;
     rows_read integer;
@@ -328,9 +329,11 @@ BEGIN
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
                         detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
                 END IF;
+                -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
+                mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
                 -- Locking the rows keeps their text from changing before the embedding is stored.
                 EXECUTE pg_catalog.format(
-                    'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
+                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
                      FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
                            WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
                              AND %3$I IS NULL AND %1$I IS NOT NULL
@@ -343,7 +346,7 @@ BEGIN
                 rows_stored := 0;
                 rows_reset := 0;
                 store_batch := pg_catalog.format(
-                    'UPDATE ONLY %1$s AS t SET %2$I = e.value
+                    mark OPERATOR(pg_catalog.||) 'UPDATE ONLY %1$s AS t SET %2$I = e.value
                      FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')))
                           AS e(place, value)
                      WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',

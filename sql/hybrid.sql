@@ -193,7 +193,10 @@ BEGIN
         END LOOP;
     END IF;
 
-    RETURN format($query$WITH meaning AS MATERIALIZED (
+    -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
+    PERFORM @extschema@.laser_embedding_cosine_kind();  -- loads the library, if it is not
+    RETURN format($query$/* laser: of table %18$s, and runs nothing of others */
+WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place
     FROM (SELECT %1$s AS key_1, %2$s AS key_2, %3$s AS distance
           FROM %4$s AS t%5$s
@@ -239,7 +242,7 @@ ORDER BY x.score DESC, x.meaning_rank, x.words_rank$query$,
         CASE WHEN max_distance IS NULL THEN '' ELSE
             format(E'\n          WHERE %s OPERATOR(pg_catalog.<=) %L::pg_catalog.float8', measure, max_distance) END,
         candidates, hits, most, 2 * candidates, points, tie, joined, document,
-        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k);
+        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k, relation::oid);
 END
 $$;
 

@@ -16,6 +16,7 @@ mod interrupts;
 mod lists;
 mod memory;
 mod mining;
+mod trust;
 mod types;
 mod unguarded;
 
@@ -28,6 +29,7 @@ pub extern "C-unwind" fn _PG_init() {
     encode::init();
     index::init();
     mining::init();
+    trust::init();
     // After all modules have defined theirs: unknown settings of the prefix are mistakes from now on.
     encode::reserve_settings();
 }

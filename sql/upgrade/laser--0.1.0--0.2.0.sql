@@ -183,6 +183,7 @@ DECLARE
     estimate bigint;
     part_name pg_catalog.text;
     store_batch pg_catalog.text;
+    mark pg_catalog.text;
     last_block bigint;
     place pg_catalog.tid;
     rows_read integer;
@@ -357,9 +358,11 @@ BEGIN
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
                         detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
                 END IF;
+                -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
+                mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
                 -- Locking the rows keeps their text from changing before the embedding is stored.
                 EXECUTE pg_catalog.format(
-                    'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
+                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
                      FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
                            WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
                              AND %3$I IS NULL AND %1$I IS NOT NULL
@@ -372,7 +375,7 @@ BEGIN
                 rows_stored := 0;
                 rows_reset := 0;
                 store_batch := pg_catalog.format(
-                    'UPDATE ONLY %1$s AS t SET %2$I = e.value
+                    mark OPERATOR(pg_catalog.||) 'UPDATE ONLY %1$s AS t SET %2$I = e.value
                      FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')))
                           AS e(place, value)
                      WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
@@ -800,7 +803,10 @@ BEGIN
         END LOOP;
     END IF;
 
-    RETURN format($query$WITH meaning AS MATERIALIZED (
+    -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
+    PERFORM @extschema@.laser_embedding_cosine_kind();  -- loads the library, if it is not
+    RETURN format($query$/* laser: of table %18$s, and runs nothing of others */
+WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place
     FROM (SELECT %1$s AS key_1, %2$s AS key_2, %3$s AS distance
           FROM %4$s AS t%5$s
@@ -846,7 +852,7 @@ ORDER BY x.score DESC, x.meaning_rank, x.words_rank$query$,
         CASE WHEN max_distance IS NULL THEN '' ELSE
             format(E'\n          WHERE %s OPERATOR(pg_catalog.<=) %L::pg_catalog.float8', measure, max_distance) END,
         candidates, hits, most, 2 * candidates, points, tie, joined, document,
-        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k);
+        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k, relation::oid);
 END
 $$;
 

@@ -26,6 +26,7 @@ use super::{errors, work};
 use crate::encode::describe_model;
 use crate::encoding;
 use crate::memory::{insert, or_raise, push};
+use crate::trust;
 use crate::types::{new_embedding, raise_hint};
 
 type Hash = [u8; 16];
@@ -40,7 +41,7 @@ fn letter(side: Side) -> char {
 }
 
 /// The rows of a side in a state table. Operators are the server's own, whatever is on the search
-/// path and whatever types the columns have: the table may be another's.
+/// path; what types the columns bring along, [`trust`] looks at: the table may be another's.
 fn of_side(side: Side) -> String {
     format!(
         "side OPERATOR(pg_catalog.=) '{}'::pg_catalog.\"char\"",
@@ -74,6 +75,8 @@ struct Table<'a> {
     spi: &'a Spi,
     /// Qualified and quoted.
     name: String,
+    /// What statements about it begin with.
+    mark: String,
     namespace: Oid,
     /// What is seen of it.
     snapshot: Snapshot,
@@ -109,6 +112,7 @@ impl<'a> Table<'a> {
         Table {
             spi,
             name,
+            mark: trust::mark(oid),
             namespace,
             snapshot,
         }
@@ -118,7 +122,8 @@ impl<'a> Table<'a> {
     fn read<T: Row>(&self, side: Side, mut take: impl FnMut(T)) {
         let columns: Vec<&str> = T::COLUMNS.iter().map(|column| column.name).collect();
         let sql = format!(
-            "SELECT {} FROM {} WHERE {}",
+            "{}SELECT {} FROM {} WHERE {}",
+            self.mark,
             columns.join(", "),
             self.name,
             of_side(side)
@@ -366,12 +371,12 @@ impl Part {
         other: &Part,
         lists: &Neighbours,
     ) -> i64 {
-        let (name, letter) = (&table.name, letter(self.side));
+        let (mark, name, letter) = (&table.mark, &table.name, letter(self.side));
         let one = format!("{} AND id OPERATOR(pg_catalog.=) $1", of_side(self.side));
         let mut written = 0;
         let delete = Statement::prepare(
             table.spi,
-            &format!("DELETE FROM {name} WHERE {one}"),
+            &format!("{mark}DELETE FROM {name} WHERE {one}"),
             &[pg_sys::INT8OID],
         );
         for (&(id, _), _) in self
@@ -402,7 +407,7 @@ impl Part {
         let insert = Statement::prepare(
             table.spi,
             &format!(
-                "INSERT INTO {name} (side, id, content, embedding, neighbours, cosines) \
+                "{mark}INSERT INTO {name} (side, id, content, embedding, neighbours, cosines) \
                  VALUES ('{letter}', $1, $2, $3, $4, $5)"
             ),
             &[
@@ -434,7 +439,7 @@ impl Part {
 
         let update = Statement::prepare(
             table.spi,
-            &format!("UPDATE {name} SET neighbours = $2, cosines = $3 WHERE {one}"),
+            &format!("{mark}UPDATE {name} SET neighbours = $2, cosines = $3 WHERE {one}"),
             &[
                 pg_sys::INT8OID,
                 pg_sys::INT8ARRAYOID,
