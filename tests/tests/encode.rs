@@ -459,8 +459,8 @@ fn long_texts_are_cut_with_one_warning_or_refused() -> Result<()> {
         let error = client.batch_execute(long).expect_err("it is refused");
         let detail = error.as_db_error().and_then(|e| e.detail()).unwrap_or("");
         assert!(
-            detail.contains("140 bytes that begins with \"the second xxx")
-                && detail.contains("the 128 tokens"),
+            // Nobody is shown a text: it may be another's.
+            detail.contains("the 128 tokens") && !detail.contains("xxx"),
             "{detail}"
         );
 
@@ -1365,7 +1365,10 @@ fn a_text_that_ends_the_encoder_fails_alone() -> Result<()> {
             "{code:?}: {message}"
         );
         ensure!(message.contains("on one text alone"), "{message}");
-        ensure!(hint.contains('\u{2620}'), "{hint}");
+        ensure!(
+            hint.contains("ten minutes") && !hint.contains('\u{2620}'),
+            "{hint}"
+        );
         Ok(())
     };
     let short = "SELECT laser_embed(repeat(U&'\\2620', 60))";

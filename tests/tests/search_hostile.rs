@@ -326,3 +326,51 @@ fn nobody_is_told_of_a_hidden_text() -> Result<()> {
     );
     Ok(())
 }
+
+/// A text that is too long is not shown to who may not read it: not by what policies and views compute, nor by an
+/// index that a row is written to.
+#[test]
+fn no_text_is_shown() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    owner.batch_execute(
+        "CREATE ROLE bob LOGIN; CREATE TABLE docs (id int, x int, body text);
+         INSERT INTO docs VALUES (1, 1, 'public note'),
+             (2, 1, 'TOP SECRET: the password of alice is 12345 ' || repeat('lorem ipsum dolor sit amet ', 5000));
+         CREATE FUNCTION about(t text) RETURNS bool LANGUAGE plpgsql STABLE AS
+             $$ BEGIN RETURN laser_embed(t) <=> laser_embed('public note') < 0.3; END $$;
+         CREATE FUNCTION near(t text) RETURNS bool LANGUAGE plpgsql STABLE AS
+             $$ BEGIN RETURN t <=> 'public note' < 0.3; END $$;
+         CREATE TABLE topics (name text, ok bool);
+         INSERT INTO topics SELECT 'topic ' || i, i % 2 = 0 FROM generate_series(1, 3000) i;
+         CREATE INDEX ON topics USING laser (name); CREATE INDEX ON docs (x); ANALYZE;
+         CREATE VIEW nearest WITH (security_barrier) AS SELECT d.id FROM docs d,
+             LATERAL (SELECT ok FROM topics ORDER BY name <=> d.body LIMIT 1) n WHERE n.ok;
+         ALTER TABLE docs ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY one ON docs TO bob USING (about(body) AND near(body));
+         GRANT SELECT ON docs, nearest TO bob;
+         CREATE TABLE columns AS SELECT * FROM docs; CREATE INDEX ON columns USING laser (body);
+         CREATE INDEX ON columns (x); GRANT SELECT (id, x), UPDATE (x) ON columns TO bob",
+    )?;
+    let (mut bob, notices) = cluster.connect_with_notices("d")?;
+    bob.batch_execute("SET SESSION AUTHORIZATION bob; SET enable_seqscan = off")?;
+    let mut warned = 0;
+    for long_text in ["warn", "error"] {
+        bob.batch_execute(&format!("SET laser.long_text = {long_text}"))?;
+        for sql in [
+            "SELECT id FROM docs",
+            "SELECT id FROM nearest",
+            "UPDATE columns SET x = x + 1 WHERE id = 2",
+        ] {
+            let result = bob.batch_execute(sql);
+            let told = format!("{result:?} {:?}", notices.take());
+            warned += usize::from(told.contains("longer than the model reads"));
+            ensure!(
+                !told.contains("SECRET") && !told.contains("bytes"),
+                "{told}: {sql}"
+            );
+        }
+    }
+    ensure!(warned > 0, "no text was too long");
+    Ok(())
+}

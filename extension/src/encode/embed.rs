@@ -2,7 +2,6 @@
 //! model serves, else by the encoder process.
 #![allow(unsafe_code)]
 
-use std::borrow::Cow;
 use std::sync::Mutex;
 
 use laser_protocol::{MAX_TEXT_BYTES, Role, valid_model_name};
@@ -24,33 +23,17 @@ use crate::types::{raise_detail, raise_hint};
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, role: Role, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), role, texts, Tell::Which).0
+    embed_by(&model_name(model), role, texts, Tell::That).0
 }
 
-/// What the session is told of texts that are longer than the model reads. The server may have values of rows
-/// embedded before policies hide the rows.
+/// What the session is told of texts that are longer than the model reads. Never what they are, or how long: the
+/// server may have values of rows embedded before policies hide the rows, and for who may not read the column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tell {
     /// Nothing: they are cut, whatever `laser.long_text` is.
     Nothing,
     /// That there are some.
     That,
-    /// How long they are, and how they begin.
-    Which,
-}
-
-impl Tell {
-    /// Of an argument of a function: a constant is the statement's own.
-    ///
-    /// # Safety
-    /// A call by the fmgr, with so many arguments.
-    pub unsafe fn of_argument(fcinfo: pg_sys::FunctionCallInfo, at: i32) -> Self {
-        // SAFETY: by contract.
-        match unsafe { pg_sys::get_fn_expr_arg_stable((*fcinfo).flinfo, at) } {
-            true => Self::Which,
-            false => Self::That,
-        }
-    }
 }
 
 /// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
@@ -70,7 +53,7 @@ pub fn embed_by(name: &str, role: Role, texts: &[&[u8]], tell: Tell) -> (Embedde
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
     if cut.texts > 0 && tell != Tell::Nothing {
-        report_cut(name, cut, &converted, tell);
+        report_cut(name, cut, converted.len());
     }
     (embedded, cut)
 }
@@ -177,19 +160,21 @@ pub fn model_name(model: Option<&str>) -> String {
 }
 
 /// Warns once a statement that texts were cut, or refuses them.
-fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>], tell: Tell) {
+fn report_cut(model: &str, cut: Cut, texts: usize) {
     static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
     if guc::LONG_TEXT.get() == guc::LongText::Error {
-        let message = if texts.len() == 1 {
+        let message = if texts == 1 {
             "text is longer than the model reads".to_owned()
         } else {
-            let (cut, texts) = (cut.texts, texts.len());
-            format!("{cut} of {texts} texts are longer than the model reads")
+            format!(
+                "{} of {texts} texts are longer than the model reads",
+                cut.texts
+            )
         };
         raise_detail(
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
             message,
-            describe_cut(model, cut, texts, tell),
+            describe_cut(model),
             "Split them, choose another model (see max_tokens in view laser_models), or set \
              laser.long_text to 'warn' to embed their beginnings.",
         );
@@ -205,36 +190,17 @@ fn report_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>], tell: Tell) {
             "text is longer than the model reads, only its beginning was embedded",
             format!(
                 "{} Further texts of this statement may have been cut as well.",
-                describe_cut(model, cut, texts, tell)
+                describe_cut(model)
             )
         );
     }
 }
 
-/// Which text it is, and what the model reads.
-fn describe_cut(model: &str, cut: Cut, texts: &[Cow<'_, str>], tell: Tell) -> String {
-    /// Characters by which a text is known.
-    const BEGINNING: usize = 40;
+/// What the model reads.
+fn describe_cut(model: &str) -> String {
     let model = describe_model((!model.is_empty()).then_some(model));
-    if tell != Tell::Which {
-        return to_server(&format!(
-            "It has more than the {} tokens that model \"{}\" reads.",
-            model.max_tokens, model.name
-        ));
-    }
-    let text = &texts[cut.first];
-    // Where code runs as the owner of a table, who called it may not be allowed to see its rows.
-    // SAFETY: a plain question to the server.
-    let which = if unsafe { pg_sys::InSecurityRestrictedOperation() } {
-        String::new()
-    } else {
-        let beginning: String = text.chars().take(BEGINNING).collect();
-        format!(" that begins with \"{beginning}\"")
-    };
     to_server(&format!(
-        "The text of {} bytes{which} has more than the {} tokens that model \"{}\" reads.",
-        text.len(),
-        model.max_tokens,
-        model.name
+        "It has more than the {} tokens that model \"{}\" reads.",
+        model.max_tokens, model.name
     ))
 }

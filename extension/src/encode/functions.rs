@@ -99,15 +99,14 @@ unsafe fn null(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
 /// Called by the fmgr as declared.
 unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: a function with the declared arguments.
-    let (text, model, role, tell) = unsafe {
+    let (text, model, role) = unsafe {
         if is_null(fcinfo, 0) {
             return null(fcinfo);
         }
-        let tell = Tell::of_argument(fcinfo, 0);
         let model = optional(fcinfo, 1);
-        (text_argument(fcinfo, 0), model, role(fcinfo), tell)
+        (text_argument(fcinfo, 0), model, role(fcinfo))
     };
-    new_embedding(&embed_once(model.as_deref(), role, text, tell).data)
+    new_embedding(&embed_once(model.as_deref(), role, text, Tell::That).data)
 }
 
 /// `laser_embed(text[] [, text [, text]]) -> embedding[]`: an array of the same shape, null where the text
@@ -159,8 +158,8 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: elements that are not null are texts inside the array.
     let texts = texts.map(|(element, _)| unsafe { text(element.get()) });
     // SAFETY: as above.
-    let (role, tell) = unsafe { (role(fcinfo), Tell::of_argument(fcinfo, 0)) };
-    embed_each(model, role, tell, texts, |embedding| {
+    let role = unsafe { role(fcinfo) };
+    embed_each(model, role, Tell::That, texts, |embedding| {
         let (place, _) = results.next().expect("as many as texts");
         place.set(new_embedding(embedding));
     });

@@ -29,11 +29,13 @@ pub extern "C-unwind" fn laser_text_cosine_distance(fcinfo: pg_sys::FunctionCall
     let (a, b, roles, tell) = unsafe {
         let args = (*fcinfo).args.as_slice(2);
         let (a, b) = (args[0].value, args[1].value);
-        let tell = [0, 1].map(|at| match Tell::of_argument(fcinfo, at) {
-            Tell::Which => Tell::Which,
-            // Of rows nobody is told, but of what the statement itself is about.
-            _ => Tell::Nothing,
-        });
+        // Of rows nobody is told, but of what the statement itself is about.
+        let tell = [0, 1].map(
+            |at| match pg_sys::get_fn_expr_arg_stable((*fcinfo).flinfo, at) {
+                true => Tell::That,
+                false => Tell::Nothing,
+            },
+        );
         let roles = roles((*(*fcinfo).flinfo).fn_expr);
         (element::text(a), element::text(b), roles, tell)
     };
