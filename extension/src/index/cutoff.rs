@@ -121,7 +121,7 @@ impl Cutoff {
 
     /// The distance beyond which no row passes the filters (infinity where there is none, its negative where
     /// none passes), and whether rows pass them whose distance is NaN, by what [`Self::evaluate`] has found. To the
-    /// server NaN is larger than every number, so that no limit of distances lets it pass, and every one of
+    /// server NaN is larger than every number, so that no limit of distances but NaN lets it pass, and every one of
     /// similarities, which are NaN as well.
     pub fn distance(&self) -> (f64, bool) {
         let number = |operand: &Operand, is_real| {
@@ -142,7 +142,8 @@ impl Cutoff {
                 return nothing;
             };
             match &limit.compared {
-                Measure::Distance => (with, false),
+                // What is NaN equals a limit that is.
+                Measure::Distance => (with, with.is_nan()),
                 Measure::Negated => (-with, true),
                 Measure::Rest(whole) => match number(whole, false) {
                     Some(whole) => (largest_with_rest(whole, with), true),

@@ -105,6 +105,8 @@ fn handle_signals() {
 /// What somebody has set for a database or the superuser is not meant for maintenance, as autovacuum has
 /// it.
 fn set_options() {
+    // SAFETY: the role as which the process was started. `session_authorization` of a database is another.
+    unsafe { pg_sys::SetSessionAuthorization(Oid::from(pg_sys::BOOTSTRAP_SUPERUSERID), true) };
     let options: &[(&CStr, &CStr)] = &[
         (c"role", c"none"),
         (c"search_path", c"pg_catalog, pg_temp"),
