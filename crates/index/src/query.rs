@@ -237,7 +237,8 @@ impl Probe {
         let inner = self.metric == Metric::InnerProduct;
         if !inner && !codec.has_integer_codes() {
             let square = f64::from(f32_l2_squared(&self.vector, codec.floats(graph, scratch)));
-            return self.apart(square, square * rounding(codec.width()), error);
+            let slack = square * rounding(codec.width()) + vanishing(codec.width());
+            return self.apart(square, slack, error);
         }
         let vector = if inner {
             (&self.factors[..], self.factors_sum)
@@ -249,7 +250,8 @@ impl Probe {
         if inner {
             return self.product(dot, square.sqrt() + error, error);
         }
-        let mut slack = 2.0 * rounding(codec.width()) * (self.square + square);
+        let relative = 2.0 * rounding(codec.width()) * (self.square + square);
+        let mut slack = relative + vanishing(codec.width());
         if codec.format == Format::First {
             // Its squared norm is that of the vector, not of what is stored.
             slack += 2.0 * self.square.sqrt() * error;
@@ -311,6 +313,37 @@ impl Probe {
 mod tests {
     use super::*;
     use crate::quantization::Quantization;
+
+    /// Where most vectors are far longer than the others, squares of these are below the normal numbers.
+    #[test]
+    fn short_vectors_among_long_ones_have_bounds() {
+        let dims = 3;
+        let point = |i: usize| [i * 37 % 101, i * 53 % 103, i * 71 % 107].map(|x| x as f32 / 50.0);
+        for length in [1e19f32, 1e20, 1e21, 1e30] {
+            let long = (0..300).map(|i| vec![length + i as f32 * length / 1e3, length, length]);
+            let short: Vec<Vec<f32>> = (0..200).map(|i| point(i).to_vec()).collect();
+            let all: Vec<Vec<f32>> = long.chain(short.iter().cloned()).collect();
+            let space = Space::fit(Metric::L2, dims, &all, false);
+            let query = Query::new(Metric::L2, dims, &[1.0, 1.0, 1.0]).unwrap();
+            for quantization in (0..5).filter_map(Quantization::from_u8) {
+                let codec = Codec::new(dims, Metric::L2, quantization);
+                let probe = Probe::new(codec, &space, &query);
+                let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+                for x in &short {
+                    let error = space.enter(x, 0.0, &mut place);
+                    codec.encode(&place, error, &mut stored);
+                    let (graph, fine) = stored.split_at(codec.graph_len());
+                    let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+                    let truth = l2_distance(query.given(), x);
+                    assert!(
+                        found.lower <= truth,
+                        "{quantization:?} {length} {} {truth}",
+                        found.lower
+                    );
+                }
+            }
+        }
+    }
 
     /// The operator's products are rounded to what is left of `f32` there.
     #[test]
