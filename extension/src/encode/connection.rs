@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use laser_protocol::{
     FrameBuffer, Reply, Request, Role, Search, VERSION, decode_reply, encode_embed_request,
-    encode_request,
+    encode_request, encode_rerank_request,
 };
 use pgrx::{check_for_interrupts, pg_sys};
 
@@ -156,6 +156,18 @@ impl Connection {
         id
     }
 
+    /// Adds a request for scores to what is to be sent; returns its id.
+    pub fn send_rerank<'t>(
+        &mut self,
+        model: &str,
+        query: &str,
+        texts: impl ExactSizeIterator<Item = &'t str>,
+    ) -> u64 {
+        let id = self.id();
+        encode_rerank_request(id, model, query, texts, &mut self.output);
+        id
+    }
+
     /// Sends files, when nothing else is left to send.
     pub fn send_files(&self, files: [&File; 3]) -> io::Result<()> {
         debug_assert!(self.output.is_empty());
@@ -174,6 +186,7 @@ impl Connection {
             | Request::Status { id }
             | Request::Describe { id, .. }
             | Request::Embed { id, .. }
+            | Request::Rerank { id, .. }
             | Request::Ping { id }
             | Request::Search { id, .. } => *id = own,
             Request::Hello { .. } => {}
