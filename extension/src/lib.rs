@@ -18,6 +18,7 @@ mod memory;
 mod mining;
 mod types;
 mod unguarded;
+mod waits;
 
 /// Called by the server when the library is loaded: at start-up with `shared_preload_libraries`,
 /// else at the first call in a session.

@@ -15,6 +15,7 @@ use pgrx::{check_for_interrupts, pg_sys};
 
 use super::error::{CallError, ConnectionError};
 use super::socket::connect_socket;
+use crate::waits::{self, Wait};
 
 /// Waits for the latch, the socket (if there is one) and the time in milliseconds (if there is
 /// one), and handles interrupts: a cancel raises its error here.
@@ -35,7 +36,7 @@ pub fn wait(socket: Option<&UnixStream>, events: u32, timeout: Option<u64>) {
             wake as i32,
             fd,
             timeout.unwrap_or(0) as std::ffi::c_long,
-            pg_sys::PG_WAIT_EXTENSION,
+            waits::event(Wait::Encoder),
         );
         if happened as u32 & pg_sys::WL_LATCH_SET != 0 {
             pg_sys::ResetLatch(pg_sys::MyLatch);
@@ -266,7 +267,7 @@ impl Connection {
             }
             let mut event: pg_sys::WaitEvent = std::mem::zeroed();
             let timeout = timeout.map_or(-1, |t| t as std::ffi::c_long);
-            let wait_event = pg_sys::PG_WAIT_EXTENSION;
+            let wait_event = waits::event(Wait::Encoder);
             let n = pg_sys::WaitEventSetWait(self.events, timeout, &mut event, 1, wait_event);
             if n > 0 && event.events & pg_sys::WL_LATCH_SET != 0 {
                 pg_sys::ResetLatch(pg_sys::MyLatch);
