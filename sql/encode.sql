@@ -41,17 +41,32 @@ IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that
 COMMENT ON FUNCTION laser_embed(text[], text, text)
 IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
 
+-- A pair costs a transformer some milliseconds: whatever else can be asked of a row is asked before.
+CREATE FUNCTION laser_rerank(query text, body text, model text) RETURNS real
+AS 'MODULE_PATHNAME', 'laser_rerank'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 100000;
+
+CREATE FUNCTION laser_rerank(query text, texts text[], model text) RETURNS real[]
+AS 'MODULE_PATHNAME', 'laser_rerank_array'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 1000000;
+
+COMMENT ON FUNCTION laser_rerank(text, text, text)
+IS 'how well a text answers a query, by a cross-encoder: its logit, larger is better';
+
+COMMENT ON FUNCTION laser_rerank(text, text[], text)
+IS 'how well texts answer a query, by a cross-encoder: its logits, larger is better';
+
 CREATE FUNCTION laser_models(
     OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
     OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
-    OUT error text, OUT "precision" text, OUT query_prefix text, OUT passage_prefix text)
+    OUT error text, OUT "precision" text, OUT reranker boolean, OUT query_prefix text, OUT passage_prefix text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_models_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 
 CREATE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
-       error, "precision", query_prefix, passage_prefix
+       error, "precision", reranker, query_prefix, passage_prefix
 FROM @extschema@.laser_models();
 
 COMMENT ON VIEW laser_models IS 'models that are installed';
@@ -61,6 +76,7 @@ COMMENT ON COLUMN laser_models.is_default IS 'whether it is used where laser.mod
 COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with it itself';
 COMMENT ON COLUMN laser_models.precision
 IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
+COMMENT ON COLUMN laser_models.reranker IS 'whether it scores pairs of a query and a text, and embeds none: see laser_rerank';
 COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
 COMMENT ON COLUMN laser_models.passage_prefix IS 'what the model reads before a text that is searched in';
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';

@@ -1,14 +1,13 @@
 //! [`Encoder`]: a loaded model.
 
-use std::borrow::Cow;
 use std::path::Path;
 
 use candle_core::DType;
 use laser_kernels::{Isa, Precision, math};
-use laser_model::config::Architecture;
+use laser_model::config::{Architecture, Task};
 use laser_model::folder::{self, Weights};
 use laser_model::mean::Mean;
-use laser_model::tokenize::{self, Tokenized, Tokenizer};
+use laser_model::tokenize::{self, SECOND, Tokenized, Tokenizer};
 use laser_model::{Config, ModelError, base};
 use laser_protocol::Role;
 use rayon::prelude::*;
@@ -22,7 +21,7 @@ use crate::arch::residual_bilstm::ResidualBilstm;
 use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
-use crate::{DeviceChoice, EncoderError, batch};
+use crate::{DeviceChoice, EncoderError, Purpose, batch};
 
 /// Floating point operations below which a call runs on the caller's thread: at some 50 GFLOP/s it
 /// ends before a pool has woken up.
@@ -175,7 +174,16 @@ impl Encoder {
             [] => CHECKS.to_vec(),
             checks => checks.iter().map(String::as_str).collect(),
         };
-        let ids: Vec<Vec<u32>> = self.tokenize(&texts)?.into_iter().map(|t| t.ids).collect();
+        let ids: Vec<Vec<u32>> = match self.config.task {
+            Task::Embed => self.tokenize(&texts)?.into_iter().map(|t| t.ids).collect(),
+            Task::Rerank => {
+                let pairs = texts.iter().zip(texts.iter().cycle().skip(1));
+                let pairs = pairs.map(|(a, b)| self.tokenizer.tokenize_pair(a, b));
+                pairs
+                    .map(|tokens| tokens.map(|t| t.ids))
+                    .collect::<Result<_, _>>()?
+            }
+        };
         let exact = self.encode_ids(&ids)?;
         for &candidate in candidates {
             let parallel = self.pool.is_some();
@@ -186,7 +194,11 @@ impl Encoder {
             }?;
             let before = std::mem::replace(&mut self.model, model);
             let rounded = self.encode_ids(&ids)?;
-            if smallest_cosine(&exact, &rounded) >= MIN_COSINE {
+            let accurate = match self.config.task {
+                Task::Embed => smallest_cosine(&exact, &rounded) >= MIN_COSINE,
+                Task::Rerank => largest_difference(&exact, &rounded) <= MAX_DIFFERENCE,
+            };
+            if accurate {
                 self.precision = candidate;
                 return Ok(());
             }
@@ -209,32 +221,65 @@ impl Encoder {
         })
     }
 
-    /// The texts that the model reads for texts that are what `role` says.
+    /// Whether the model can be asked this.
     ///
     /// # Errors
-    /// [`ModelError::Undecided`].
-    pub fn inputs<'t>(
+    /// [`ModelError::Reranker`], [`ModelError::NoReranker`], [`ModelError::Undecided`].
+    pub fn check(&self, purpose: &Purpose) -> Result<(), ModelError> {
+        match (purpose, self.config.task) {
+            (Purpose::Embed(_), Task::Rerank) => Err(ModelError::Reranker),
+            (Purpose::Rerank(_), Task::Embed) => Err(ModelError::NoReranker),
+            (Purpose::Embed(role), Task::Embed) => self.config.prefixes.apply(*role, "").map(drop),
+            (Purpose::Rerank(_), Task::Rerank) => Ok(()),
+        }
+    }
+
+    /// Token ids of a text for this purpose.
+    ///
+    /// # Errors
+    /// As [`Encoder::check`], and where the tokenizer fails.
+    pub fn tokenize_for(&self, purpose: &Purpose, text: &str) -> Result<Tokenized, EncoderError> {
+        self.check(purpose)?;
+        Ok(match purpose {
+            Purpose::Embed(role) => {
+                let input = self.config.prefixes.apply(*role, text)?;
+                self.tokenizer.tokenize(&input)?
+            }
+            Purpose::Rerank(query) => self.tokenizer.tokenize_pair(query, text)?,
+        })
+    }
+
+    /// As [`Encoder::tokenize_for`] of several texts, on all threads.
+    ///
+    /// # Errors
+    /// As [`Encoder::tokenize_for`].
+    pub fn tokenize_all(
         &self,
-        role: Role,
-        texts: &'t [impl AsRef<str>],
-    ) -> Result<Vec<Cow<'t, str>>, EncoderError> {
-        let apply = |text: &'t _| self.config.prefixes.apply(role, AsRef::as_ref(text));
-        let inputs: Result<_, ModelError> = texts.iter().map(apply).collect();
-        Ok(inputs?)
+        texts: &[(Purpose, String)],
+    ) -> Result<Vec<Tokenized>, EncoderError> {
+        let tokenize = |(purpose, text): &(Purpose, String)| self.tokenize_for(purpose, text);
+        match &self.pool {
+            Some(pool) if texts.len() >= INLINE_TEXTS => {
+                let tokens = || texts.par_iter().with_min_len(4).map(tokenize).collect();
+                pool.install(tokens)
+            }
+            _ => texts.iter().map(tokenize).collect(),
+        }
     }
 
     /// Token ids of texts, as they are.
-    pub fn tokenize(
-        &self,
-        texts: &[impl AsRef<str> + Sync],
-    ) -> Result<Vec<Tokenized>, EncoderError> {
+    ///
+    /// # Errors
+    /// As [`Encoder::check`], and where the tokenizer fails.
+    pub fn tokenize(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
+        self.check(&Purpose::Embed(Role::Plain))?;
         match &self.pool {
             Some(pool) if texts.len() >= INLINE_TEXTS => {
                 let tokenized: Result<_, ModelError> = pool.install(|| {
                     texts
                         .par_iter()
                         .with_min_len(4)
-                        .map(|t| self.tokenizer.tokenize(t.as_ref()))
+                        .map(|t| self.tokenizer.tokenize(t))
                         .collect()
                 });
                 Ok(tokenized?)
@@ -244,9 +289,9 @@ impl Encoder {
     }
 
     /// As [`Encoder::tokenize`], on the caller's thread alone.
-    pub fn tokenize_here(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Tokenized>, EncoderError> {
-        let tokenize = |text: &_| self.tokenizer.tokenize(AsRef::as_ref(text));
-        let tokenized: Result<_, ModelError> = texts.iter().map(tokenize).collect();
+    pub fn tokenize_here(&self, texts: &[&str]) -> Result<Vec<Tokenized>, EncoderError> {
+        let tokenized: Result<_, ModelError> =
+            texts.iter().map(|t| self.tokenizer.tokenize(t)).collect();
         Ok(tokenized?)
     }
 
@@ -260,7 +305,13 @@ impl Encoder {
         let mut tokens = 0;
         for ids in sequences {
             tokens += ids.len();
-            tokenize::check_ids(ids, vocabulary)?;
+            match self.config.task {
+                Task::Embed => tokenize::check_ids(ids, vocabulary)?,
+                Task::Rerank => {
+                    let plain: Vec<u32> = ids.iter().map(|id| id & !SECOND).collect();
+                    tokenize::check_ids(&plain, vocabulary)?;
+                }
+            }
         }
         let dimensions = self.config.dimensions;
         let mut data = vec![0f32; sequences.len() * dimensions];
@@ -369,6 +420,9 @@ pub fn verify(folder: &Path) -> Result<(), EncoderError> {
 /// Smallest cosine to f32 that an automatically chosen precision may have on a check sentence.
 const MIN_COSINE: f64 = 0.9995;
 
+/// Largest difference from f32 that a score may have, in units of the spread of the checks' scores.
+const MAX_DIFFERENCE: f64 = 0.02;
+
 /// Check sentences of models that bring none.
 const CHECKS: [&str; 8] = [
     "Where is the railway station?",
@@ -414,6 +468,17 @@ fn load_model(
             Box::new(TransformerCandle::load(c, weights, device, dtype)?)
         }
     })
+}
+
+/// Largest difference between scores, in units of the first ones' standard deviation.
+fn largest_difference(exact: &Embeddings, rounded: &Embeddings) -> f64 {
+    let n = exact.data.len() as f64;
+    let mean = exact.data.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
+    let squares = exact.data.iter().map(|x| (f64::from(*x) - mean).powi(2));
+    let spread = (squares.sum::<f64>() / n).sqrt();
+    let pairs = exact.data.iter().zip(&rounded.data);
+    let differences = pairs.map(|(a, b)| f64::from((a - b).abs()));
+    differences.fold(0.0, f64::max) / spread.max(f64::MIN_POSITIVE)
 }
 
 /// Smallest cosine between rows of two equally large matrices.

@@ -17,9 +17,11 @@ mod device;
 mod encoder;
 mod error;
 pub mod heap;
+mod input;
 
 pub use device::DeviceChoice;
 pub use encoder::{Embeddings, Encoder, LoadOptions, verify};
 pub use error::EncoderError;
+pub use input::Purpose;
 pub use laser_kernels::Precision;
 pub use laser_model::{Config, Tokenized};

@@ -73,6 +73,7 @@ fn config(dimensions: usize, encoder: Architecture) -> Config {
         checks: vec![],
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     }
 }
 

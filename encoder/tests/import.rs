@@ -7,8 +7,12 @@ mod skipped;
 
 use std::path::{Path, PathBuf};
 
-use laser_encoder::{DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, verify};
+use laser_encoder::{DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, Purpose, verify};
 use laser_import::{Kind, Options, Report, Table};
+use laser_model::ModelError;
+use laser_model::config::Task;
+use laser_model::tokenize::SECOND;
+use laser_protocol::Role;
 use proptest::prelude::*;
 use serde::Deserialize;
 use skipped::skipped;
@@ -242,6 +246,84 @@ fn mpnet_has_relative_positions() {
         error.contains("\"gpnet\" is not supported") && error.contains("distilbert"),
         "{error}"
     );
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    pairs: Vec<(String, String)>,
+    ids: Vec<Vec<u32>>,
+    scores: Vec<f32>,
+}
+
+/// Pairs get the logits of the original, in all instructions alike; nothing else is asked of such a model.
+#[test]
+fn cross_encoders_score_pairs() {
+    for name in [
+        "cross-bert",
+        "cross-distilbert",
+        "cross-mpnet",
+        "cross-xlm-roberta",
+    ] {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("model");
+        let report = import(&fixture(name), None, &out, &Options::default()).unwrap();
+        assert_eq!(report.kind, Kind::CrossEncoder);
+        assert_eq!(report.config.task, Task::Rerank);
+        assert_eq!(report.config.max_tokens, 40, "{name}");
+        let expected: Scored =
+            serde_json::from_slice(&std::fs::read(fixture(name).join("expected.json")).unwrap())
+                .unwrap();
+        let encoder = load(&out);
+        let mut ids = Vec::new();
+        for ((query, text), expected) in expected.pairs.iter().zip(&expected.ids) {
+            let purpose = Purpose::Rerank(query.as_str().into());
+            let tokens = encoder.tokenize_for(&purpose, text).unwrap();
+            let plain: Vec<u32> = tokens.ids.iter().map(|id| id & !SECOND).collect();
+            assert_eq!(plain, *expected, "{name}: {query}: {text}");
+            assert_eq!(
+                tokens.truncated,
+                query.len() + text.len() > 150,
+                "{query}: {text}"
+            );
+            ids.push(tokens.ids);
+        }
+        let found = encoder.encode_ids(&ids).unwrap();
+        assert_eq!(found.dimensions, 1);
+        for (i, (a, b)) in found.data.iter().zip(&expected.scores).enumerate() {
+            assert!(
+                (a - b).abs() < 1e-5,
+                "{name}: {:?}: {a} {b}",
+                expected.pairs[i]
+            );
+        }
+        let purpose = Purpose::Embed(Role::Plain);
+        assert!(matches!(encoder.check(&purpose), Err(ModelError::Reranker)));
+        assert!(encoder.encode(&["a text"]).is_err());
+        for precision in [Precision::Auto, Precision::I8, Precision::Bf16] {
+            let options = LoadOptions {
+                device: DeviceChoice::Cpu,
+                precision,
+                threads: 1,
+            };
+            let rounded = Encoder::load(&out, &options)
+                .unwrap()
+                .encode_ids(&ids)
+                .unwrap();
+            for (a, b) in rounded.data.iter().zip(&expected.scores) {
+                assert!((a - b).abs() < 0.1, "{name}: {precision:?}: {a} {b}");
+            }
+        }
+    }
+    let error = broken("cross-bert", "config.json", |b| {
+        let text = String::from_utf8(b).unwrap();
+        let labels = text.replace(
+            "\"0\": \"LABEL_0\"",
+            "\"0\": \"LABEL_0\", \"1\": \"LABEL_1\"",
+        );
+        assert_ne!(labels, text);
+        labels.into_bytes()
+    });
+    assert!(error.contains("2 labels"), "{error}");
 }
 
 #[test]

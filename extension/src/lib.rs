@@ -19,6 +19,7 @@ mod mining;
 mod trust;
 mod types;
 mod unguarded;
+mod waits;
 
 /// Called by the server when the library is loaded: at start-up with `shared_preload_libraries`,
 /// else at the first call in a session.

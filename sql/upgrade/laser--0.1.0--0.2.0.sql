@@ -84,20 +84,35 @@ IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that
 COMMENT ON FUNCTION laser_embed(text[], text, text)
 IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
 
+-- A pair costs a transformer some milliseconds: whatever else can be asked of a row is asked before.
+CREATE FUNCTION laser_rerank(query text, body text, model text) RETURNS real
+AS 'MODULE_PATHNAME', 'laser_rerank'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 100000;
+
+CREATE FUNCTION laser_rerank(query text, texts text[], model text) RETURNS real[]
+AS 'MODULE_PATHNAME', 'laser_rerank_array'
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE COST 1000000;
+
+COMMENT ON FUNCTION laser_rerank(text, text, text)
+IS 'how well a text answers a query, by a cross-encoder: its logit, larger is better';
+
+COMMENT ON FUNCTION laser_rerank(text, text[], text)
+IS 'how well texts answer a query, by a cross-encoder: its logits, larger is better';
+
 -- Columns were added. The view is replaced, and so are not those that others have made of it.
 ALTER FUNCTION laser_models() RENAME TO laser_models_of_0_1_0;
 
 CREATE FUNCTION laser_models(
     OUT name text, OUT dimensions integer, OUT architecture text, OUT max_tokens integer,
     OUT fingerprint text, OUT loaded boolean, OUT is_default boolean, OUT in_backend boolean,
-    OUT error text, OUT "precision" text, OUT query_prefix text, OUT passage_prefix text)
+    OUT error text, OUT "precision" text, OUT reranker boolean, OUT query_prefix text, OUT passage_prefix text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_models_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 100000 ROWS 10;
 
 CREATE OR REPLACE VIEW laser_models AS
 SELECT name, dimensions, architecture, max_tokens, fingerprint, loaded, is_default, in_backend,
-       error, "precision", query_prefix, passage_prefix
+       error, "precision", reranker, query_prefix, passage_prefix
 FROM @extschema@.laser_models();
 
 DROP FUNCTION laser_models_of_0_1_0();
@@ -114,6 +129,8 @@ COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with 
 
 COMMENT ON COLUMN laser_models.precision
 IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
+
+COMMENT ON COLUMN laser_models.reranker IS 'whether it scores pairs of a query and a text, and embeds none: see laser_rerank';
 
 COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
 
@@ -598,6 +615,51 @@ COMMENT ON COLUMN laser_index_maintenance.phase IS
     'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try, put off: it has failed, or waiting for lock: others have the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
+
+-- One row: nulls where the server has not preloaded the library, zeros for what nothing was counted of.
+CREATE FUNCTION laser_index_statistics(
+    index oid,
+    OUT searches bigint, OUT visited bigint, OUT reranked bigint, OUT widened bigint, OUT cut bigint,
+    OUT merges bigint, OUT merge_time double precision, OUT files_opened bigint, OUT files_made bigint,
+    OUT stats_reset timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'laser_index_statistics_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL SAFE ROWS 1;
+
+COMMENT ON FUNCTION laser_index_statistics(oid) IS 'what the view pg_stat_laser_indexes shows of an index of this database';
+
+CREATE FUNCTION laser_index_statistics_reset(index regclass) RETURNS void
+AS 'MODULE_PATHNAME', 'laser_index_statistics_reset_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION laser_index_statistics_reset(regclass) IS
+    'has the counts of an index in pg_stat_laser_indexes begin at zero';
+
+CREATE VIEW pg_stat_laser_indexes AS
+SELECT t.oid AS relid, c.oid AS indexrelid, n.nspname AS schemaname, t.relname, c.relname AS indexrelname,
+       s.searches, s.visited, s.reranked, s.widened, s.cut, s.merges, s.merge_time, s.files_opened,
+       s.files_made, s.stats_reset
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.relam
+JOIN pg_catalog.pg_index i ON i.indexrelid OPERATOR(pg_catalog.=) c.oid
+JOIN pg_catalog.pg_class t ON t.oid OPERATOR(pg_catalog.=) i.indrelid
+JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) t.relnamespace
+CROSS JOIN LATERAL @extschema@.laser_index_statistics(c.oid) s
+WHERE m.amname OPERATOR(pg_catalog.=) 'laser' AND c.relkind OPERATOR(pg_catalog.=) 'i';
+
+GRANT SELECT ON pg_stat_laser_indexes TO PUBLIC;
+
+COMMENT ON VIEW pg_stat_laser_indexes IS
+    'what scans and merges of the laser indexes of this database have done since the server was started; counts are null where laser is not in shared_preload_libraries';
+COMMENT ON COLUMN pg_stat_laser_indexes.searches IS 'scans of the index that have begun, each of a nested loop''s';
+COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with what was searched for: on walks through graphs, in looks at all of them, and in the pending list';
+COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were looked at for filters and true distances';
+COMMENT ON COLUMN pg_stat_laser_indexes.widened IS 'wider searches that followed within a scan';
+COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that laser.max_scan_tuples has ended';
+COMMENT ON COLUMN pg_stat_laser_indexes.merges IS 'merges that have made segments: by inserts, VACUUM, laser_merge and workers';
+COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'what they took, in milliseconds';
+COMMENT ON COLUMN pg_stat_laser_indexes.files_opened IS 'files of segments that sessions have opened';
+COMMENT ON COLUMN pg_stat_laser_indexes.files_made IS 'files of segments that were written, by builds, merges and searches that found none';
 
 ALTER TABLE laser_mining_state DROP CONSTRAINT laser_mining_state_side_check;
 ALTER TABLE laser_mining_state ADD CONSTRAINT laser_mining_state_side_check

@@ -114,6 +114,34 @@ impl Model {
         )
     }
 
+    /// A transformer that scores pairs: as [`Model::write`], with a layer that gives a score.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_reranker(&self, path: &Path) -> Result<PathBuf> {
+        let d = self.dimensions;
+        let more = format!(
+            r#",
+  "task": "rerank",
+  "dense": [{{ "in": {d}, "out": 1, "activation": "none" }}]"#
+        );
+        let config = self.config(&more);
+        let config = config.replace(&format!("\"dimensions\": {d}"), "\"dimensions\": 1");
+        let config = config.replace("\"normalize\": true", "\"normalize\": false");
+        let mut tensors = self.tensors();
+        let weight = (0..d).map(|i| (i as f32).sin()).collect();
+        tensors.insert("dense.0.weight".to_owned(), (vec![1, d], weight));
+        tensors.insert("dense.0.bias".to_owned(), (vec![1], vec![0.5]));
+        self.write_files(
+            path,
+            &[
+                ("config.json", config.into_bytes()),
+                ("tokenizer.json", tokenizer().into_bytes()),
+                ("model.safetensors", safetensors(&tensors)),
+            ],
+        )
+    }
+
     fn write_files(&self, path: &Path, files: &[(&str, Vec<u8>)]) -> Result<PathBuf> {
         let folder = path.join(&self.name);
         fs::create_dir_all(&folder)?;

@@ -467,7 +467,7 @@ fn long_texts_are_cut_with_one_warning_or_refused() -> Result<()> {
         let (code, message, hint) =
             failure(&mut client, "SELECT laser_embed(repeat('x', 1048577))")?;
         assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED);
-        assert!(message.contains("1048577 bytes"), "{message}");
+        assert!(message.contains("1048576 bytes"), "{message}");
         assert!(!hint.is_empty());
         client.batch_execute("SET laser.long_text = 'warn'")?;
         client.batch_execute("SELECT laser_embed(repeat('x', 1048576))")?;

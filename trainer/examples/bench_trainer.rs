@@ -52,6 +52,7 @@ fn config(encoder: Architecture, dense: Vec<Dense>) -> Config {
         checks: Vec::new(),
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the encoders of transformers' library have in common, and what each calls it.
 
 use laser_model::ModelError;
-use laser_model::config::RelativePositions;
+use laser_model::config::{Activation, RelativePositions};
 
 use crate::json::Json;
 use crate::layers::Names;
@@ -25,6 +25,18 @@ pub(super) struct Family {
     /// Tokens that begin and end a text, and that stand for padding and for what is masked, in a WordPiece
     /// vocabulary.
     pub special: [&'static str; 4],
+    /// What a classifier has above the encoder.
+    pub head: &'static Head,
+}
+
+/// The layers of a classifier, above the state of the first token.
+pub(super) struct Head {
+    /// Name of the dense layer.
+    pub dense: &'static str,
+    /// What follows it.
+    pub activation: Activation,
+    /// Name of the layer that gives the logits.
+    pub output: &'static str,
 }
 
 /// What `config.json` calls the sizes.
@@ -116,6 +128,24 @@ const DISTILBERT_KEYS: Keys = Keys {
 
 const SPECIAL: [&str; 4] = ["[CLS]", "[SEP]", "[PAD]", "[MASK]"];
 
+const BERT_HEAD: Head = Head {
+    dense: "bert.pooler.dense",
+    activation: Activation::Tanh,
+    output: "classifier",
+};
+
+const ROBERTA_HEAD: Head = Head {
+    dense: "classifier.dense",
+    activation: Activation::Tanh,
+    output: "classifier.out_proj",
+};
+
+const DISTILBERT_HEAD: Head = Head {
+    dense: "pre_classifier",
+    activation: Activation::Relu,
+    output: "classifier",
+};
+
 /// MPNet's code has these sizes for its biases, whatever its configuration says of them.
 const MPNET_POSITIONS: RelativePositions = RelativePositions {
     buckets: 32,
@@ -132,6 +162,7 @@ const FAMILIES: [Family; 5] = [
         positions: Positions::FromZero,
         relative: None,
         special: SPECIAL,
+        head: &BERT_HEAD,
     },
     Family {
         kind: "roberta",
@@ -142,6 +173,7 @@ const FAMILIES: [Family; 5] = [
         positions: Positions::BehindPadding,
         relative: None,
         special: SPECIAL,
+        head: &ROBERTA_HEAD,
     },
     Family {
         kind: "xlm-roberta",
@@ -152,6 +184,7 @@ const FAMILIES: [Family; 5] = [
         positions: Positions::BehindPadding,
         relative: None,
         special: SPECIAL,
+        head: &ROBERTA_HEAD,
     },
     Family {
         kind: "distilbert",
@@ -162,6 +195,7 @@ const FAMILIES: [Family; 5] = [
         positions: Positions::FromZero,
         relative: None,
         special: SPECIAL,
+        head: &DISTILBERT_HEAD,
     },
     Family {
         kind: "mpnet",
@@ -172,6 +206,7 @@ const FAMILIES: [Family; 5] = [
         positions: Positions::From(2),
         relative: Some((MPNET_POSITIONS, "encoder.relative_attention_bias.weight")),
         special: ["<s>", "</s>", "<pad>", "<mask>"],
+        head: &ROBERTA_HEAD,
     },
 ];
 

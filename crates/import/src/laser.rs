@@ -145,6 +145,7 @@ impl Laser {
             checks: vec![],
             base: None,
             prefixes: Default::default(),
+            task: Default::default(),
         };
         Model {
             config,

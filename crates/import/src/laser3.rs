@@ -254,6 +254,7 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         checks: vec![],
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     Ok(Model {
         config,

@@ -6,9 +6,11 @@
 //! | [`Kind::Laser1`] | folder with one `*.pt`, one `*.fcodes` and one `*.fvocab` |
 //! | [`Kind::Laser3`] | folder with one `*.pt`, one `*.spm` and one `*.cvocab` |
 //! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT, (XLM-)RoBERTa, DistilBERT or MPNet model |
+//! | [`Kind::CrossEncoder`] | folder of a classifier with one label of the same kinds of models |
 //!
 //! Where a folder holds several checkpoints, the `.pt` file is named instead.
 
+mod cross;
 mod family;
 mod files;
 mod json;
@@ -70,6 +72,7 @@ pub fn import(
         Kind::Laser1 => laser::laser1(source, options)?,
         Kind::Laser2 => laser::laser2(source, options)?,
         Kind::Laser3 => laser3::laser3(source, options)?,
+        Kind::CrossEncoder => cross::cross_encoder(source, options)?,
         Kind::SentenceTransformer => sentence::sentence_transformer(source, options)?,
     };
     model.config.name = name;
@@ -140,6 +143,9 @@ fn detect(source: &Path) -> Result<Kind, ModelError> {
     std::fs::metadata(source).map_err(|e| ModelError::io(source, e))?;
     if source.join("modules.json").exists() {
         return Ok(Kind::SentenceTransformer);
+    }
+    if cross::is_classifier(source) {
+        return Ok(Kind::CrossEncoder);
     }
     let has = |extension| find(source, extension).is_ok();
     // A folder of downloads may hold files of several models: what has the name of the checkpoint

@@ -15,6 +15,8 @@ pub enum Kind {
     Laser3,
     /// A sentence-transformers folder (LaBSE and others).
     SentenceTransformer,
+    /// A classifier with one label as transformers writes it: a reranker.
+    CrossEncoder,
 }
 
 impl std::str::FromStr for Kind {
@@ -26,10 +28,11 @@ impl std::str::FromStr for Kind {
             "laser2" => Self::Laser2,
             "laser3" => Self::Laser3,
             "sentence-transformer" | "labse" | "bert" => Self::SentenceTransformer,
+            "cross-encoder" => Self::CrossEncoder,
             _ => {
                 return Err(ModelError::Config(format!(
-                    "unknown kind of checkpoint \"{name}\": laser1, laser2, laser3 and \
-                     sentence-transformer are known"
+                    "unknown kind of checkpoint \"{name}\": laser1, laser2, laser3, \
+                     sentence-transformer and cross-encoder are known"
                 )));
             }
         })

@@ -152,6 +152,7 @@ pub(super) fn transformer(
         checks: vec![],
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     Ok(Model {
         config,

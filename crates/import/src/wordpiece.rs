@@ -71,10 +71,20 @@ pub(super) fn tokenizer(folder: &Path, family: &Family) -> Result<Value, ModelEr
             "lowercase": settings.flag("do_lower_case", true),
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "BertProcessing",
-            "sep": [end, id(end)?],
-            "cls": [begin, id(begin)?],
+        // Of two texts, MPNet has two ends between them, as RoBERTa.
+        "post_processor": match begin {
+            "[CLS]" => json!({
+                "type": "BertProcessing",
+                "sep": [end, id(end)?],
+                "cls": [begin, id(begin)?],
+            }),
+            _ => json!({
+                "type": "RobertaProcessing",
+                "sep": [end, id(end)?],
+                "cls": [begin, id(begin)?],
+                "trim_offsets": true,
+                "add_prefix_space": false,
+            }),
         },
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "model": {

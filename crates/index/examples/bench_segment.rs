@@ -131,7 +131,7 @@ fn main() {
             found = 0;
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
                 let probe = view.probe(&Query::new(metric, dims, q).expect("a query"));
-                let mut hits = view.search(&probe, ef, &mut scratch);
+                let (mut hits, _) = view.search(&probe, ef, &mut scratch);
                 hits.sort_unstable_by(|a, b| a.0.estimate.total_cmp(&b.0.estimate));
                 let good = |hit: &&Candidate| {
                     let x = &rows[view.tid(hit.1 as usize) as usize * dims..][..dims];

@@ -146,6 +146,10 @@ pub struct Scan {
     pub searches: usize,
     /// Distances computed from stored vectors so far.
     pub ranked: usize,
+    /// Stored vectors met so far: on walks, in looks at all of them, and in the pending list.
+    pub visited: usize,
+    /// Searches so far that were wider than the one before.
+    pub widened: usize,
 }
 
 impl std::fmt::Debug for Scan {
@@ -211,6 +215,8 @@ impl Scan {
             scratch: Vec::new(),
             searches: 0,
             ranked: pending.placed.len(),
+            visited: pending.placed.len(),
+            widened: 0,
         };
         for (estimate, tid) in pending.placed {
             scan.waiting.push(scan.found(estimate, tid));
@@ -343,6 +349,7 @@ impl Scan {
     }
 
     fn widen(&mut self) {
+        self.widened += 1;
         let widest = self.limit().saturating_mul(SURE);
         for part in &mut self.parts {
             part.ef = part.ef.saturating_mul(WIDEN).min(widest);
@@ -440,6 +447,7 @@ impl Scan {
             let view = &part.view;
             if part.is_small() {
                 self.ranked += view.len();
+                self.visited += view.len();
                 let (mut nearest, mut more) = (Vec::new(), false);
                 let mut scratch = std::mem::take(&mut self.scratch);
                 view.scan(&part.probe, &mut scratch, pause, |(estimate, entry)| {
@@ -463,7 +471,8 @@ impl Scan {
                 }
                 fresh.append(&mut nearest);
             } else {
-                let found = view.search(&part.probe, part.ef, &mut self.scratch);
+                let (found, met) = view.search(&part.probe, part.ef, &mut self.scratch);
+                self.visited += met;
                 self.ranked += found.len();
                 let mut keys = Vec::with_capacity(found.len());
                 for (estimate, entry) in found {

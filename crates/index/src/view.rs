@@ -275,17 +275,24 @@ impl SegmentView {
     }
 
     /// Live entries near a query, in no order: those among the `wanted` nearest by the graph's
-    /// distance that a walk finds.
-    pub fn search(&self, probe: &Probe, wanted: usize, scratch: &mut Vec<f32>) -> Vec<Candidate> {
+    /// distance that a walk finds. The second is how many nodes it has met.
+    pub fn search(
+        &self,
+        probe: &Probe,
+        wanted: usize,
+        scratch: &mut Vec<f32>,
+    ) -> (Vec<Candidate>, usize) {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
         // Dead entries take the places of live ones among the candidates.
         let share = (self.len() as f64 / self.live().max(1) as f64).min(MOST_FOR_DEAD);
         let wanted = (wanted as f64 * share).ceil() as usize * codec.overfetch();
         let dot = dot_i8();
         let Some(walk) = &self.walk else {
-            return Vec::new();
+            return (Vec::new(), 0);
         };
+        let mut met = 0;
         let nodes = walk.search(graph, wanted, |stored| {
+            met += 1;
             probe.graph_distance(codec, stored, dot, scratch)
         });
         let dead = self.dead();
@@ -298,16 +305,14 @@ impl SegmentView {
                 }
             }
         }
-        found
-            .into_iter()
-            .map(|(node, entry)| {
-                let (graph, fine) = (
-                    self.graph_part(node as usize),
-                    self.fine_part(entry as usize),
-                );
-                (probe.measure(codec, graph, fine, scratch), entry)
-            })
-            .collect()
+        let measured = found.into_iter().map(|(node, entry)| {
+            let (graph, fine) = (
+                self.graph_part(node as usize),
+                self.fine_part(entry as usize),
+            );
+            (probe.measure(codec, graph, fine, scratch), entry)
+        });
+        (measured.collect(), met)
     }
 
     /// All live entries that have a place, shown to `look`; `pause` is called now and then.

@@ -51,9 +51,31 @@ pub struct Config {
     /// The model that this one builds on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
+    /// What the model is for.
+    #[serde(default, skip_serializing_if = "Task::is_default")]
+    pub task: Task,
     /// What stands before queries and passages.
     #[serde(default, skip_serializing_if = "Prefixes::is_default")]
     pub prefixes: Prefixes,
+}
+
+/// What a model is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// It embeds texts.
+    #[default]
+    Embed,
+    /// It scores pairs of a query and a text, which it reads together (a cross-encoder; Nogueira & Cho, 2019,
+    /// arXiv:1901.04085): the score is the only dimension of its output, before any activation.
+    Rerank,
+}
+
+impl Task {
+    /// Whether it embeds.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// What a model was trained to read before a text, by what the text is ([`Role`]); it comes before
@@ -315,8 +337,8 @@ impl ResidualBilstmConfig {
 }
 
 /// BERT-style transformer. Tensors: `embed_tokens.weight` [V, D], `embed_positions.weight`
-/// [max_positions, D], `embed_types.weight` [type_vocab_size, D] if there are types (row 0 is
-/// used), `embed_norm.weight`/`.bias` [D] with post norm (pre norm: `final_norm.*` after the last
+/// [max_positions, D], `embed_types.weight` [type_vocab_size, D] if there are types (row 0 is for a text, row 1 for the
+/// second one of a pair), `embed_norm.weight`/`.bias` [D] with post norm (pre norm: `final_norm.*` after the last
 /// layer, and `embed_norm` if present); per layer l, below `layers.{l}.`: `attention.{query,key,
 /// value,output}.weight` [D, D] and `.bias`, `attention_norm.*` [D], `feed_forward.up.weight`
 /// [F, D], `feed_forward.down.weight` [D, F] with biases, `feed_forward_norm.*` [D].
@@ -520,6 +542,17 @@ impl Config {
             let digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
             if base.fingerprint.len() != 64 || !base.fingerprint.bytes().all(digit) {
                 return fail("base.fingerprint must be 64 hexadecimal digits".into());
+            }
+        }
+        if self.task == Task::Rerank {
+            let transformer = matches!(self.encoder, Architecture::Transformer(_));
+            let embeds = self.dimensions != 1 || self.normalize || !self.prefixes.is_default();
+            if !transformer || embeds || self.base.is_some() {
+                return fail(
+                    "a model with the task \"rerank\" is a transformer without a base and prefixes, with one \
+                     dimension that is not normalized"
+                        .into(),
+                );
             }
         }
         let Prefixes { query, passage } = &self.prefixes;

@@ -49,6 +49,12 @@ pub enum ModelError {
     /// It is not known whether a text is a query or a passage, which the model embeds differently.
     #[error("the model embeds queries and passages differently, and nothing tells which a text is")]
     Undecided,
+    /// The model scores pairs, and is asked to embed.
+    #[error("the model scores pairs of a query and a text, it does not embed")]
+    Reranker,
+    /// The model embeds, and is asked to score pairs.
+    #[error("the model embeds texts, it does not score pairs")]
+    NoReranker,
     /// A checkpoint could not be imported.
     #[error("could not import \"{path}\": {message}")]
     Import {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use laser_protocol::{ErrorCode, Failure, ModelInfo};
 
+use crate::config::Task;
 use crate::{ModelError, base, catalog, folder};
 
 /// Names and folders of all models below `folders`, sorted by name; of two with one name that in the earlier
@@ -32,6 +33,7 @@ pub fn describe(
         name,
         dimensions: 0,
         architecture: String::new(),
+        reranker: false,
         max_tokens: 0,
         fingerprint: None,
         loaded: false,
@@ -44,6 +46,7 @@ pub fn describe(
     let checked = folder::read_config(path).and_then(|config| {
         info.dimensions = config.dimensions as u32;
         info.architecture = config.encoder.name().to_owned();
+        info.reranker = config.task == Task::Rerank;
         info.max_tokens = config.max_tokens as u32;
         info.query_prefix.clone_from(&config.prefixes.query);
         info.passage_prefix.clone_from(&config.prefixes.passage);
@@ -113,6 +116,36 @@ pub fn undecided(name: &str) -> Failure {
         hint: "Compare a column with a constant or a parameter, which is the query, or say what each is: \
                laser_embed(a, NULL, 'passage') <=> laser_embed(b, NULL, 'query')."
             .into(),
+    }
+}
+
+/// A model that embeds is asked for scores, or one that scores for embeddings.
+pub fn wrong_task(name: &str, task: Task) -> Failure {
+    let (message, hint) = match task {
+        Task::Rerank => (
+            format!("model \"{name}\" scores pairs of a query and a text, it does not embed"),
+            "Use it in laser_rerank(query, text, model), and a model that embeds here: see laser_models.reranker.",
+        ),
+        Task::Embed => (
+            format!("model \"{name}\" embeds texts, it does not score pairs"),
+            "laser_rerank takes a cross-encoder: see laser_models.reranker. laser import makes such models of \
+             checkpoints for sequence classification.",
+        ),
+    };
+    Failure {
+        code: ErrorCode::WrongTask,
+        message,
+        hint: hint.into(),
+    }
+}
+
+/// What a session hears of an error of a model that concerns what it asked; `None` for all others.
+pub fn refusal(name: &str, error: &ModelError) -> Option<Failure> {
+    match error {
+        ModelError::Undecided => Some(undecided(name)),
+        ModelError::Reranker => Some(wrong_task(name, Task::Rerank)),
+        ModelError::NoReranker => Some(wrong_task(name, Task::Embed)),
+        _ => None,
     }
 }
 

@@ -4,9 +4,10 @@ use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use tokenizers::PostProcessor;
+use tokenizers::utils::truncation::{TruncationStrategy, truncate_encodings};
+use tokenizers::{PostProcessor, TruncationParams};
 
-use crate::config::{Architecture, Config};
+use crate::config::{Architecture, Config, Task};
 use crate::long_text::first_tokens;
 use crate::ngrams::read_tokenizer;
 use crate::text::Preparation;
@@ -17,10 +18,13 @@ use crate::{ModelError, Weights, files};
 /// of little but white space.
 const BYTES_PER_TOKEN: usize = 256;
 
-/// Token ids of one text.
+/// Set in the ids of the second text of a pair, by which a model tells the two apart.
+pub const SECOND: u32 = 1 << 31;
+
+/// Token ids of one text, or of a pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tokenized {
-    /// Ids, special tokens included, at most [`Config::max_tokens`].
+    /// Ids, special tokens included, at most [`Config::max_tokens`]; of a pair some with [`SECOND`].
     pub ids: Vec<u32>,
     /// Whether the text was longer than that.
     pub truncated: bool,
@@ -32,7 +36,7 @@ pub struct Tokenizer {
     /// For tokenizers that treat words independently.
     words: Option<Words>,
     preparation: Preparation,
-    /// Tokens of the text itself at most.
+    /// Tokens of the text itself at most, or of both texts of a pair.
     limit: usize,
     /// Whether the post-processor adds tokens.
     special: bool,
@@ -75,7 +79,7 @@ impl Tokenizer {
             .map_err(|e| ModelError::format(&path, e.to_string()))?;
         let added = inner
             .get_post_processor()
-            .map_or(0, |p| p.added_tokens(false));
+            .map_or(0, |p| p.added_tokens(config.task == Task::Rerank));
         let limit = config
             .max_tokens
             .checked_sub(added + usize::from(append_eos))
@@ -157,6 +161,48 @@ impl Tokenizer {
             ids,
             truncated: cut || truncated,
         })
+    }
+
+    /// Ids of a pair, with what the model has around and between the two texts. Where they are too long, the longer
+    /// one is cut until both are equally long, then both (`longest_first` of transformers). A text of which no more
+    /// than the limit can count is not looked at to its end. For models with [`Task::Rerank`].
+    pub fn tokenize_pair(&self, first: &str, second: &str) -> Result<Tokenized, ModelError> {
+        let error = |e: tokenizers::Error| ModelError::Tokenizer(e.to_string());
+        let pair = || {
+            let (first, first_cut) = self.beginning(first)?;
+            let (mut second, second_cut) = self.beginning(second)?;
+            second.set_type_ids(vec![1; second.len()]);
+            let truncated = first_cut || second_cut || first.len() + second.len() > self.limit;
+            let parameters = TruncationParams {
+                max_length: self.limit,
+                strategy: TruncationStrategy::LongestFirst,
+                ..TruncationParams::default()
+            };
+            let (first, second) = truncate_encodings(first, Some(second), &parameters)?;
+            let encoding = self.inner.post_process(first, second, true)?;
+            let types = encoding.get_type_ids().iter();
+            let mark = |(id, kind): (&u32, &u32)| if *kind > 0 { id | SECOND } else { *id };
+            let mut ids: Vec<u32> = encoding.get_ids().iter().zip(types).map(mark).collect();
+            if ids.is_empty() {
+                ids.extend(self.empty);
+            }
+            Ok::<_, tokenizers::Error>(Tokenized { ids, truncated })
+        };
+        catch_unwind(AssertUnwindSafe(pair))
+            .map_err(|_| ModelError::Tokenizer("the tokenizer failed on this text".into()))?
+            .map_err(error)
+    }
+
+    /// The tokens of a text, at least as many as fit; whether there may be more.
+    fn beginning(&self, text: &str) -> tokenizers::Result<(tokenizers::Encoding, bool)> {
+        let limit = self.limit * BYTES_PER_TOKEN;
+        let part = &text[..text.floor_char_boundary(limit)];
+        let prepared = self.preparation.apply(part);
+        let end = prepared.floor_char_boundary(limit);
+        let encode = |text: &str| self.inner.encode(text, false);
+        let (encoding, cut) = first_tokens(&prepared[..end], self.limit, encode, |e| e.len())?;
+        let cut = cut || part.len() < text.len() || end < prepared.len();
+        Ok((encoding, cut))
     }
 
     /// The text's tokens, cut at the limit, then special tokens around them.

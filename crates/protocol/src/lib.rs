@@ -26,5 +26,6 @@ pub use limits::{MAX_FRAME, MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, VERSION, 
 pub use message::{
     ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, decode_reply, decode_request,
     encode_embed_request, encode_embeddings_reply, encode_reply, encode_request,
+    encode_rerank_request,
 };
 pub use role::Role;

@@ -2,7 +2,7 @@
 
 /// Version of the protocol; both ends must speak the same one. The library that a running session
 /// has loaded and the encoder program on disk differ for the time of an upgrade.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// Most texts that one embed request may carry. Sessions split larger arrays, so that one request
 /// never occupies the encoder for long.

@@ -10,6 +10,7 @@ const MODELS: u8 = 4;
 const STATUS: u8 = 5;
 const DESCRIBE: u8 = 6;
 const SEARCH: u8 = 7;
+const RERANK: u8 = 8;
 const REPLY_HELLO: u8 = 65;
 const REPLY_PONG: u8 = 66;
 const REPLY_EMBEDDINGS: u8 = 67;
@@ -43,6 +44,18 @@ pub enum Request {
         texts: Vec<String>,
         /// What they are.
         role: Role,
+    },
+    /// Asks how well texts answer a query; the reply is [`Reply::Embeddings`] of one dimension each, their
+    /// scores.
+    Rerank {
+        /// Returned in the reply.
+        id: u64,
+        /// Name of the model.
+        model: String,
+        /// At most [`MAX_TEXT_BYTES`] bytes.
+        query: String,
+        /// As in [`Request::Embed`].
+        texts: Vec<String>,
     },
     /// Asks for all models that are installed.
     Models {
@@ -217,6 +230,8 @@ pub enum ErrorCode {
     BadInput = 7,
     /// What a text is, a query or a passage, has to be said.
     Undecided = 8,
+    /// The model is not for this: one embeds, another scores pairs.
+    WrongTask = 9,
 }
 
 impl ErrorCode {
@@ -230,6 +245,7 @@ impl ErrorCode {
             6 => Self::Internal,
             7 => Self::BadInput,
             8 => Self::Undecided,
+            9 => Self::WrongTask,
             _ => return None,
         })
     }
@@ -244,6 +260,8 @@ pub struct ModelInfo {
     pub dimensions: u32,
     /// Architecture as in its config.json.
     pub architecture: String,
+    /// Whether it scores pairs of a query and a text, and embeds none.
+    pub reranker: bool,
     /// Tokens beyond which a text is cut.
     pub max_tokens: u32,
     /// Hash of its files; `None` where they cannot be read.
@@ -322,6 +340,14 @@ pub fn encode_request(request: &Request, out: &mut Vec<u8>) {
         } => {
             encode_embed_request(*id, model, *role, texts.iter().map(String::as_str), out);
         }
+        Request::Rerank {
+            id,
+            model,
+            query,
+            texts,
+        } => {
+            encode_rerank_request(*id, model, query, texts.iter().map(String::as_str), out);
+        }
         Request::Search { id, search } => {
             let mut w = Writer::new(out, SEARCH);
             w.u64(*id);
@@ -350,11 +376,51 @@ pub fn encode_embed_request<'a>(
     w.u64(id);
     w.str(model);
     w.bytes(&[role as u8]);
+    write_texts(&mut w, texts);
+    w.finish();
+}
+
+/// Appends a rerank request for borrowed texts, as [`encode_embed_request`].
+pub fn encode_rerank_request<'a>(
+    id: u64,
+    model: &str,
+    query: &str,
+    texts: impl ExactSizeIterator<Item = &'a str>,
+    out: &mut Vec<u8>,
+) {
+    let mut w = Writer::new(out, RERANK);
+    w.u64(id);
+    w.str(model);
+    w.str(query);
+    write_texts(&mut w, texts);
+    w.finish();
+}
+
+fn write_texts<'a>(w: &mut Writer<'_>, texts: impl ExactSizeIterator<Item = &'a str>) {
     w.u32(texts.len() as u32);
     for text in texts {
         w.str(text);
     }
-    w.finish();
+}
+
+fn read_texts(r: &mut Reader<'_>) -> Result<Vec<String>, ProtocolError> {
+    let n = r.count(4, "texts")?;
+    if n > MAX_TEXTS {
+        return Err(ProtocolError::OutOfRange("texts"));
+    }
+    let mut texts = Vec::with_capacity(n);
+    for _ in 0..n {
+        texts.push(read_text(r)?);
+    }
+    Ok(texts)
+}
+
+fn read_text(r: &mut Reader<'_>) -> Result<String, ProtocolError> {
+    let text = r.str("text")?;
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(ProtocolError::OutOfRange("text"));
+    }
+    Ok(text.to_owned())
 }
 
 /// Reads a request from a frame's payload.
@@ -378,25 +444,19 @@ pub fn decode_request(payload: &[u8]) -> Result<Request, ProtocolError> {
             let id = r.u64("id")?;
             let model = model_name(&mut r)?;
             let role = Role::from_u8(r.u8("role")?).ok_or(ProtocolError::OutOfRange("role"))?;
-            let n = r.count(4, "texts")?;
-            if n > MAX_TEXTS {
-                return Err(ProtocolError::OutOfRange("texts"));
-            }
-            let mut texts = Vec::with_capacity(n);
-            for _ in 0..n {
-                let text = r.str("text")?;
-                if text.len() > MAX_TEXT_BYTES {
-                    return Err(ProtocolError::OutOfRange("text"));
-                }
-                texts.push(text.to_owned());
-            }
             Request::Embed {
                 id,
                 model,
-                texts,
+                texts: read_texts(&mut r)?,
                 role,
             }
         }
+        RERANK => Request::Rerank {
+            id: r.u64("id")?,
+            model: model_name(&mut r)?,
+            query: read_text(&mut r)?,
+            texts: read_texts(&mut r)?,
+        },
         SEARCH => Request::Search {
             id: r.u64("id")?,
             search: Search {
@@ -537,7 +597,7 @@ pub fn decode_reply(payload: &[u8]) -> Result<Reply, ProtocolError> {
         }
         REPLY_MODELS => {
             let id = r.u64("id")?;
-            let n = r.count(31, "models")?;
+            let n = r.count(32, "models")?;
             let mut models = Vec::with_capacity(n);
             for _ in 0..n {
                 models.push(read_model(&mut r)?);
@@ -591,6 +651,7 @@ fn write_model(w: &mut Writer<'_>, model: &ModelInfo) {
     w.str(&model.name);
     w.u32(model.dimensions);
     w.str(&model.architecture);
+    w.bool(model.reranker);
     w.u32(model.max_tokens);
     w.bool(model.fingerprint.is_some());
     if let Some(fingerprint) = &model.fingerprint {
@@ -609,6 +670,7 @@ fn read_model(r: &mut Reader<'_>) -> Result<ModelInfo, ProtocolError> {
         name: r.string("name")?,
         dimensions: r.u32("dimensions")?,
         architecture: r.string("architecture")?,
+        reranker: r.bool("reranker")?,
         max_tokens: r.u32("max_tokens")?,
         fingerprint: if r.bool("has_fingerprint")? {
             Some(r.digest("fingerprint")?)
@@ -699,6 +761,18 @@ mod tests {
                     texts,
                     role: Role::from_u8(role).unwrap(),
                 }),
+            (
+                any::<u64>(),
+                "[a-z0-9._-]{0,63}",
+                ".{0,40}",
+                proptest::collection::vec(".{0,40}", 0..20),
+            )
+                .prop_map(|(id, model, query, texts)| Request::Rerank {
+                    id,
+                    model,
+                    query,
+                    texts,
+                }),
             any::<(u64, u32, u32, bool, u64, u64, u64, u32)>().prop_map(|a| Request::Search {
                 id: a.0,
                 search: Search {
@@ -721,7 +795,7 @@ mod tests {
             ".{0,20}",
             any::<u32>(),
             any::<Option<[u8; 32]>>(),
-            any::<bool>(),
+            any::<(bool, bool)>(),
             ".{0,20}",
             any::<bool>(),
             (".{0,20}", ".{0,20}", ".{0,20}"),
@@ -732,9 +806,10 @@ mod tests {
                         name,
                         dimensions,
                         architecture,
+                        reranker: l.1,
                         max_tokens,
                         fingerprint,
-                        loaded: l,
+                        loaded: l.0,
                         precision: p,
                         default: d,
                         query_prefix: texts.1,
@@ -803,7 +878,7 @@ mod tests {
                 total
             }),
             any::<u64>().prop_map(|id| Reply::Found { id }),
-            (any::<u64>(), 1u16..=8, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
+            (any::<u64>(), 1u16..=9, ".{0,30}", ".{0,30}").prop_map(|(id, code, message, hint)| {
                 Reply::Error {
                     id,
                     failure: Failure {
@@ -856,7 +931,7 @@ mod tests {
 
         #[test]
         fn hostile_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200),
-                                     kind in prop_oneof![1u8..=7, 65u8..=73, any::<u8>()]) {
+                                     kind in prop_oneof![1u8..=8, 65u8..=73, any::<u8>()]) {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }

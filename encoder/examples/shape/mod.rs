@@ -120,6 +120,7 @@ pub fn write_with(
         checks: vec![],
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     Ok(folder::write_parts(
         folder,

@@ -129,6 +129,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         checks: vec![],
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     let tokenizer = crate::shape::words(VOCABULARY);
     Ok(folder::write_parts(

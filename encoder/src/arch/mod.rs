@@ -93,6 +93,23 @@ fn faster_than_f32(
     Ok(faster.map(|(_, precision)| precision).collect())
 }
 
+/// What is added to the tokens of a text, and to those of the second one of a pair. A model with one row, or none,
+/// does not tell them apart.
+fn token_types(
+    config: &TransformerConfig,
+    weights: &Weights,
+) -> Result<[Vec<f32>; 2], EncoderError> {
+    let (rows, d) = (config.type_vocab_size, config.hidden_size);
+    let mut types = [vec![0f32; d], vec![0f32; d]];
+    if rows > 0 {
+        let table = weights.matrix("embed_types.weight", rows, d)?;
+        for (row, values) in types.iter_mut().enumerate() {
+            table.row_into(row.min(rows - 1), values);
+        }
+    }
+    Ok(types)
+}
+
 /// What is added to the scores of attention, if anything is.
 fn attention_bias(
     config: &TransformerConfig,
@@ -135,6 +152,7 @@ mod tests {
         TransformerPooling,
     };
     use laser_model::folder::{self, Tensor};
+    use laser_model::tokenize::SECOND;
 
     /// Pooled states of sentences of several lengths, the last one empty.
     fn states(model: &dyn Model) -> Vec<f32> {
@@ -363,6 +381,30 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_second_text_of_a_pair_is_told_apart_in_candle_as_well() {
+        for (name, tells) in [("cross-bert", true), ("cross-xlm-roberta", false)] {
+            let dir = tempfile::TempDir::new().unwrap();
+            let (config, weights) = transformer(dir.path(), name, |_| ());
+            let states = |model: &dyn Model, second: u32| {
+                let (a, b) = ([2, 7, 9, 3, 8 | second, 3 | second], [2, 5, 3, 3 | second]);
+                let mut out = vec![9f32; 2 * model.width()];
+                model.encode(&[&a, &b], &mut out, false).unwrap();
+                out
+            };
+            let (device, exact) = (Device::Cpu, Precision::F32);
+            let candle =
+                transformer_candle::TransformerCandle::load(&config, &weights, &device, DType::F32)
+                    .unwrap();
+            let kernels =
+                transformer::Transformer::load(Isa::detect(), &config, &weights, exact, false)
+                    .unwrap();
+            assert_close(&states(&kernels, 0), &states(&candle, 0), 1e-5);
+            assert_close(&states(&kernels, SECOND), &states(&candle, SECOND), 1e-5);
+            assert_eq!(states(&kernels, 0) != states(&kernels, SECOND), tells);
         }
     }
 }

@@ -16,6 +16,7 @@ use laser_kernels::rows::{Norm, activate};
 use laser_kernels::{Isa, gather};
 use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
 use laser_model::folder::{Matrix, Weights};
+use laser_model::tokenize::SECOND;
 
 /// Tokens that go through the feed-forward products at once: their inner states stay in the
 /// second-level cache.
@@ -153,8 +154,8 @@ pub(crate) struct Transformer {
     config: TransformerConfig,
     table: Matrix,
     positions: Matrix,
-    /// Row 0 of the type table.
-    token_type: Vec<f32>,
+    /// Rows 0 and 1 of the type table.
+    token_types: [Vec<f32>; 2],
     bias: Option<Bias>,
     embed_norm: Option<Norm>,
     layers: Vec<Layer>,
@@ -177,11 +178,7 @@ impl Transformer {
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, d)?;
         let positions = weights.matrix("embed_positions.weight", config.max_positions, d)?;
-        let mut token_type = vec![0f32; d];
-        if config.type_vocab_size > 0 {
-            let types = weights.matrix("embed_types.weight", config.type_vocab_size, d)?;
-            types.row_into(0, &mut token_type);
-        }
+        let token_types = super::token_types(config, weights)?;
         let arena = Arena::default();
         let load = |l| Layer::load(&arena, isa, config, weights, l, precision);
         let layers = if parallel {
@@ -196,7 +193,7 @@ impl Transformer {
             config: config.clone(),
             table,
             positions,
-            token_type,
+            token_types,
             bias: super::attention_bias(config, weights)?,
             embed_norm: config
                 .embedding_norm
@@ -229,8 +226,9 @@ impl Transformer {
         let tokens = sequences.iter().flat_map(|ids| ids.iter().enumerate());
         for ((t, &id), x) in tokens.zip(states.chunks_exact_mut(d)) {
             let position = t + self.config.position_offset;
-            x.copy_from_slice(&self.token_type);
-            gather::add_row(self.isa, self.table.table(), id as usize, scale, x);
+            x.copy_from_slice(&self.token_types[usize::from(id & SECOND != 0)]);
+            let row = (id & !SECOND) as usize;
+            gather::add_row(self.isa, self.table.table(), row, scale, x);
             gather::add_row(self.isa, self.positions.table(), position, 1.0, x);
             if let Some(norm) = &self.embed_norm {
                 norm.apply(self.isa, x, None);

@@ -13,6 +13,7 @@ use crate::batch::Budget;
 use laser_kernels::attention::Bias;
 use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
 use laser_model::folder::Weights;
+use laser_model::tokenize::SECOND;
 
 struct Norm {
     weight: Tensor,
@@ -96,6 +97,8 @@ pub(crate) struct TransformerCandle {
     table: Tensor,
     /// [positions, hidden], with row 0 of the type table added.
     positions: Tensor,
+    /// What the second text of a pair has besides, [1, hidden].
+    second: Tensor,
     bias: Option<Bias>,
     embed_norm: Option<Norm>,
     layers: Vec<Layer>,
@@ -116,12 +119,10 @@ impl TransformerCandle {
         let positions = weights.matrix("embed_positions.weight", config.max_positions, d)?;
         let positions = positions.to_f32();
         let mut positions = Tensor::from_vec(positions, (config.max_positions, d), device)?;
-        if config.type_vocab_size > 0 {
-            let types = weights.matrix("embed_types.weight", config.type_vocab_size, d)?;
-            let mut row = vec![0f32; d];
-            types.row_into(0, &mut row);
-            positions = positions.broadcast_add(&Tensor::from_vec(row, d, device)?)?;
-        }
+        let [first, mut second] = super::token_types(config, weights)?;
+        second.iter_mut().zip(&first).for_each(|(x, y)| *x -= y);
+        positions = positions.broadcast_add(&Tensor::from_vec(first, d, device)?)?;
+        let second = Tensor::from_vec(second, (1, d), device)?;
         let norm = |name: &str| Norm::load(weights, name, config, device);
         let mut layers = Vec::new();
         for l in 0..config.layers {
@@ -158,6 +159,7 @@ impl TransformerCandle {
             dtype,
             table,
             positions,
+            second,
             bias: super::attention_bias(config, weights)?,
             embed_norm,
             layers,
@@ -214,7 +216,9 @@ impl TransformerCandle {
         // Padding is token 0, which attention masks.
         let mut ids = vec![0u32; batch * steps];
         for (own, row) in sequences.iter().zip(ids.chunks_exact_mut(steps)) {
-            row[..own.len()].copy_from_slice(own);
+            for (row, id) in row.iter_mut().zip(*own) {
+                *row = id & !SECOND;
+            }
         }
         let ids = Tensor::from_vec(ids, batch * steps, &self.device)?;
         let mut x = self.table.index_select(&ids, 0)?.to_dtype(DType::F32)?;
@@ -228,6 +232,19 @@ impl TransformerCandle {
             .reshape((batch, steps, d))?
             .broadcast_add(&positions)?
             .reshape((batch * steps, d))?;
+        if sequences
+            .iter()
+            .any(|ids| ids.iter().any(|id| id & SECOND != 0))
+        {
+            let mut second = vec![0f32; batch * steps];
+            for (own, row) in sequences.iter().zip(second.chunks_exact_mut(steps)) {
+                for (x, id) in row.iter_mut().zip(*own) {
+                    *x = if id & SECOND != 0 { 1.0 } else { 0.0 };
+                }
+            }
+            let second = Tensor::from_vec(second, (batch * steps, 1), &self.device)?;
+            x = (x + second.matmul(&self.second)?)?;
+        }
         // `inside` for a sentence's own tokens and `outside` for padding, [batch, steps].
         let by_token = |inside: &dyn Fn(usize) -> f32, outside: f32| {
             let mut values = vec![outside; batch * steps];

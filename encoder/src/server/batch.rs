@@ -1,8 +1,8 @@
 //! Texts that are encoded at a time: how many, and how.
 
-use laser_encoder::{Embeddings, Encoder, EncoderError, Tokenized};
-use laser_model::{ModelError, installed};
-use laser_protocol::{ErrorCode, Failure, Role};
+use laser_encoder::{Embeddings, Encoder, EncoderError, Purpose, Tokenized};
+use laser_model::installed;
+use laser_protocol::{ErrorCode, Failure};
 
 use super::queue::text_cost;
 
@@ -15,8 +15,10 @@ const MAX_BUDGET: usize = 1 << 18;
 
 /// What a session hears of an error of the encoder with this model.
 pub fn failure(error: &EncoderError, model: &str) -> Failure {
-    if matches!(error, EncoderError::Model(ModelError::Undecided)) {
-        return installed::undecided(model);
+    if let EncoderError::Model(error) = error
+        && let Some(refusal) = installed::refusal(model, error)
+    {
+        return refusal;
     }
     Failure {
         code: ErrorCode::Internal,
@@ -29,8 +31,8 @@ pub fn failure(error: &EncoderError, model: &str) -> Failure {
 pub enum Input {
     /// Its tokens.
     Tokens(Tokenized),
-    /// Its tokens could not be had, which is to be reported; what it is.
-    Text(String, Role),
+    /// Its tokens could not be had, which is to be reported; what is asked about it.
+    Text(String, Purpose),
 }
 
 impl Input {
@@ -38,7 +40,7 @@ impl Input {
     pub fn cost(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.ids.len() + 2,
-            Self::Text(text, _) => text_cost(text),
+            Self::Text(text, purpose) => text_cost(text, purpose),
         }
     }
 }
@@ -52,10 +54,8 @@ pub fn encode_inputs(
     for input in inputs.iter() {
         tokenized.push(match input {
             Input::Tokens(tokens) => (tokens.ids.clone(), tokens.truncated),
-            Input::Text(text, role) => {
-                let texts = [text];
-                let inputs = encoder.inputs(*role, &texts)?;
-                let tokens = encoder.tokenize_here(&inputs)?.swap_remove(0);
+            Input::Text(text, purpose) => {
+                let tokens = encoder.tokenize_for(purpose, text)?;
                 (tokens.ids, tokens.truncated)
             }
         });

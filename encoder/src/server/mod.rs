@@ -31,10 +31,9 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use laser_encoder::LoadOptions;
-use laser_model::installed;
+use laser_encoder::{LoadOptions, Purpose};
 use laser_protocol::work::Record;
-use laser_protocol::{ErrorCode, Failure, Reply, Request, Role, Search, VERSION};
+use laser_protocol::{ErrorCode, Failure, Reply, Request, Search, VERSION};
 
 use models::{Lookup, Models, Report};
 use poll::{Event, Waker};
@@ -210,10 +209,13 @@ impl Server {
                 model,
                 texts,
                 role,
-            } => match self.embed(id, request, &model, role, texts) {
-                Ok(()) => self.sessions.begin_job(id),
-                Err(failure) => self.sessions.fail(id, request, failure),
-            },
+            } => self.submit(id, request, &model, Purpose::Embed(role), texts),
+            Request::Rerank {
+                id: request,
+                model,
+                query,
+                texts,
+            } => self.submit(id, request, &model, Purpose::Rerank(query.into()), texts),
             Request::Search {
                 id: request,
                 search,
@@ -276,12 +278,27 @@ impl Server {
         self.sessions.send(id, &reply);
     }
 
-    fn embed(
+    /// Queues what a session asks about texts, or answers why not.
+    fn submit(
         &mut self,
         id: SessionId,
         request: u64,
         model: &str,
-        role: Role,
+        purpose: Purpose,
+        texts: Vec<String>,
+    ) {
+        match self.try_submit(id, request, model, purpose, texts) {
+            Ok(()) => self.sessions.begin_job(id),
+            Err(failure) => self.sessions.fail(id, request, failure),
+        }
+    }
+
+    fn try_submit(
+        &mut self,
+        id: SessionId,
+        request: u64,
+        model: &str,
+        purpose: Purpose,
         texts: Vec<String>,
     ) -> Result<(), Failure> {
         let name = self.models.resolve(model)?;
@@ -289,13 +306,12 @@ impl Server {
             return Err(failure);
         }
         // What comes for a model that is being loaded is refused when it is tokenized.
-        if role == Role::Undecided
-            && let Some(model) = self.models.get(&name)
-            && model.encoder.config().prefixes.differ()
+        if let Some(model) = self.models.get(&name)
+            && let Err(error) = model.encoder.check(&purpose)
         {
-            return Err(installed::undecided(&name));
+            return Err(batch::failure(&error.into(), &name));
         }
-        self.scheduler.submit(id, request, name, role, texts)
+        self.scheduler.submit(id, request, name, purpose, texts)
     }
 
     /// Answers those who wait for what the loader has done.

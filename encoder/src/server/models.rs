@@ -289,6 +289,7 @@ impl Models {
             name: name.to_owned(),
             dimensions: config.dimensions as u32,
             architecture: config.encoder.name().to_owned(),
+            reranker: config.task == laser_model::config::Task::Rerank,
             max_tokens: config.max_tokens as u32,
             fingerprint: Some(model.fingerprint),
             loaded: true,

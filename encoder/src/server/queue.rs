@@ -10,8 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use laser_encoder::Tokenized;
-use laser_protocol::Role;
+use laser_encoder::{Purpose, Tokenized};
 use laser_protocol::work::{self, BATCH_TEXTS, Hash, PIECE_TEXTS, Suspicion};
 
 /// Identifies a session (connection).
@@ -32,8 +31,8 @@ pub struct Job {
     pub request: u64,
     /// Resolved name of the model.
     pub model: String,
-    /// What its texts are.
-    pub role: Role,
+    /// What is asked about its texts.
+    pub purpose: Purpose,
     /// At least one.
     pub texts: Vec<String>,
     /// [`work::hash`] of each text, by which the record of work knows it.
@@ -64,19 +63,24 @@ impl Job {
         session: SessionId,
         request: u64,
         model: String,
-        role: Role,
+        purpose: Purpose,
         texts: Vec<String>,
     ) -> Self {
         let mut order: Vec<u32> = (0..texts.len() as u32).collect();
         order.sort_by_key(|&i| texts[i as usize].len());
         let truncated = vec![false; texts.len()];
-        let hashes = texts.iter().map(|text| work::hash(&model, text)).collect();
+        // A pair is known by both of its texts.
+        let asked = match &purpose {
+            Purpose::Embed(_) => model.clone(),
+            Purpose::Rerank(query) => format!("{model} {:x?}", work::hash(&model, query)),
+        };
+        let hashes = texts.iter().map(|text| work::hash(&asked, text)).collect();
         let tokens = vec![None; texts.len()];
         Self {
             session,
             request,
             model,
-            role,
+            purpose,
             texts,
             hashes,
             tokens,
@@ -95,14 +99,15 @@ impl Job {
 
     /// Whether its texts are tokenized before they are queued for batches.
     fn is_long(&self) -> bool {
-        self.texts.iter().map(String::len).sum::<usize>() > INLINE_BYTES
+        let texts: usize = self.texts.iter().map(String::len).sum();
+        texts + self.purpose.bytes() * self.texts.len() > INLINE_BYTES
     }
 
     /// Estimated work for a text.
     fn cost(&self, index: u32) -> usize {
         match &self.tokens[index as usize] {
             Some(tokens) => tokens.ids.len() + 2,
-            None => text_cost(&self.texts[index as usize]),
+            None => text_cost(&self.texts[index as usize], &self.purpose),
         }
     }
 
@@ -135,8 +140,8 @@ impl Job {
 pub struct Piece {
     /// The job.
     pub job: JobId,
-    /// What they are.
-    pub role: Role,
+    /// What is asked about them.
+    pub purpose: Purpose,
     /// Their places in the job.
     pub indices: Vec<u32>,
     /// Copies of these texts.
@@ -168,8 +173,8 @@ pub struct Budget {
 const MAX_OVERRUN: usize = 4;
 
 /// Estimated work for a text: about its number of tokens.
-pub fn text_cost(text: &str) -> usize {
-    text.len() / 4 + 2
+pub fn text_cost(text: &str, purpose: &Purpose) -> usize {
+    (text.len() + purpose.bytes()) / 4 + 2
 }
 
 /// Jobs that wait, by session, and whose turn it is.
@@ -230,7 +235,7 @@ impl Queue {
             }
             let mut piece = Piece {
                 job: id,
-                role: job.role,
+                purpose: job.purpose.clone(),
                 indices: Vec::new(),
                 texts: Vec::new(),
                 hashes: Vec::new(),
@@ -243,7 +248,7 @@ impl Queue {
                     job.tokenized += 1;
                     continue;
                 }
-                bytes += text.len();
+                bytes += text.len() + job.purpose.bytes();
                 let full = bytes > PIECE_BYTES || piece.texts.len() >= PIECE_TEXTS;
                 if full && !piece.texts.is_empty() {
                     break;
@@ -449,14 +454,17 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laser_protocol::Role;
     use proptest::prelude::*;
+
+    const PLAIN: Purpose = Purpose::Embed(Role::Plain);
 
     fn job(session: SessionId, request: u64, n: usize) -> Job {
         Job::new(
             session,
             request,
             "m".into(),
-            Role::Plain,
+            PLAIN,
             vec!["four".to_owned(); n],
         )
     }
@@ -516,13 +524,7 @@ mod tests {
     #[test]
     fn one_text_beyond_the_budget_still_makes_a_batch() {
         let mut queue = Queue::default();
-        queue.push(Job::new(
-            1,
-            0,
-            "m".into(),
-            Role::Plain,
-            vec!["x".repeat(10_000)],
-        ));
+        queue.push(Job::new(1, 0, "m".into(), PLAIN, vec!["x".repeat(10_000)]));
         assert_eq!(take(&mut queue, "m", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.waiting(), 0);
     }
@@ -535,7 +537,7 @@ mod tests {
                 session,
                 0,
                 "m".into(),
-                Role::Plain,
+                PLAIN,
                 vec!["x".repeat(200)],
             ));
         }
@@ -570,8 +572,8 @@ mod tests {
     #[test]
     fn batches_hold_one_model() {
         let mut queue = Queue::default();
-        queue.push(Job::new(1, 0, "a".into(), Role::Plain, vec!["x".into()]));
-        queue.push(Job::new(2, 0, "b".into(), Role::Plain, vec!["y".into()]));
+        queue.push(Job::new(1, 0, "a".into(), PLAIN, vec!["x".into()]));
+        queue.push(Job::new(2, 0, "b".into(), PLAIN, vec!["y".into()]));
         assert_eq!(queue.next_models(), ["a", "b"]);
         assert_eq!(take(&mut queue, "b", SMALL).unwrap().items.len(), 1);
         assert_eq!(queue.next_models(), ["a"]);
@@ -583,9 +585,9 @@ mod tests {
     fn sessions_take_turns_to_be_tokenized() {
         let mut queue = Queue::default();
         let long = || vec!["x".repeat(9_000); 5];
-        queue.push(Job::new(1, 0, "m".into(), Role::Plain, long()));
-        queue.push(Job::new(2, 0, "m".into(), Role::Plain, long()));
-        queue.push(Job::new(3, 0, "other".into(), Role::Plain, long()));
+        queue.push(Job::new(1, 0, "m".into(), PLAIN, long()));
+        queue.push(Job::new(2, 0, "m".into(), PLAIN, long()));
+        queue.push(Job::new(3, 0, "other".into(), PLAIN, long()));
         let nobody = Suspicion::default();
         let mut pieces = Vec::new();
         while let Some(piece) = queue.take_piece(&nobody, |model| model == "m") {
@@ -618,7 +620,7 @@ mod tests {
             1,
             0,
             "m".into(),
-            Role::Plain,
+            PLAIN,
             vec!["x".repeat(9_000); 2],
         ));
         let piece = |queue: &mut Queue| queue.take_piece(&nobody, |_| true).unwrap();
@@ -643,7 +645,7 @@ mod tests {
         open().0.begin(0, suspects.into_iter());
         let suspicion = open().1;
         let mut queue = Queue::default();
-        queue.push(Job::new(1, 0, "m".into(), Role::Plain, texts));
+        queue.push(Job::new(1, 0, "m".into(), PLAIN, texts));
         let mut sizes = Vec::new();
         while let Some(batch) = queue.take("m", SMALL, &suspicion) {
             sizes.push((batch.items.len(), batch.alone));
@@ -651,7 +653,7 @@ mod tests {
         assert_eq!(sizes, [(2, false), (1, true), (1, true), (2, false)]);
         // Nor are they tokenized beside others.
         let long = vec!["x".repeat(9_000), "text 2".into(), "text 3".into()];
-        queue.push(Job::new(1, 1, "m".into(), Role::Plain, long));
+        queue.push(Job::new(1, 1, "m".into(), PLAIN, long));
         let piece = queue.take_piece(&suspicion, |_| true).unwrap();
         assert_eq!(piece.texts.len(), 1);
         assert!(queue.take_piece(&suspicion, |_| true).is_none());

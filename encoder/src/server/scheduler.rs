@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use laser_encoder::{Embeddings, Encoder, EncoderError};
+use laser_encoder::{Embeddings, Encoder, EncoderError, Purpose};
 use laser_protocol::work::{Hash, Record, Suspicion};
 use laser_protocol::{ErrorCode, Failure, MAX_TEXT_BYTES, Role};
 
@@ -78,7 +78,7 @@ impl Scheduler {
         session: SessionId,
         request: u64,
         model: String,
-        role: Role,
+        purpose: Purpose,
         texts: Vec<String>,
     ) -> Result<(), Failure> {
         let waiting = self.queue.waiting();
@@ -95,7 +95,7 @@ impl Scheduler {
             return Err(Failure::new(ErrorCode::Protocol, message, ""));
         }
         debug_assert!(texts.iter().all(|t| t.len() <= MAX_TEXT_BYTES));
-        let job = Job::new(session, request, model, role, texts);
+        let job = Job::new(session, request, model, purpose, texts);
         if self.suspicion.refuses() {
             let culprit = |hash: &Hash| self.suspicion.is_culprit(hash);
             // Whose text it is, is not known: it is not shown.
@@ -319,24 +319,14 @@ impl Scheduler {
                     && job.tokens[index as usize].is_none()
                 {
                     bytes += job.texts[index as usize].len();
-                    texts.push((job.role, std::mem::take(&mut job.texts[index as usize])));
+                    let text = std::mem::take(&mut job.texts[index as usize]);
+                    texts.push((job.purpose.clone(), text));
                     places.push((id, index));
                 }
                 at += 1;
             }
-            let prefixes = &encoder.config().prefixes;
-            let mut inputs = Vec::with_capacity(texts.len());
-            // One that is refused is left without tokens.
-            inputs.extend(
-                texts
-                    .iter()
-                    .map_while(|(role, text)| prefixes.apply(*role, text).ok()),
-            );
-            let tokens = match &inputs[..] {
-                [] => Ok(Ok(Vec::new())),
-                inputs => catch_unwind(AssertUnwindSafe(|| encoder.tokenize(inputs))),
-            };
-            drop(inputs);
+            // One that is refused leaves all of them without tokens.
+            let tokens = catch_unwind(AssertUnwindSafe(|| encoder.tokenize_all(&texts)));
             let mut tokens = tokens.ok().and_then(Result::ok).map(Vec::into_iter);
             for ((id, index), (_, text)) in places.into_iter().zip(texts) {
                 if let Some(job) = self.queue.job_mut(id) {
@@ -403,10 +393,10 @@ impl Scheduler {
                     name.clone_from(&job.model);
                     match job.tokens[index as usize].take() {
                         Some(tokens) => Input::Tokens(tokens),
-                        None => Input::Text(job.texts[index as usize].clone(), job.role),
+                        None => Input::Text(job.texts[index as usize].clone(), job.purpose.clone()),
                     }
                 }
-                None => Input::Text(String::new(), Role::Plain),
+                None => Input::Text(String::new(), Purpose::Embed(Role::Plain)),
             });
         }
         let cost = texts.iter().map(Input::cost).sum::<usize>().max(1);

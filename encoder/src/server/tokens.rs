@@ -108,8 +108,11 @@ impl Tokens {
 
 fn tokenize(task: Task) -> Done {
     let tokens = catch_unwind(AssertUnwindSafe(|| {
-        let inputs = task.encoder.inputs(task.piece.role, &task.piece.texts)?;
-        task.encoder.tokenize_here(&inputs)
+        let Piece { purpose, texts, .. } = &task.piece;
+        let tokens = texts
+            .iter()
+            .map(|text| task.encoder.tokenize_for(purpose, text));
+        tokens.collect()
     }))
     .unwrap_or_else(|_| Err(EncoderError::Compute("the encoder failed".into())));
     Done {

@@ -51,7 +51,28 @@ pub fn embed(
     role: Role,
     texts: &[Cow<'_, str>],
 ) -> Result<(Embedded, Cut), CallError> {
-    Call { model, role, texts }.run()
+    let asked = Asked::Embeddings(role);
+    Call {
+        model,
+        asked,
+        texts,
+    }
+    .run()
+}
+
+/// The scores by which texts answer a query, and how many pairs were cut; otherwise as [`embed`].
+pub fn rerank(
+    model: &str,
+    query: &str,
+    texts: &[Cow<'_, str>],
+) -> Result<(Embedded, Cut), CallError> {
+    let asked = Asked::Scores(query);
+    Call {
+        model,
+        asked,
+        texts,
+    }
+    .run()
 }
 
 /// Dimensions and fingerprint of a model; loads it where needed.
@@ -65,8 +86,10 @@ pub fn describe(model: String) -> Result<Model, CallError> {
             dimensions,
             max_tokens,
             fingerprint: Some(fingerprint),
+            reranker,
             ..
         }) => Ok(Model {
+            reranker,
             name,
             dimensions: dimensions as usize,
             max_tokens: max_tokens as usize,
@@ -204,11 +227,20 @@ pub(super) fn connect() -> Result<Connection, CallError> {
     }
 }
 
+/// What a call asks about its texts.
+#[derive(Clone, Copy)]
+enum Asked<'a> {
+    /// Their embeddings, as what they are.
+    Embeddings(Role),
+    /// How well they answer a query.
+    Scores(&'a str),
+}
+
 /// One call of [`embed_texts`]: its texts go out in requests of limited size, several under way at
 /// a time.
 struct Call<'a> {
     model: &'a str,
-    role: Role,
+    asked: Asked<'a>,
     texts: &'a [Cow<'a, str>],
 }
 
@@ -291,7 +323,11 @@ impl Call<'_> {
                 && let Some(chunk) = waiting.pop_front()
             {
                 let texts = self.texts[chunk.clone()].iter().map(|t| &**t);
-                sent.insert(connection.send_embed(self.model, self.role, texts), chunk);
+                let id = match self.asked {
+                    Asked::Embeddings(role) => connection.send_embed(self.model, role, texts),
+                    Asked::Scores(query) => connection.send_rerank(self.model, query, texts),
+                };
+                sent.insert(id, chunk);
             }
             match connection.try_reply(retry_at)? {
                 None => {}

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use laser_protocol::{
     FrameBuffer, Reply, Request, Role, Search, VERSION, decode_reply, encode_embed_request,
-    encode_request,
+    encode_request, encode_rerank_request,
 };
 use pgrx::{check_for_interrupts, pg_sys};
 
 use super::error::{CallError, ConnectionError};
 use super::socket::connect_socket;
+use crate::waits::{self, Wait};
 
 /// Waits for the latch, the socket (if there is one) and the time in milliseconds (if there is
 /// one), and handles interrupts: a cancel raises its error here.
@@ -35,7 +36,7 @@ pub fn wait(socket: Option<&UnixStream>, events: u32, timeout: Option<u64>) {
             wake as i32,
             fd,
             timeout.unwrap_or(0) as std::ffi::c_long,
-            pg_sys::PG_WAIT_EXTENSION,
+            waits::event(Wait::Encoder),
         );
         if happened as u32 & pg_sys::WL_LATCH_SET != 0 {
             pg_sys::ResetLatch(pg_sys::MyLatch);
@@ -156,6 +157,18 @@ impl Connection {
         id
     }
 
+    /// Adds a request for scores to what is to be sent; returns its id.
+    pub fn send_rerank<'t>(
+        &mut self,
+        model: &str,
+        query: &str,
+        texts: impl ExactSizeIterator<Item = &'t str>,
+    ) -> u64 {
+        let id = self.id();
+        encode_rerank_request(id, model, query, texts, &mut self.output);
+        id
+    }
+
     /// Sends files, when nothing else is left to send.
     pub fn send_files(&self, files: [&File; 3]) -> io::Result<()> {
         debug_assert!(self.output.is_empty());
@@ -174,6 +187,7 @@ impl Connection {
             | Request::Status { id }
             | Request::Describe { id, .. }
             | Request::Embed { id, .. }
+            | Request::Rerank { id, .. }
             | Request::Ping { id }
             | Request::Search { id, .. } => *id = own,
             Request::Hello { .. } => {}
@@ -253,7 +267,7 @@ impl Connection {
             }
             let mut event: pg_sys::WaitEvent = std::mem::zeroed();
             let timeout = timeout.map_or(-1, |t| t as std::ffi::c_long);
-            let wait_event = pg_sys::PG_WAIT_EXTENSION;
+            let wait_event = waits::event(Wait::Encoder);
             let n = pg_sys::WaitEventSetWait(self.events, timeout, &mut event, 1, wait_event);
             if n > 0 && event.events & pg_sys::WL_LATCH_SET != 0 {
                 pg_sys::ResetLatch(pg_sys::MyLatch);

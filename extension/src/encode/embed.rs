@@ -2,8 +2,11 @@
 //! model serves, else by the encoder process.
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 
+use laser_model::config::Task;
+use laser_model::installed;
 use laser_protocol::{MAX_TEXT_BYTES, Role, valid_model_name};
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -39,39 +42,63 @@ pub enum Tell {
 /// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
 /// session what it may know.
 pub fn embed_by(name: &str, role: Role, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
-    let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
-    for text in texts {
-        // Before it is converted, for which it may be far too long; the conversion may make it longer.
-        check_length(text.len());
-        let text = to_utf8(text);
-        check_length(text.len());
-        converted.push(text);
-    }
+    let converted = convert(texts);
     let result = session::serving(name).and_then(|resident| match resident {
         Some(resident) => resident.embed(role, &converted),
         None => client::embed(name, role, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
     if cut.texts > 0 && tell != Tell::Nothing {
-        report_cut(name, cut, converted.len());
+        report_cut(name, false, cut, converted.len());
     }
     (embedded, cut)
+}
+
+/// The scores by which texts answer a query, by a reranker: one dimension each. Pairs beyond the model's limit are
+/// cut with a warning, or refused, as [`embed_texts`] does, and with its errors.
+pub fn score_texts(model: &str, query: &[u8], texts: &[&[u8]]) -> Embedded {
+    let name = model_name(Some(model));
+    let query = convert_one(query);
+    let converted = convert(texts);
+    let result = session::serving(&name).and_then(|resident| match resident {
+        Some(resident) => Err(installed::wrong_task(resident.name(), Task::Embed).into()),
+        None => client::rerank(&name, &query, &converted),
+    });
+    let (scores, cut) = result.unwrap_or_else(|error| error.raise());
+    if cut.texts > 0 {
+        report_cut(&name, true, cut, converted.len());
+    }
+    scores
+}
+
+/// Texts in UTF-8, if they are not too long.
+fn convert<'t>(texts: &[&'t [u8]]) -> Vec<Cow<'t, str>> {
+    let mut converted = or_raise(laser_memory::with_capacity(texts.len()));
+    converted.extend(texts.iter().map(|text| convert_one(text)));
+    converted
+}
+
+fn convert_one(text: &[u8]) -> Cow<'_, str> {
+    // Before it is converted, for which it may be far too long; the conversion may make it longer.
+    check_length(text.len());
+    let text = to_utf8(text);
+    check_length(text.len());
+    text
 }
 
 fn check_length(bytes: usize) {
     if bytes > MAX_TEXT_BYTES {
         raise_hint(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            format!(
-                "text of {bytes} bytes is too long to be embedded, the limit is {MAX_TEXT_BYTES}"
-            ),
-            "Split it into sentences or paragraphs, or embed its beginning: left(text, n).",
+            // How long it is, is not said: it may be another's.
+            format!("text of more than {MAX_TEXT_BYTES} bytes is too long for a model"),
+            "Split it into sentences or paragraphs, or take its beginning: left(text, n).",
         )
     }
 }
 
-/// Texts, and bytes of texts, that [`embed_each`] embeds at a time: enough to keep the encoder busy,
-/// and little memory.
+/// Texts, and bytes of texts, that go to a model at a time: enough to keep the encoder busy, and little
+/// memory.
 const BATCH_TEXTS: usize = 4096;
 const BATCH_BYTES: usize = 8 << 20;
 
@@ -82,13 +109,34 @@ pub fn embed_each<'t>(
     role: Role,
     tell: Tell,
     texts: impl Iterator<Item = &'t [u8]>,
+    take: impl FnMut(&[f32]),
+) {
+    let embed = |batch: &[&[u8]]| embed_by(&model_name(model), role, batch, tell).0;
+    in_batches(texts, embed, take);
+}
+
+/// As [`score_texts`] for any number of texts, whose scores are handed to `take`.
+pub fn score_each<'t>(
+    model: &str,
+    query: &[u8],
+    texts: impl Iterator<Item = &'t [u8]>,
+    mut take: impl FnMut(f32),
+) {
+    let score = |batch: &[&[u8]]| score_texts(model, query, batch);
+    in_batches(texts, score, |score| take(score[0]));
+}
+
+/// Has `run` make a row of each text, some texts at a time; all must be of one model.
+fn in_batches<'t>(
+    texts: impl Iterator<Item = &'t [u8]>,
+    run: impl Fn(&[&[u8]]) -> Embedded,
     mut take: impl FnMut(&[f32]),
 ) {
     let mut fingerprint = None;
     let mut batch: Vec<&[u8]> = or_raise(laser_memory::with_capacity(BATCH_TEXTS));
     let mut bytes = 0;
     let mut flush = |batch: &mut Vec<&[u8]>| {
-        let embedded = embed_by(&model_name(model), role, batch, tell).0;
+        let embedded = run(batch);
         if *fingerprint.get_or_insert(embedded.fingerprint) != embedded.fingerprint {
             CallError::Replaced.raise();
         }
@@ -135,6 +183,15 @@ pub fn check_array(model: Option<&str>, texts: usize) {
 /// Dimensions and fingerprint of a model (`None`: `laser.model`); loads it where needed. Raises SQL
 /// errors as [`embed_texts`] does.
 pub fn describe_model(model: Option<&str>) -> Model {
+    let model = describe_any(model);
+    if model.reranker {
+        CallError::from(installed::wrong_task(&model.name, Task::Rerank)).raise();
+    }
+    model
+}
+
+/// The same of a model that may be for another task.
+fn describe_any(model: Option<&str>) -> Model {
     let name = model_name(model);
     let described = session::serving(&name).and_then(|resident| match resident {
         Some(resident) => Ok(resident.model()),
@@ -159,24 +216,26 @@ pub fn model_name(model: Option<&str>) -> String {
     }
 }
 
-/// Warns once a statement that texts were cut, or refuses them.
-fn report_cut(model: &str, cut: Cut, texts: usize) {
+/// Warns once a statement that texts, or `pairs` of a query and a text, were cut, or refuses them.
+fn report_cut(model: &str, pairs: bool, cut: Cut, texts: usize) {
     static WARNED: Mutex<i64> = Mutex::new(i64::MIN);
+    let detail = || describe_cut(model, pairs);
     if guc::LONG_TEXT.get() == guc::LongText::Error {
-        let message = if texts == 1 {
-            "text is longer than the model reads".to_owned()
-        } else {
-            format!(
-                "{} of {texts} texts are longer than the model reads",
-                cut.texts
-            )
+        let message = match (texts, pairs) {
+            (1, false) => "text is longer than the model reads".to_owned(),
+            (1, true) => "query and text are longer than the model reads".to_owned(),
+            (texts, _) => format!(
+                "{} of {texts} texts are longer than the model reads{}",
+                cut.texts,
+                if pairs { " with the query" } else { "" }
+            ),
         };
         raise_detail(
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
             message,
-            describe_cut(model),
+            detail(),
             "Split them, choose another model (see max_tokens in view laser_models), or set \
-             laser.long_text to 'warn' to embed their beginnings.",
+             laser.long_text to 'warn' to have their beginnings read.",
         );
     }
     // SAFETY: reads a variable of the session.
@@ -187,20 +246,24 @@ fn report_cut(model: &str, cut: Cut, texts: usize) {
         pgrx::ereport!(
             WARNING,
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
-            "text is longer than the model reads, only its beginning was embedded",
+            match pairs {
+                false => "text is longer than the model reads, only its beginning was embedded",
+                true => "query and text are longer than the model reads, the longer one was cut",
+            },
             format!(
                 "{} Further texts of this statement may have been cut as well.",
-                describe_cut(model)
+                detail()
             )
         );
     }
 }
 
 /// What the model reads.
-fn describe_cut(model: &str) -> String {
-    let model = describe_model((!model.is_empty()).then_some(model));
+fn describe_cut(model: &str, pairs: bool) -> String {
+    let model = describe_any((!model.is_empty()).then_some(model));
+    let which = if pairs { "Together they have" } else { "It has" };
     to_server(&format!(
-        "It has more than the {} tokens that model \"{}\" reads.",
+        "{which} more than the {} tokens that model \"{}\" reads.",
         model.max_tokens, model.name
     ))
 }

@@ -46,6 +46,8 @@ pub struct Model {
     pub name: String,
     /// Dimensions of its embeddings.
     pub dimensions: usize,
+    /// Whether it scores pairs, and embeds none.
+    pub reranker: bool,
     /// Tokens beyond which a text is cut.
     pub max_tokens: usize,
     /// Hash of its files: another model, or another version of it, has another one.

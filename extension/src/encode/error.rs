@@ -42,6 +42,7 @@ impl CallError {
                     ErrorCode::TooLong => PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
                     ErrorCode::Protocol => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
                     ErrorCode::BadInput => PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+                    ErrorCode::WrongTask => PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
                     ErrorCode::Undecided => PgSqlErrorCode::ERRCODE_AMBIGUOUS_PARAMETER,
                     ErrorCode::Internal => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
                 };

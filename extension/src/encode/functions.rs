@@ -1,14 +1,13 @@
-//! `laser_embed`. The declarations are in `sql/encode.sql`.
+//! `laser_embed` and `laser_rerank`. The declarations are in `sql/encode.sql`.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
-
 use laser_protocol::Role;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};
-use pgrx::{PgSqlErrorCode, varlena};
 
-use super::embed::{Tell, check_array, embed_each};
+use super::embed::{Tell, check_array, embed_each, score_each, score_texts};
 use super::recent::embed_once;
+use super::texts::{Texts, text};
 use crate::encoding::to_server;
 use crate::types::{new_embedding, raise_hint};
 
@@ -26,19 +25,6 @@ unsafe fn text_argument<'a>(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> &
 unsafe fn argument(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> Datum {
     // SAFETY: the slice is bounded by the number of arguments that the caller passed.
     unsafe { (*fcinfo).args.as_slice((*fcinfo).nargs as usize)[index].value }
-}
-
-/// # Safety
-/// The datum is a non-null `text` that outlives the result.
-unsafe fn text<'a>(datum: Datum) -> &'a [u8] {
-    // SAFETY: a varlena datum, detoasted before its bytes are read.
-    unsafe {
-        let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-        std::slice::from_raw_parts(
-            varlena::vardata_any(flat).cast::<u8>(),
-            varlena::varsize_any_exhdr(flat),
-        )
-    }
 }
 
 /// A `text` argument, where the function has it and it is not null.
@@ -116,77 +102,55 @@ unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
 /// Called by the fmgr as declared.
 unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: a function with the declared arguments.
-    if unsafe { is_null(fcinfo, 0) } {
-        // SAFETY: as above.
-        return unsafe { null(fcinfo) };
-    }
-    // SAFETY: the array is a non-null `text[]`, whose elements have the properties of `text` (variable
-    // length, aligned to int).
-    let (array, elements, nulls, model) = unsafe {
-        let array = pg_sys::pg_detoast_datum(argument(fcinfo, 0).cast_mut_ptr())
-            .cast::<pg_sys::ArrayType>();
-        let mut elements = std::ptr::null_mut();
-        let mut nulls = std::ptr::null_mut();
-        let mut count = 0;
-        pg_sys::deconstruct_array(
-            array,
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            pg_sys::TYPALIGN_INT as std::ffi::c_char,
-            &mut elements,
-            &mut nulls,
-            &mut count,
-        );
-        if count == 0 {
-            (array, &mut [][..], &mut [][..], optional(fcinfo, 1))
-        } else {
-            (
-                array,
-                std::slice::from_raw_parts_mut(elements, count as usize),
-                std::slice::from_raw_parts_mut(nulls, count as usize),
-                optional(fcinfo, 1),
-            )
-        }
-    };
-    let model = model.as_deref();
-    check_array(model, nulls.iter().filter(|null| !**null).count());
-    // Texts are read ahead of the embeddings that take their places.
-    let places = Cell::from_mut(elements).as_slice_of_cells();
-    let texts = places.iter().zip(nulls.iter()).filter(|(_, null)| !**null);
-    let mut results = texts.clone();
-    // SAFETY: elements that are not null are texts inside the array.
-    let texts = texts.map(|(element, _)| unsafe { text(element.get()) });
-    // SAFETY: as above.
-    let role = unsafe { role(fcinfo) };
-    embed_each(model, role, Tell::That, texts, |embedding| {
-        let (place, _) = results.next().expect("as many as texts");
-        place.set(new_embedding(embedding));
-    });
-    // SAFETY: the result has the shape of the argument, whose dimensions and bounds follow its
-    // header (ARR_DIMS, ARR_LBOUND in array.h); `elements` and `nulls` have one entry for each
-    // element. The element type is that of the declared result, variable length, aligned to int.
     unsafe {
-        let result_type =
-            pg_sys::get_element_type(pg_sys::get_func_rettype((*(*fcinfo).flinfo).fn_oid));
-        if elements.is_empty() {
-            return Datum::from(pg_sys::construct_empty_array(result_type));
+        if is_null(fcinfo, 0) {
+            return null(fcinfo);
         }
-        let ndim = (*array).ndim;
-        let dims = array.add(1).cast::<i32>();
-        let result = pg_sys::construct_md_array(
-            elements.as_mut_ptr(),
-            nulls.as_mut_ptr(),
-            ndim,
-            dims,
-            dims.add(ndim as usize),
-            result_type,
-            -1,
-            false,
-            pg_sys::TYPALIGN_INT as std::ffi::c_char,
-        );
-        Datum::from(result)
+        let (model, role) = (optional(fcinfo, 1), role(fcinfo));
+        let model = model.as_deref();
+        let mut array = Texts::of_argument(fcinfo, 0);
+        check_array(model, array.len());
+        array.replace(|texts, put| {
+            embed_each(model, role, Tell::That, texts, |embedding| {
+                put(new_embedding(embedding));
+            });
+        });
+        array.result(fcinfo)
     }
+}
+
+/// `laser_rerank(text, text, text) -> real`
+///
+/// # Safety
+/// Called by the fmgr as declared.
+unsafe fn rerank_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: a strict function with the declared arguments.
+    let (query, text, model) = unsafe {
+        let model = optional(fcinfo, 2).unwrap_or_default();
+        (text_argument(fcinfo, 0), text_argument(fcinfo, 1), model)
+    };
+    score(score_texts(&model, query, &[text]).data[0])
+}
+
+/// `laser_rerank(text, text[], text) -> real[]`: an array of the same shape, null where the text is null.
+///
+/// # Safety
+/// Called by the fmgr as declared.
+unsafe fn rerank_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: a strict function with the declared arguments.
+    unsafe {
+        let query = text_argument(fcinfo, 0);
+        let model = optional(fcinfo, 2).unwrap_or_default();
+        let mut array = Texts::of_argument(fcinfo, 1);
+        array.replace(|texts, put| {
+            score_each(&model, query, texts, |logit| put(score(logit)));
+        });
+        array.result(fcinfo)
+    }
+}
+
+fn score(logit: f32) -> Datum {
+    Datum::from(logit.to_bits())
 }
 
 static FUNCTION_INFO: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
@@ -211,3 +175,5 @@ macro_rules! sql_function {
 
 sql_function!("laser_embed", embed_one);
 sql_function!("laser_embed_array", embed_array);
+sql_function!("laser_rerank", rerank_one);
+sql_function!("laser_rerank_array", rerank_array);

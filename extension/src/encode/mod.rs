@@ -31,6 +31,7 @@ mod search;
 mod session;
 mod socket;
 mod status;
+mod texts;
 mod transaction;
 mod worker;
 

@@ -176,6 +176,7 @@ impl Resident {
         Model {
             name: self.name.clone(),
             dimensions: self.encoder.config().dimensions,
+            reranker: false,
             max_tokens: self.encoder.config().max_tokens,
             fingerprint: self.encoder.fingerprint(),
         }

@@ -25,6 +25,7 @@ fn laser_models() -> TableIterator<
         name!(in_backend, bool),
         name!(error, Option<String>),
         name!(precision, Option<String>),
+        name!(reranker, bool),
         name!(query_prefix, Option<String>),
         name!(passage_prefix, Option<String>),
     ),
@@ -49,6 +50,7 @@ fn laser_models() -> TableIterator<
                 in_backend,
                 some(&m.error),
                 some(&m.precision),
+                m.reranker,
                 some(&m.query_prefix),
                 some(&m.passage_prefix),
             )

@@ -19,7 +19,7 @@ use super::errors::OrReport;
 use super::pages::{self, MergeLock, RelationStore};
 use super::resources::build_options;
 use super::tid::pack;
-use super::{sample, undecided};
+use super::{sample, statistics, undecided};
 use crate::interrupts::pause;
 use crate::types::raise_hint;
 
@@ -275,6 +275,9 @@ pub unsafe extern "C-unwind" fn build(
 ) -> *mut pg_sys::IndexBuildResult {
     // SAFETY: the server passes open relations and their index info.
     unsafe {
+        if (*index).rd_createSubid != 0 {
+            statistics::forget((*index).rd_id);
+        }
         let parameters = element::parameters(index);
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.

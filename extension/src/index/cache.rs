@@ -19,6 +19,7 @@ use laser_index::view::SegmentView;
 use pgrx::pg_sys;
 
 use super::pages::RelationStore;
+use super::statistics::{self, Counter};
 
 mod files;
 mod storage;
@@ -51,8 +52,12 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
 /// `index` is open.
 pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
     // SAFETY: by contract.
-    let path = unsafe { path(index, entry.nonce) };
-    let _ = built.keep(&path);
+    let (path, oid) = unsafe { (path(index, entry.nonce), (*index).rd_id) };
+    if built.keep(&path).is_ok()
+        && let Some(counts) = statistics::of(oid)
+    {
+        counts.add(Counter::FilesMade, 1);
+    }
 }
 
 /// Removes files that a merge or build of this index has made useless, and those of relations that
@@ -128,8 +133,14 @@ pub unsafe fn views(
                 None => {
                     // SAFETY: by contract.
                     let path = unsafe { path(relation, entry.nonce) };
-                    made |= path.symlink_metadata().is_err();
+                    let is_new = path.symlink_metadata().is_err();
+                    made |= is_new;
                     let view = Rc::new(cache::open(store, &meta.parameters, entry, &path)?);
+                    // SAFETY: by contract.
+                    if let Some(counts) = statistics::of(unsafe { (*relation).rd_id }) {
+                        counts.add(Counter::FilesOpened, 1);
+                        counts.add(Counter::FilesMade, u64::from(is_new));
+                    }
                     let opened = Opened {
                         storage,
                         view: view.clone(),

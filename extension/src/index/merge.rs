@@ -20,6 +20,7 @@ use super::cache;
 use super::errors::hint;
 use super::pages::RelationStore;
 use super::resources::build_options;
+use super::statistics;
 
 /// The first time that a merge is put off, and the longest.
 const SHORTEST: Duration = Duration::from_secs(2);
@@ -124,6 +125,11 @@ pub unsafe fn merge_reporting(
     // SAFETY: by contract.
     unsafe { cache::tidy(index, store) };
     let made = made?;
+    if made > 0
+        && let Some(counts) = statistics::of(oid)
+    {
+        counts.add_merge(attempt.start.elapsed());
+    }
     attempt.succeeded();
     Ok(made)
 }

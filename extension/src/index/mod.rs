@@ -13,6 +13,7 @@
 //!  maintenance
 //!             the worker that merges in the background
 //!  info       functions that look into an index
+//!  statistics what scans and merges have done
 //!  recall     how much of exact search a search finds, and how wide it must be for that
 //!  size       how large an index will be
 //!  table      the table of an index
@@ -64,6 +65,7 @@ mod runs;
 mod sample;
 mod scan;
 mod size;
+mod statistics;
 mod table;
 mod text;
 mod tid;
@@ -75,6 +77,7 @@ mod validate;
 pub fn init() {
     options::init();
     cache::init();
+    statistics::init();
     rewrite::init();
     explain::init();
     runs::init();

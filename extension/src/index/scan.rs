@@ -20,6 +20,7 @@ use super::given::Place;
 use super::pages::RelationStore;
 use super::rows::{Look, Rows};
 use super::runs;
+use super::statistics::{self, Counter};
 use super::tid::unpack;
 use super::{cache, notice, options};
 use crate::encode::{self, Known};
@@ -79,6 +80,28 @@ struct State {
     recheck: bool,
     /// Whether the index may lack rows, see [`Meta::complete`].
     incomplete: bool,
+    /// Where the search is counted.
+    counts: Option<statistics::Place>,
+    /// Rows of the table that it has looked at, or had the executor look at.
+    looked: u64,
+}
+
+impl State {
+    /// Ends a search, and counts what it has done.
+    fn finish(&mut self) {
+        if let (Some(search), Some(counts)) = (self.scan.take(), self.counts.take()) {
+            counts.add(Counter::Visited, search.visited as u64);
+            counts.add(Counter::Reranked, std::mem::take(&mut self.looked));
+            counts.add(Counter::Widened, search.widened as u64);
+            counts.add(Counter::Cut, u64::from(search.was_cut()));
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.finish();
+    }
 }
 
 thread_local! {
@@ -129,6 +152,7 @@ pub unsafe extern "C-unwind" fn rescan(
     // SAFETY: the server passes a scan of `begin` and as many keys as it announced there.
     unsafe {
         let state = &mut *(*scan).opaque.cast::<State>();
+        state.finish();
         (state.scan, state.held) = (None, Reorder::default());
         if !orderbys.is_null() && norderbys > 0 {
             std::ptr::copy(orderbys, (*scan).orderByData, norderbys as usize);
@@ -169,6 +193,7 @@ pub unsafe extern "C-unwind" fn next(
             }
             if let (Some(rows), Some(row)) = (&(*state).rows, (*state).doubtful) {
                 (*state).look = Some(rows.look(scan, unpack(row.tid), row.recheck));
+                (*state).looked += 1;
             }
         }
     }
@@ -204,6 +229,10 @@ unsafe extern "C-unwind" fn step(
             let (search, recheck, complete) = start(scan, state);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
             (state.doubtful, state.look) = (None, None);
+            (state.counts, state.looked) = (statistics::of((*(*scan).indexRelation).rd_id), 0);
+            if let Some(counts) = state.counts {
+                counts.add(Counter::Searches, 1);
+            }
         } else if state.look.is_none()
             && (*scan).kill_prior_tuple
             && let Some(search) = &mut state.scan
@@ -322,6 +351,7 @@ impl State {
                 recheck,
             };
             let Some(rows) = &self.rows else {
+                self.looked += u64::from(recheck);
                 self.given = Some(row);
                 return Step::Given;
             };

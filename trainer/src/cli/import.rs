@@ -36,7 +36,7 @@ pub struct ImportArgs {
     #[command(flatten)]
     output: OutputArgs,
     /// Kind of checkpoint; told by its files if not given.
-    #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer", WORD_VECTORS])]
+    #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer", "cross-encoder", WORD_VECTORS])]
     kind: Option<String>,
     /// Word vectors: read only so many.
     #[arg(long, value_name = "N")]

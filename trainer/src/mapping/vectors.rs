@@ -58,6 +58,7 @@ pub fn model(vectors: WordVectors, name: &str, lowercase: bool) -> Model {
         checks: Vec::new(),
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     let table = (vec![rows, width], values);
     Model {

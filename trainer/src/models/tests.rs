@@ -106,6 +106,7 @@ fn model(encoder: Architecture) -> Model {
         checks: Vec::new(),
         base: None,
         prefixes: Default::default(),
+        task: Default::default(),
     };
     let mut model = Model::new(config, VOCABULARY, None, Arithmetic::F32, 5).unwrap();
     for (i, p) in model.parameters_mut().list_mut().iter_mut().enumerate() {

@@ -588,6 +588,7 @@ impl TrainConfig {
             checks: Vec::new(),
             base: None,
             prefixes: Default::default(),
+            task: Default::default(),
         };
         config
             .validate()

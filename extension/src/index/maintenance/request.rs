@@ -12,6 +12,7 @@ use super::super::options;
 use super::backlog;
 use super::state::{self, Starts, State};
 use crate::interrupts;
+use crate::waits::{Wait, event};
 
 /// As `pg_stat_activity` calls workers.
 const NAME: &str = "laser maintenance";
@@ -241,28 +242,14 @@ pub fn slow_down(index: pg_sys::Oid, pages: u64, limit: u64) {
         // SAFETY: the latch is this session's.
         unsafe {
             let timeout = rest.as_millis().max(1) as std::ffi::c_long;
-            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, wait_event());
+            pg_sys::WaitLatch(
+                pg_sys::MyLatch,
+                events as i32,
+                timeout,
+                event(Wait::MergeBacklog),
+            );
             pg_sys::ResetLatch(pg_sys::MyLatch);
         }
         interrupts::pause();
     }
-}
-
-/// `LaserMergeBacklog`, where the server lets extensions name what they wait for.
-#[cfg(any(feature = "pg17", feature = "pg18"))]
-fn wait_event() -> u32 {
-    thread_local! {
-        static EVENT: Cell<u32> = const { Cell::new(0) };
-    }
-    if EVENT.get() == 0 {
-        // SAFETY: the server copies the name; it gives the same number to all who ask for it.
-        EVENT.set(unsafe { pg_sys::WaitEventExtensionNew(c"LaserMergeBacklog".as_ptr()) });
-    }
-    EVENT.get()
-}
-
-/// Before PostgreSQL 17, `Extension`.
-#[cfg(not(any(feature = "pg17", feature = "pg18")))]
-fn wait_event() -> u32 {
-    pg_sys::PG_WAIT_EXTENSION
 }

@@ -181,6 +181,12 @@ fn frames(corpora: &Corpora) {
             texts: vec!["ä text".into(), String::new()],
             role: Role::Query,
         },
+        Request::Rerank {
+            id: 7,
+            model: "m".into(),
+            query: "ä".into(),
+            texts: vec!["text".into()],
+        },
         Request::Models { id: 3 },
         Request::Describe {
             id: 4,
@@ -209,6 +215,7 @@ fn frames(corpora: &Corpora) {
         name: "m".into(),
         dimensions: 4,
         architecture: "mean".into(),
+        reranker: false,
         max_tokens: 128,
         fingerprint: Some([7; 32]),
         loaded: true,
