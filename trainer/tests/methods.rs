@@ -213,6 +213,23 @@ fn models_of_one_language_share_a_space_by_a_mapping_of_sentences() {
     assert!(w.fails(map).contains("--force"));
     let other = map.replace("--source de", "--source fr") + "2";
     assert!(w.fails(&other).contains("no sentence in \"fr\""));
+    // Both as one model, each side by its own encoder.
+    let join = "languages de=mapped en=en -o pair";
+    assert!(w.ok(join).contains("pair@de, pair@en"));
+    assert_eq!(w.accuracy("pair", ""), after);
+    assert!(w.fails(join).contains("--force"));
+    w.ok(&format!("{join} --force"));
+    assert_eq!(w.accuracy("pair", ""), after);
+    for (wrong, message) in [
+        ("de=de=en", "config.json"),
+        ("en", "is not LANG=FOLDER"),
+        ("../en=en", "is no code of a language"),
+        ("de=de de=en", "listed twice"),
+    ] {
+        let error = w.fails(&format!("languages {wrong} -o wrong"));
+        assert!(error.contains(message), "{wrong}: {error}");
+        assert!(!w.path("wrong").exists());
+    }
 
     let out = w.ok("sif -m en parallel.tsv --languages en -o weighted");
     assert!(out.contains("weights of 300 sentences"), "{out}");

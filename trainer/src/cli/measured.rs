@@ -50,7 +50,7 @@ impl ModelArgs {
             bail!(
                 "\"{}\" has an encoder for each language: name one of them, \"{}\" for instance",
                 folder.display(),
-                folder.join(&list.languages[0]).display()
+                folder.join(list.codes().next().unwrap_or_default()).display()
             );
         }
         let options = LoadOptions {

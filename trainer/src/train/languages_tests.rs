@@ -310,7 +310,7 @@ fn encoders_of_one_language_each_learn_one_space() {
     // What is written is a model folder for each language.
     let best = config.output.join("best");
     let list = laser_model::Languages::read(&best).unwrap().unwrap();
-    assert_eq!((&list.name[..], list.languages.len()), ("test", 4));
+    assert_eq!((&list.name[..], list.codes().count()), ("test", 4));
     for language in LANGUAGES {
         let folder = list.folder(&best, language).unwrap();
         let read = laser_model::folder::read_config(&folder).unwrap();
