@@ -361,7 +361,7 @@ fn a_table_of_a_paper_is_run_once_and_shown() {
         [[row]]
         name = "no pairs"
         paper = 20.0
-        vars = { model = "{shared}/de" }
+        figure = { args = ["eval", "similarity", "-m", "{shared}/de", "--pivot-model", "{shared}/en", "{data}/held-out.tsv", "--format", "json"], pointers = ["/0/macro_accuracy/margin/forward"], factor = 100.0 }
         steps = []
         [[row]]
         name = "a million pairs"
@@ -399,6 +399,9 @@ fn a_table_of_a_paper_is_run_once_and_shown() {
     std::fs::write(&path, table).expect("write");
     let error = w.fails(run);
     assert!(error.contains("fewer than the 12 dimensions"), "{error}");
+    // Steps are told whole paths: configurations take others as their own.
+    let whole = format!("-o {}", w.path("runs/made/mapping").display());
+    assert!(error.contains(&whole), "{error}");
     let shown = w.ok(&format!("{run} --show"));
     assert!(
         shown.contains("not run yet") && shown.contains("no pairs"),
