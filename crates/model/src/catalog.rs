@@ -137,8 +137,9 @@ pub fn names_in(base: &Path) -> Vec<String> {
                 let encoders = list.codes().map(|code| language_model_name(&name, code));
                 names.extend(encoders.filter(|name| valid_model_name(name)));
             }
-            Err(_) => names.push(name.clone()),
-            Ok(None) => {}
+            // What is no folder has no list either.
+            Err(_) if path.join(LANGUAGES).exists() => names.push(name.clone()),
+            Err(_) | Ok(None) => {}
         }
         if path.join(folder::CONFIG).exists() && !names.contains(&name) {
             names.push(name);
@@ -159,4 +160,51 @@ pub fn default_name(configured: &str, folders: &[PathBuf]) -> Option<String> {
         return Some(configured.to_owned());
     }
     find(folders, SHIPPED).map(|_| SHIPPED.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_folders_and_those_of_several_encoders_are_named_by_language() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |path: &str| base.path().join(path);
+        std::fs::write(at("README"), "no folder").unwrap();
+        for folder in ["empty", "one", "pair/de", "pair/en", "broken/de", "gone/de"] {
+            std::fs::create_dir_all(at(folder)).unwrap();
+        }
+        for folder in ["one", "pair/de", "pair/en", "broken/de"] {
+            std::fs::write(at(folder).join(folder::CONFIG), "{}").unwrap();
+        }
+        let encoder = |code: &str| serde_json::json!({ "language": code, "fingerprint": "" });
+        let list = |codes: &[&str]| {
+            let encoders: Vec<_> = codes.iter().map(|code| encoder(code)).collect();
+            serde_json::json!({ "format": 1, "name": "x", "encoders": encoders }).to_string()
+        };
+        std::fs::write(at("pair").join(LANGUAGES), list(&["en", "de"])).unwrap();
+        std::fs::write(at("gone").join(LANGUAGES), list(&["fr"])).unwrap();
+        std::fs::write(at("broken").join(LANGUAGES), list(&[".."])).unwrap();
+        let found = ["broken", "gone@fr", "one", "pair@de", "pair@en"];
+        assert_eq!(names_in(base.path()), found);
+        let folders = [base.path().to_owned()];
+        assert_eq!(find(&folders, "one"), Some(at("one")));
+        assert_eq!(find(&folders, "pair@en"), Some(at("pair/en")));
+        for none in [
+            "pair",
+            "pair@fr",
+            "pair@",
+            "one@de",
+            "gone@fr",
+            "broken@de",
+            "broken@..",
+        ] {
+            assert_eq!(find(&folders, none), None, "{none}");
+        }
+        // Its state changes with the list.
+        let stamp = Stamp::of(&at("pair/en"));
+        assert!(stamp.is_of(&at("pair/en")));
+        std::fs::write(at("pair").join(LANGUAGES), list(&["en"])).unwrap();
+        assert!(!stamp.is_of(&at("pair/en")));
+    }
 }
