@@ -231,6 +231,26 @@ fn from_text_to_a_measured_model() {
         "{table}"
     );
 
+    let sizes = format!(
+        "eval similarity -m run/best dev/made.tsv --metric cosine --format tsv --languages ka --sizes 5,20,{}",
+        10 * DEV
+    );
+    let by_size = w.ok(&sizes);
+    let row = |at: usize| {
+        by_size
+            .lines()
+            .nth(at)
+            .unwrap_or("")
+            .split('\t')
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(row(1)[..3], ["made, first 5", "ka", "en"], "{by_size}");
+    assert_eq!((row(1)[4], row(3)[4]), ("5", "20"), "{by_size}");
+    // Two sizes, two directions.
+    assert_eq!(by_size.lines().count(), 5, "{by_size}");
+    let error = w.fails("eval similarity -m run/best dev/made.tsv --sizes 1000000");
+    assert!(error.contains("keys"), "{error}");
+
     let harder = w.ok(
         "eval similarity -m run/best dev/made.tsv --metric cosine --format tsv \
          --languages ka --distractors train/keyed.tsv.zst",

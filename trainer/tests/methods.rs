@@ -213,6 +213,23 @@ fn models_of_one_language_share_a_space_by_a_mapping_of_sentences() {
     assert!(w.fails(map).contains("--force"));
     let other = map.replace("--source de", "--source fr") + "2";
     assert!(w.fails(&other).contains("no sentence in \"fr\""));
+    // Both as one model, each side by its own encoder.
+    let join = "languages de=mapped en=en -o pair";
+    assert!(w.ok(join).contains("pair@de, pair@en"));
+    assert_eq!(w.accuracy("pair", ""), after);
+    assert!(w.fails(join).contains("--force"));
+    w.ok(&format!("{join} --force"));
+    assert_eq!(w.accuracy("pair", ""), after);
+    for (wrong, message) in [
+        ("de=de=en", "config.json"),
+        ("en", "is not LANG=FOLDER"),
+        ("../en=en", "is no code of a language"),
+        ("de=de de=en", "listed twice"),
+    ] {
+        let error = w.fails(&format!("languages {wrong} -o wrong"));
+        assert!(error.contains(message), "{wrong}: {error}");
+        assert!(!w.path("wrong").exists());
+    }
 
     let out = w.ok("sif -m en parallel.tsv --languages en -o weighted");
     assert!(out.contains("weights of 300 sentences"), "{out}");
@@ -344,7 +361,7 @@ fn a_table_of_a_paper_is_run_once_and_shown() {
         [[row]]
         name = "no pairs"
         paper = 20.0
-        vars = { model = "{shared}/de" }
+        figure = { args = ["eval", "similarity", "-m", "{shared}/de", "--pivot-model", "{shared}/en", "{data}/held-out.tsv", "--format", "json"], pointers = ["/0/macro_accuracy/margin/forward"], factor = 100.0 }
         steps = []
         [[row]]
         name = "a million pairs"
@@ -382,6 +399,9 @@ fn a_table_of_a_paper_is_run_once_and_shown() {
     std::fs::write(&path, table).expect("write");
     let error = w.fails(run);
     assert!(error.contains("fewer than the 12 dimensions"), "{error}");
+    // Steps are told whole paths: configurations take others as their own.
+    let whole = format!("-o {}", w.path("runs/made/mapping").display());
+    assert!(error.contains(&whole), "{error}");
     let shown = w.ok(&format!("{run} --show"));
     assert!(
         shown.contains("not run yet") && shown.contains("no pairs"),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use laser_protocol::{Role, valid_model_name};
+use laser_protocol::{Role, valid_folder_name};
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
@@ -536,7 +536,7 @@ impl Config {
         };
         range("max_tokens", self.max_tokens, 3, MAX_WIDTH)?;
         if let Some(base) = &self.base {
-            if !valid_model_name(&base.model) {
+            if !valid_folder_name(&base.model) {
                 return fail("base.model is not the name of a model".into());
             }
             let digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use laser_protocol::{ErrorCode, Failure, ModelInfo};
+use laser_protocol::{ErrorCode, Failure, ModelInfo, language_model_name, model_and_language};
 
 use crate::config::Task;
-use crate::{ModelError, base, catalog, folder};
+use crate::{Languages, ModelError, base, catalog, folder, languages};
 
 /// Names and folders of all models below `folders`, sorted by name; of two with one name that in the earlier
 /// folder.
@@ -14,7 +14,10 @@ pub fn list(folders: &[PathBuf]) -> Vec<(String, PathBuf)> {
     for base in folders {
         for name in catalog::names_in(base) {
             if !found.iter().any(|(known, _)| *known == name) {
-                let path = base.join(&name);
+                let path = match model_and_language(&name) {
+                    (model, Some(language)) => base.join(model).join(language),
+                    (model, None) => base.join(model),
+                };
                 found.push((name, path));
             }
         }
@@ -43,7 +46,8 @@ pub fn describe(
         passage_prefix: String::new(),
         error: String::new(),
     };
-    let checked = folder::read_config(path).and_then(|config| {
+    let checked = Languages::read(path).and_then(|_| {
+        let config = folder::read_config(path)?;
         info.dimensions = config.dimensions as u32;
         info.architecture = config.encoder.name().to_owned();
         info.reranker = config.task == Task::Rerank;
@@ -56,7 +60,11 @@ pub fn describe(
     if let Err(e) = checked {
         info.error = without_path(e.to_string(), path);
     }
-    info.fingerprint = fingerprint(path).ok();
+    match fingerprint(path).and_then(|own| languages::fingerprint(&info.name, path, own)) {
+        Ok(fingerprint) => info.fingerprint = Some(fingerprint),
+        Err(e) if info.error.is_empty() => info.error = without_path(e.to_string(), path),
+        Err(_) => {}
+    }
     info
 }
 
@@ -79,7 +87,18 @@ pub fn no_default() -> Failure {
 
 /// There is no model of this name below `folders`.
 pub fn unknown(name: &str, folders: &[PathBuf]) -> Failure {
+    let mut message = format!("model \"{name}\" does not exist");
     let mut hint = "See view laser_models for the models that are installed.".to_owned();
+    let (model, language) = model_and_language(name);
+    if let Some((_, Ok(list))) = catalog::languages_of(folders, model) {
+        message = match language {
+            Some(language) => {
+                format!("model \"{model}\" has no encoder for language \"{language}\"")
+            }
+            None => format!("model \"{model}\" has an encoder for each language and none for all"),
+        };
+        hint = format!("Name one of its encoders: {}.", some_of(model, &list));
+    }
     // Users see names, not where the server keeps its files.
     if missing_folders(folders).next().is_some() {
         hint.insert_str(
@@ -89,9 +108,23 @@ pub fn unknown(name: &str, folders: &[PathBuf]) -> Failure {
     }
     Failure {
         code: ErrorCode::UnknownModel,
-        message: format!("model \"{name}\" does not exist"),
+        message,
         hint,
     }
+}
+
+/// The names of a model's encoders, of very many only the first.
+fn some_of(model: &str, list: &Languages) -> String {
+    const MOST: usize = 20;
+    let mut names: Vec<String> = list
+        .codes()
+        .take(MOST)
+        .map(|code| language_model_name(model, code))
+        .collect();
+    if list.codes().nth(MOST).is_some() {
+        names.push("…".into());
+    }
+    names.join(", ")
 }
 
 /// The model in this folder cannot be loaded.

@@ -22,7 +22,10 @@ pub mod work;
 pub use error::ProtocolError;
 pub use files::{receive_files, send_files};
 pub use frame::FrameBuffer;
-pub use limits::{MAX_FRAME, MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, VERSION, valid_model_name};
+pub use limits::{
+    MAX_FRAME, MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, VERSION, language_model_name,
+    model_and_language, valid_folder_name, valid_model_name,
+};
 pub use message::{
     ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, decode_reply, decode_request,
     encode_embed_request, encode_embeddings_reply, encode_reply, encode_request,

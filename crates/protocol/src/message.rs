@@ -993,7 +993,7 @@ mod tests {
 
     #[test]
     fn model_names_are_names() {
-        for good in ["a", "laser-2_v1.0", "A9"] {
+        for good in ["a", "laser-2_v1.0", "A9", "laser@de", "laser@roa-tara"] {
             assert!(valid_model_name(good), "{good}");
         }
         for bad in [
@@ -1006,6 +1006,14 @@ mod tests {
             "a b",
             "ä",
             &"x".repeat(64),
+            "@",
+            "@de",
+            "laser@",
+            "laser@..",
+            "laser@../x",
+            "../x@de",
+            "laser@de@de",
+            &format!("{}@de", "x".repeat(61)),
         ] {
             assert!(!valid_model_name(bad), "{bad}");
         }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
-use laser_model::{folder, installed};
+use laser_model::{folder, installed, languages};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
@@ -20,7 +20,7 @@ use super::poll::Waker;
 pub struct Loaded {
     /// Shared with the threads that tokenize.
     pub encoder: Arc<Encoder>,
-    /// BLAKE3 of the folder's files ([`folder::fingerprint`]).
+    /// Of what it embeds ([`languages::fingerprint`]).
     pub fingerprint: [u8; 32],
     /// Smoothed seconds for each unit of `queue::text_cost`; 0 before the first batch.
     pub seconds_per_cost: f64,
@@ -82,7 +82,7 @@ enum Done {
     Loaded {
         name: String,
         stamp: Stamp,
-        result: Box<Result<Encoder, EncoderError>>,
+        result: Box<Result<Fingerprinted, EncoderError>>,
         seconds: f64,
     },
     Listed {
@@ -90,6 +90,9 @@ enum Done {
         models: Vec<ModelInfo>,
     },
 }
+
+/// An encoder, and the fingerprint of what it embeds.
+type Fingerprinted = (Encoder, [u8; 32]);
 
 /// All models of the process.
 pub struct Models {
@@ -321,14 +324,14 @@ impl Models {
         &mut self,
         name: &str,
         stamp: Stamp,
-        result: Result<Encoder, EncoderError>,
+        result: Result<Fingerprinted, EncoderError>,
         seconds: f64,
     ) -> Result<(), Failure> {
         match result {
-            Ok(encoder) => {
+            Ok((encoder, fingerprint)) => {
                 self.clock += 1;
                 let model = Loaded {
-                    fingerprint: encoder.fingerprint(),
+                    fingerprint,
                     memory: stamp.weights_bytes() + encoder.resident_bytes() as u64,
                     encoder: Arc::new(encoder),
                     seconds_per_cost: 0.0,
@@ -453,7 +456,11 @@ fn load(
                 "the loader failed on its files".into(),
             ))
         });
-    if let Ok(encoder) = &result {
+    let result = result.and_then(|encoder| {
+        let fingerprint = languages::fingerprint(&name, stamp.path(), encoder.fingerprint())?;
+        Ok((encoder, fingerprint))
+    });
+    if let Ok((encoder, _)) = &result {
         let path = stamp.path().to_owned();
         precisions.insert(path, (stamp.clone(), encoder.precision()));
     }

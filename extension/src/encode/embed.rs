@@ -210,8 +210,9 @@ pub fn model_name(model: Option<&str>) -> String {
         Some(name) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             format!("invalid model name \"{name}\""),
-            "Model names have up to 63 letters, digits, dots, underscores and hyphens; folders are \
-             set in laser.model_path. See view laser_models.",
+            "Model names have up to 63 letters, digits, dots, underscores and hyphens, and @LANGUAGE behind \
+             those of models with an encoder for each language; folders are set in laser.model_path. See \
+             view laser_models.",
         ),
     }
 }

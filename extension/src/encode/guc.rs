@@ -321,8 +321,8 @@ unsafe extern "C-unwind" fn check_model(
     name.is_empty()
         || valid_model_name(name)
         || refuse(
-            c"Model names have up to 63 letters, digits, dots, underscores and hyphens; folders \
-              are set in laser.model_path.",
+            c"Model names have up to 63 letters, digits, dots, underscores and hyphens, and @LANGUAGE behind \
+              those of models with an encoder for each language; folders are set in laser.model_path.",
         )
 }
 

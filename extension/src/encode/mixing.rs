@@ -93,7 +93,7 @@ pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
         return;
     };
     let by = if a.is_column { a } else { b };
-    let message = if a.model == b.model {
+    let message = if a.is_of_model(b) {
         format!(
             "embeddings of two versions of model \"{}\" are compared: {} and {}",
             a.model, a.what, b.what
@@ -106,7 +106,7 @@ pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
     };
     let hint = if !by.is_column {
         "Name the same model in both calls of laser_embed.".to_owned()
-    } else if a.model == b.model {
+    } else if a.is_of_model(b) {
         format!(
             "Embed {} anew. If its embeddings are of this version, change its label: SECURITY LABEL \
              FOR laser ON COLUMN … IS '{}'.",

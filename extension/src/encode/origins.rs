@@ -5,6 +5,7 @@
 
 use std::ffi::CStr;
 
+use laser_protocol::model_and_language;
 use laser_vector::f16;
 use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
@@ -46,12 +47,18 @@ impl Origin {
         }
     }
 
-    /// Whether the two are known to be of different models, or of two versions of one.
+    /// Whether the two are known to be of different models, or of two versions of one. The encoders of one model
+    /// for different languages embed into one space, and have one fingerprint.
     pub fn differs(&self, other: &Self) -> bool {
         match (&self.fingerprint, &other.fingerprint) {
             (Some(a), Some(b)) => a != b,
-            _ => self.model != other.model,
+            _ => !self.is_of_model(other),
         }
+    }
+
+    /// Whether both are of one model by its name, in whichever languages and versions of it.
+    pub fn is_of_model(&self, other: &Self) -> bool {
+        model_and_language(&self.model).0 == model_and_language(&other.model).0
     }
 }
 

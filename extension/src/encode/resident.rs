@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::shared::Shared;
-use laser_model::{LocalEncoder, ModelError, installed};
+use laser_model::{LocalEncoder, ModelError, installed, languages};
 use laser_protocol::{ErrorCode, Failure, Role};
 use pgrx::{check_for_interrupts, pg_sys};
 
@@ -39,6 +39,8 @@ pub struct Resident {
     name: String,
     stamp: Stamp,
     encoder: LocalEncoder,
+    /// Of what it embeds ([`languages::fingerprint`]).
+    fingerprint: [u8; 32],
     sentences: Counter,
 }
 
@@ -87,10 +89,13 @@ pub fn new(name: String, stamp: Stamp, encoder: LocalEncoder) -> Result<Resident
         return Err(format!("the files of model \"{name}\" are being replaced"));
     }
     let sentences = Counter::new().map_err(|e| format!("could not map memory: {e}"))?;
+    let fingerprint = languages::fingerprint(&name, stamp.path(), encoder.fingerprint())
+        .map_err(|e| e.to_string())?;
     Ok(Resident {
         name,
         stamp,
         encoder,
+        fingerprint,
         sentences,
     })
 }
@@ -178,7 +183,7 @@ impl Resident {
             dimensions: self.encoder.config().dimensions,
             reranker: false,
             max_tokens: self.encoder.config().max_tokens,
-            fingerprint: self.encoder.fingerprint(),
+            fingerprint: self.fingerprint,
         }
     }
 
@@ -216,7 +221,7 @@ impl Resident {
         let embedded = Embedded {
             dimensions,
             data,
-            fingerprint: self.encoder.fingerprint(),
+            fingerprint: self.fingerprint,
         };
         Ok((embedded, cut))
     }

@@ -9,6 +9,7 @@ use laser_index::arithmetic::Arithmetic;
 use laser_index::meta::{Parameters, UNDECIDED};
 use laser_index::metric::Metric;
 use laser_index::raw::RawForm;
+use laser_protocol::model_and_language;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
@@ -277,12 +278,18 @@ pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Know
         encode::forget_recent();
         embedded = embed();
     }
-    if embedded.fingerprint == parameters.fingerprint {
+    // Encoders of one model for different languages have one fingerprint, and `<=>` means one of them.
+    let session = encode::session_model();
+    let language = session
+        .as_deref()
+        .and_then(|name| model_and_language(name).1);
+    let built_with = model_and_language(&parameters.model).1;
+    if embedded.fingerprint == parameters.fingerprint && language == built_with {
         return embedded;
     }
     // SAFETY: may be called at any time: what is planned from now on is planned for the model.
     unsafe { pg_sys::ResetPlanCache() };
-    match encode::session_model() {
+    match session {
         Some(model) if model != parameters.model => raise_hint(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!(

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 
 use laser_mining::{Growth, Neighbourhoods, Neighbours, Side, extend, remove, sort_by};
+use laser_protocol::model_and_language;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
 
@@ -217,7 +218,12 @@ impl Part {
         let kind = query.kind(1);
         // Another model makes other embeddings of the same text, which are new content.
         let seed = match kind {
-            Kind::Text => describe_model(None).fingerprint.to_vec(),
+            Kind::Text => {
+                let model = describe_model(None);
+                // The encoders of one model for different languages have one fingerprint.
+                let language = model_and_language(&model.name).1.unwrap_or_default();
+                [&model.fingerprint, language.as_bytes()].concat()
+            }
             _ => Vec::new(),
         };
         let mut stays = or_raise(laser_memory::filled(false, old.len()));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::measured::{ModelArgs, SetArgs, measure, write_out};
+use super::measured::{Measures, ModelArgs, SetArgs, measure, write_out};
 use crate::eval::tables::{Form, TableOptions, render};
 use crate::eval::{Metric, SetResult};
 
@@ -46,8 +46,11 @@ pub fn run(args: &CardArgs, threads: Option<usize>) -> Result<()> {
         &args.model,
         (&encoder, None),
         &sets,
-        &args.sets.pivot,
-        &metrics,
+        Measures {
+            pivot: &args.sets.pivot,
+            metrics: &metrics,
+            sizes: &[],
+        },
     )?;
     let fingerprint: String = encoder.fingerprint()[..8]
         .iter()

@@ -10,7 +10,9 @@ use laser_model::Languages;
 use super::args::spinner;
 use super::classify::ClassifyArgs;
 use super::meaning::{MixedArgs, OrderArgs, StsArgs};
-use super::measured::{ModelArgs, SetArgs, measure, measure_languages, report, write_out};
+use super::measured::{
+    Measures, ModelArgs, SetArgs, measure, measure_languages, report, write_out,
+};
 use super::senteval::SentEvalArgs;
 use super::words::WordsArgs;
 use crate::data::readers::Problems;
@@ -56,6 +58,11 @@ pub struct SimilarityArgs {
     /// language each. A sentence that another language has word for word is embedded by it as well.
     #[arg(long, value_name = "FOLDER")]
     pivot_model: Option<PathBuf>,
+    /// Measure the first keys of each set, so many at a time: retrieval as a function of the corpus' size. Sizes beyond
+    /// a set's keys are left out.
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "distractors",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    sizes: Vec<u32>,
     /// How candidates are ranked; `margin` is xsim.
     #[arg(
         long,
@@ -98,9 +105,14 @@ pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
     {
         set.distract(pivot, &distractors)?;
     }
-    let (model, metrics) = (&args.model, &args.metric[..]);
+    let model = &args.model;
+    let measures = Measures {
+        pivot,
+        metrics: &args.metric,
+        sizes: &args.sizes,
+    };
     let results = match &languages {
-        Some(list) => measure_languages(model, list, threads, &sets, pivot, metrics)?,
+        Some(list) => measure_languages(model, list, threads, &sets, measures)?,
         None => {
             let encoder = model.load(threads)?;
             let other = args.pivot_model.as_ref();
@@ -108,7 +120,7 @@ pub fn similarity(args: &SimilarityArgs, threads: Option<usize>) -> Result<()> {
                 .map(|folder| model.load_other(folder, threads))
                 .transpose()?;
             let encoders = (&encoder, other.as_ref());
-            measure(model, encoders, &sets, pivot, metrics)?
+            measure(model, encoders, &sets, measures)?
         }
     };
     let options = TableOptions {

@@ -50,7 +50,9 @@ impl ModelArgs {
             bail!(
                 "\"{}\" has an encoder for each language: name one of them, \"{}\" for instance",
                 folder.display(),
-                folder.join(&list.languages[0]).display()
+                folder
+                    .join(list.codes().next().unwrap_or_default())
+                    .display()
             );
         }
         let options = LoadOptions {
@@ -164,6 +166,37 @@ pub fn report(problems: &Problems) {
     }
 }
 
+/// How sets are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Measures<'a> {
+    /// The language that all others are compared with.
+    pub pivot: &'a str,
+    /// How candidates are ranked.
+    pub metrics: &'a [Metric],
+    /// Only the first keys of each set, so many at a time; all of them if empty.
+    pub sizes: &'a [u32],
+}
+
+impl Measures<'_> {
+    /// Results of a set whose texts have these embeddings, one for each size that is not beyond its keys.
+    fn of(&self, set: &EvalSet, width: usize, x: &[f32]) -> Result<Vec<SetResult>> {
+        let evaluate = |set: &EvalSet| Ok(evaluate(set, width, x, self.pivot, self.metrics)?);
+        if self.sizes.is_empty() {
+            return Ok(vec![evaluate(set)?]);
+        }
+        let sizes: Vec<u32> = (self.sizes.iter().copied())
+            .filter(|size| *size <= set.keys())
+            .collect();
+        if sizes.is_empty() {
+            bail!("set {} has {} keys", set.name(), set.keys());
+        }
+        sizes
+            .iter()
+            .map(|size| evaluate(&set.first(*size)))
+            .collect()
+    }
+}
+
 /// Embeds and measures sets; the second encoder, if there is one, embeds the pivot's sentences.
 ///
 /// # Errors
@@ -172,8 +205,7 @@ pub fn measure(
     model: &ModelArgs,
     (encoder, of_pivot): (&Encoder, Option<&Encoder>),
     sets: &[EvalSet],
-    pivot: &str,
-    metrics: &[Metric],
+    measures: Measures<'_>,
 ) -> Result<Vec<SetResult>> {
     let width = encoder.dimensions();
     if let Some(other) = of_pivot.filter(|o| o.dimensions() != width) {
@@ -189,7 +221,7 @@ pub fn measure(
         let progress = &mut |n| bar.set_position(done + n);
         let mut embeddings = model.embed(encoder, set.texts(), progress)?;
         done += set.texts().len() as u64;
-        if let (Some(other), Some(lines)) = (of_pivot, set.languages().get(pivot)) {
+        if let (Some(other), Some(lines)) = (of_pivot, set.languages().get(measures.pivot)) {
             let texts: Vec<_> = lines
                 .iter()
                 .map(|l| &set.texts()[l.text as usize])
@@ -200,7 +232,7 @@ pub fn measure(
                 embeddings[at..at + width].copy_from_slice(row);
             }
         }
-        results.push(evaluate(set, width, &embeddings, pivot, metrics)?);
+        results.extend(measures.of(set, width, &embeddings)?);
     }
     bar.finish_and_clear();
     Ok(results)
@@ -216,8 +248,7 @@ pub fn measure_languages(
     list: &Languages,
     threads: Option<usize>,
     sets: &[EvalSet],
-    pivot: &str,
-    metrics: &[Metric],
+    measures: Measures<'_>,
 ) -> Result<Vec<SetResult>> {
     let keep = |language: &str| list.folder(&model.model, language).is_some();
     let sets: Vec<_> = sets.iter().map(|set| set.apart(&keep)).collect();
@@ -250,10 +281,11 @@ pub fn measure_languages(
     }
     bar.finish_and_clear();
     let width = width.unwrap_or_default();
-    let results = sets.iter().zip(&embeddings);
-    results
-        .map(|((set, _), x)| Ok(evaluate(set, width, x, pivot, metrics)?))
-        .collect()
+    let mut results = Vec::with_capacity(sets.len());
+    for ((set, _), x) in sets.iter().zip(&embeddings) {
+        results.extend(measures.of(set, width, x)?);
+    }
+    Ok(results)
 }
 
 /// Prints to standard output or to a file.

@@ -8,6 +8,7 @@ mod embed;
 mod eval;
 mod export;
 mod import;
+mod languages;
 mod lexmix;
 mod map;
 mod meaning;
@@ -56,6 +57,8 @@ enum Command {
     /// Map word vectors, or a model of sentences, to another space by an orthogonal matrix.
     #[command(subcommand)]
     Map(map::MapCommand),
+    /// Make one model of encoders for one language each, whose embeddings are of one space.
+    Languages(languages::LanguagesArgs),
     /// Weigh the tokens of a mean model by their frequency and remove what all sentences have in common (SIF).
     Sif(map::SifArgs),
     /// Train and measure the contestants of a paper's tables, beside the paper's figures.
@@ -96,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::run(&args),
         Command::Map(map::MapCommand::Words(args)) => map::words(&args),
         Command::Map(map::MapCommand::Sentences(args)) => map::sentences(&args, cli.threads),
+        Command::Languages(args) => languages::run(&args),
         Command::Sif(args) => map::sif(&args, cli.threads),
         Command::Reproduce(args) => reproduce::run_tables(&args, cli.threads),
         Command::Embed(args) => embed::run(&args, cli.threads),

@@ -1,5 +1,6 @@
 //! `laser reproduce`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -32,6 +33,9 @@ pub struct ReproduceArgs {
     /// Only these tables.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     tables: Vec<String>,
+    /// Another value of a variable of the scale, in the tables that have it: `steps=20`.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<String>,
     /// Run nothing: show what there is.
     #[arg(long)]
     show: bool,
@@ -59,9 +63,22 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
         paper => vec![paper.to_owned()],
     };
     let program = std::env::current_exe().context("which program is this?")?;
+    // What steps are told stands in configurations, where paths are relative to the file.
+    let absolute = |path: &Path| {
+        std::path::absolute(path).with_context(|| format!("where is \"{}\"?", path.display()))
+    };
+    let (data, output) = (absolute(&args.data)?, absolute(&args.output)?);
+    let configs = absolute(&args.configs)?;
+    let set = args.set.iter().map(|set| {
+        let pair = set.split_once('=');
+        let (name, value) = pair.with_context(|| format!("\"{set}\" is not NAME=VALUE"))?;
+        Ok((name.to_owned(), value.to_owned()))
+    });
+    let set: Vec<(String, String)> = set.collect::<Result<_>>()?;
+    let mut known = BTreeSet::new();
     let (mut text, mut failed) = (String::new(), Vec::new());
     for paper in papers {
-        let folder = args.configs.join(&paper);
+        let folder = configs.join(&paper);
         for file in names(&folder)? {
             let Some(name) = file
                 .strip_suffix(".toml")
@@ -72,13 +89,20 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
             if !(args.tables.is_empty() || args.tables.iter().any(|t| t == name)) {
                 continue;
             }
-            let table = PaperTable::read(&folder.join(&file)).map_err(|e| anyhow!(e))?;
-            let out = args.output.join(&paper).join(name);
+            let mut table = PaperTable::read(&folder.join(&file)).map_err(|e| anyhow!(e))?;
+            let variables = table.of_scale_mut(args.scale);
+            for (name, value) in &set {
+                if let Some(old) = variables.get_mut(name) {
+                    old.clone_from(value);
+                    known.insert(name.clone());
+                }
+            }
+            let out = output.join(&paper).join(name);
             let places = Places {
                 program: &program,
-                data: &args.data,
+                data: &data,
                 configs: &folder,
-                shared: &args.output,
+                shared: &output,
                 out: &out,
             };
             let outcomes = crate::papers::Outcomes::read(&out.join("outcomes.json"));
@@ -97,6 +121,9 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
     }
     if text.is_empty() {
         bail!("there is no such table in \"{}\"", args.configs.display());
+    }
+    if let Some((name, _)) = set.iter().find(|(name, _)| !known.contains(name)) {
+        failed.push(format!("no table has a variable \"{name}\""));
     }
     match &args.into {
         Some(path) => insert(path, &text)?,

@@ -122,6 +122,24 @@ impl EvalSet {
         Ok(())
     }
 
+    /// The first keys of the set, with the texts of all of it: embeddings of the whole set are those of the part.
+    #[must_use]
+    pub fn first(&self, keys: u32) -> Self {
+        let mut part = Self {
+            name: format!("{}, first {keys}", self.name),
+            keys: self.keys.min(keys),
+            texts: self.texts.clone(),
+            ..Self::default()
+        };
+        for (language, lines) in &self.languages {
+            let lines: Vec<Line> = lines.iter().filter(|l| l.key < keys).copied().collect();
+            if !lines.is_empty() {
+                part.languages.insert(language.clone(), lines);
+            }
+        }
+        part
+    }
+
     /// The set with the texts of each language for themselves, for encoders of one language each: a text that two
     /// languages have occurs twice. Languages are kept by `keep`; with each goes the range of its texts.
     #[must_use]

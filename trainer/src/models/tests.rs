@@ -75,6 +75,8 @@ fn architectures() -> Vec<Architecture> {
         mean(MeanPooling::Weighted),
         bilstm(BilstmPooling::Max),
         bilstm(BilstmPooling::Mean),
+        bilstm(BilstmPooling::Last),
+        residual(MeanPooling::Mean, BilstmPooling::Last, None),
         transformer(NormPosition::Post, TransformerPooling::Mean),
         transformer(NormPosition::Pre, TransformerPooling::Max),
         transformer(NormPosition::Pre, TransformerPooling::Cls),

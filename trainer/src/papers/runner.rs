@@ -85,7 +85,8 @@ pub fn run(
         for step in row.steps.as_ref().unwrap_or(&table.steps) {
             process(step, &vars)?;
         }
-        let figure = figure(&table.figure, &process(&table.figure.args, &vars)?)?;
+        let spec = row.figure.as_ref().unwrap_or(&table.figure);
+        let figure = figure(spec, &process(&spec.args, &vars)?)?;
         let seconds = begin.elapsed().as_secs_f64();
         outcomes.0.insert(row.name, Outcome { figure, seconds });
         outcomes.write(&path)?;

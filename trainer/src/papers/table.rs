@@ -104,6 +104,8 @@ pub struct Row {
     pub vars: BTreeMap<String, String>,
     /// What trains it instead of the table's steps.
     pub steps: Option<Vec<Vec<String>>>,
+    /// How it is measured, instead of as the table says.
+    pub figure: Option<FigureSpec>,
 }
 
 impl Row {
@@ -143,6 +145,14 @@ impl PaperTable {
         match scale {
             Scale::Small => &self.small,
             Scale::Full => &self.full,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn of_scale_mut(&mut self, scale: Scale) -> &mut BTreeMap<String, String> {
+        match scale {
+            Scale::Small => &mut self.small,
+            Scale::Full => &mut self.full,
         }
     }
 }

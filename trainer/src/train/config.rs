@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use laser_encoder::DeviceChoice;
 use laser_kernels::training::Arithmetic;
-use laser_model::Languages;
 use laser_model::config::{Architecture, Config, Dense};
+use laser_model::languages;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
@@ -765,8 +765,8 @@ impl TrainConfig {
         if [embedding_size, hidden_size].contains(&0) {
             return fail("every size of the decoder must be at least 1");
         }
-        Languages::new(&self.name, paths.languages.clone())
-            .map_err(|e| TrainError::Config(e.to_string()))?;
+        languages::check_codes(paths.languages.iter().map(String::as_str))
+            .map_err(TrainError::Config)?;
         let objectives = &self.objective;
         if objectives.uses_corpus() || objectives.nli.is_some() || objectives.mlm.is_some() {
             return fail("objective.paths trains encoders of its own: name no other objective");

@@ -107,6 +107,67 @@ fn all_objectives_together_are_repeated_and_resumed_exactly() {
 }
 
 #[test]
+fn each_objective_alone_is_repeated_and_resumed_exactly() {
+    let world = World::new();
+    let teacher = world.config("teacher", &MEAN.replace("16", "20"), 4);
+    one(&teacher);
+    let ends = |name: &str, encoder: &str, set: &dyn Fn(&mut TrainConfig)| {
+        let mut config = world.config(&format!("{name}-whole"), &encoder.replace('\n', " "), 12);
+        config.objective.dual = None;
+        config.run.accumulate = 2;
+        config.run.chunk_sentences = 50;
+        set(&mut config);
+        ends_alike(&world.path(""), name, &mut config, 12);
+    };
+    ends("nli", BILSTM, &|config| {
+        config.objective.nli = Some(labelled(&world));
+    });
+    for (name, share) in [("nmt", 0.0), ("joint", 0.5), ("sdae", 1.0)] {
+        ends(name, BILSTM, &|config| {
+            config.objective.nmt = Some(NmtOptions {
+                weight: 1.0,
+                decoder: DecoderSizes {
+                    embedding_size: 8,
+                    language_size: 4,
+                    hidden_size: 12,
+                },
+                denoise: Denoise {
+                    share,
+                    drop: 0.1,
+                    swap: 0.1,
+                    substitute: 0.1,
+                },
+            });
+        });
+    }
+    for (name, distance, lambda) in [
+        ("l1", Distance::L1, 0.0),
+        ("l2", Distance::L2, 0.0),
+        ("cosine", Distance::Cosine, 0.25),
+        ("euclidean", Distance::Euclidean, 0.25),
+    ] {
+        ends(name, &MEAN.replace("16", "20"), &|config| {
+            config.objective.transfer = Some(TransferOptions {
+                weight: 1.0,
+                teacher: teacher.output.join("last"),
+                distance,
+                sides: Sides::Both,
+                mask_similar: 0.0,
+                lambda,
+            });
+        });
+    }
+    let transformer = "architecture = \"transformer\", hidden_size = 8, layers = 2, heads = 2, \
+                       intermediate_size = 12, max_positions = 32, type_vocab_size = 1, \
+                       layer_norm_eps = 1e-5, activation = \"gelu\", norm = \"post\", pooling = \"cls\"";
+    for (name, encoder) in [("dual", transformer), ("dual-bilstm", BILSTM)] {
+        ends(name, encoder, &|config| {
+            config.objective.dual = Some(Default::default());
+        });
+    }
+}
+
+#[test]
 fn an_auto_encoder_restores_what_noise_has_changed() {
     let world = World::new();
     let mut config = world.config("sdae", &BILSTM.replace('\n', " "), 300);

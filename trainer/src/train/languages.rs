@@ -462,7 +462,7 @@ impl Trainee for LanguageStepper {
                 codes.push(language.code.clone());
             }
         }
-        let list = Languages::new(&config.name, codes);
+        let list = Languages::of_folders(&config.name, &new, &codes);
         list.and_then(|list| list.write(&new))
             .map_err(|e| TrainError::Config(e.to_string()))?;
         if folder.exists() {

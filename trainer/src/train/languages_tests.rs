@@ -20,18 +20,25 @@ const WORDS: u32 = 20;
 const WIDTH: usize = 12;
 const LANGUAGES: [&str; 4] = ["aa", "bb", "cc", "dd"];
 
-struct World {
+/// A corpus of the same words in four languages, with its tokenizer and a dev set.
+pub(crate) struct World {
     folder: tempfile::TempDir,
 }
 
 impl World {
     fn new() -> Self {
+        Self::of(LANGUAGES, &[])
+    }
+
+    /// With these codes of the languages, and more tokens, which no text has.
+    pub(crate) fn of(languages: [&str; 4], more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let words = LANGUAGES
+        let words = ["a", "b", "c", "d"]
             .iter()
-            .flat_map(|l| (0..WORDS).map(move |i| format!("{}{i}", &l[..1])));
-        let words: Vec<String> = words.chain(["<unk>".into(), "</s>".into()]).collect();
+            .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")));
+        let special = ["<unk>", "</s>"].iter().chain(more);
+        let words: Vec<String> = words.chain(special.map(|s| (*s).to_owned())).collect();
         let vocabulary: Vec<String> = words
             .iter()
             .zip(0..)
@@ -61,12 +68,12 @@ impl World {
                 })
                 .collect();
             if key < 30 {
-                for (language, (_, text)) in LANGUAGES.iter().zip(&sides) {
+                for (language, (_, text)) in languages.iter().zip(&sides) {
                     dev += &format!("k{key:03}\t{language}\t{text}\n");
                 }
                 continue;
             }
-            let group: Vec<_> = LANGUAGES
+            let group: Vec<_> = languages
                 .iter()
                 .zip(&sides)
                 .map(|(language, (ids, text))| PackedSentence {
@@ -83,7 +90,7 @@ impl World {
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -310,7 +317,7 @@ fn encoders_of_one_language_each_learn_one_space() {
     // What is written is a model folder for each language.
     let best = config.output.join("best");
     let list = laser_model::Languages::read(&best).unwrap().unwrap();
-    assert_eq!((&list.name[..], list.languages.len()), ("test", 4));
+    assert_eq!((&list.name[..], list.codes().count()), ("test", 4));
     for language in LANGUAGES {
         let folder = list.folder(&best, language).unwrap();
         let read = laser_model::folder::read_config(&folder).unwrap();

@@ -15,6 +15,8 @@ mod masking;
 #[cfg(test)]
 mod mlm_tests;
 mod noise;
+#[cfg(test)]
+mod papers_tests;
 pub mod progress;
 pub mod run;
 pub mod shared;

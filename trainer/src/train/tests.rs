@@ -161,7 +161,7 @@ pub(crate) fn quiet() -> Options {
 pub(crate) fn tensors(folder: &Path) -> Vec<u8> {
     let last = folder.join("last");
     let folders = match laser_model::Languages::read(&last).unwrap() {
-        Some(list) => list.languages.iter().map(|l| last.join(l)).collect(),
+        Some(list) => list.codes().map(|l| last.join(l)).collect(),
         None => vec![last],
     };
     let read = |folder: &PathBuf| std::fs::read(folder.join("model.safetensors")).unwrap();
