@@ -5,10 +5,13 @@
 //! stays empty, most of it where everything is near everything. The second pass looks for the
 //! neighbours of each node among all of them and fills its list: those that no nearer one shadows
 //! first (Malkov & Yashunin 2016, algorithm 4, with `keepPrunedConnections`), then the nearest of the rest.
-//! Its edges are offered to where they lead, too (Subramanya et al. 2019, DiskANN, algorithm 3).
+//! Its edges are offered to where they lead, too (Subramanya et al. 2019, DiskANN, algorithm 3). Of what is
+//! offered to a full list, and not shadowed, those come first that few edges lead to: a walk finds a node by these
+//! alone, and a place beside a few crowded nodes is no loss to these (Iwasaki & Miyazaki 2018, ONNG, balance the
+//! edges to each node likewise).
 //!
 //! Two cheap passes give a better graph than one that costs as much as both, because the first one
-//! links early nodes without knowing the later ones.
+//! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all.
 
 use std::panic::resume_unwind;
 use std::sync::Mutex;
@@ -28,12 +31,15 @@ use crate::walk::Walk;
 /// Candidates of the first pass, at least.
 const FEWEST: usize = 32;
 
+/// Edges to a node from which on it is as good as any.
+const ENOUGH: usize = 20;
+
 /// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
 /// find the neighbourhood; the second is [`refine`]. Few candidates, as of an `ef_construction` of 8,
 /// leave parts of the graph that no walk comes to, by chance of the build.
 pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
-    let first = (ef_construction * 3 / 4).max(m).max(FEWEST);
-    (first, (ef_construction * 3 / 2).max(first).max(2 * FEWEST))
+    let first = (ef_construction / 2).max(m).max(FEWEST);
+    (first, (ef_construction * 5 / 2).max(first).max(2 * FEWEST))
 }
 
 /// Nodes that a thread takes at once.
@@ -62,21 +68,23 @@ pub fn refine(
     }
     let mut lists = Lists::new(&walk, bytes)?;
     let graph: &[u8] = bytes;
+    let order = lists.by_place()?;
+    pause();
     // Every node by itself, from the graph as it is.
-    lists.rewrite(threads, done, pause, || {
+    lists.rewrite(&order, threads, done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
         Ok(move |node: u32, list: &mut List<'_>| {
             if node as usize >= first || !list.is_full() {
                 chooser.begin(node);
                 chooser.add_nearest(ef);
                 chooser.add(list.edges());
-                chooser.choose(list);
+                chooser.choose(list, |_| 0);
             }
         })
     })?;
     // Then with those that have chosen it.
     let offers = Offers::of(&lists, pause)?;
-    lists.rewrite(threads, done, pause, || {
+    lists.rewrite(&order, threads, done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
         let mut new = Vec::new();
         let offers = &offers;
@@ -90,7 +98,7 @@ pub fn refine(
                 chooser.begin(node);
                 chooser.add(list.edges());
                 chooser.add(&new);
-                chooser.choose(list);
+                chooser.choose(list, |node| offers.to(node).len().min(ENOUGH));
             }
         })
     })?;
@@ -143,30 +151,60 @@ impl Lists {
         Ok(lists)
     }
 
+    /// All nodes, each near those before it: from each on to its neighbours that have not been met. Walks that begin
+    /// at nodes near each other find what they read in the processor's caches.
+    fn by_place(&self) -> Result<Vec<u32>> {
+        let nodes = self.all.len() / self.stride;
+        let mut met = laser_memory::filled(false, nodes)?;
+        // Every node is in each of them once.
+        let mut order = laser_memory::with_capacity(nodes)?;
+        let mut next = laser_memory::with_capacity(nodes)?;
+        for first in 0..nodes as u32 {
+            if std::mem::replace(&mut met[first as usize], true) {
+                continue;
+            }
+            next.push(first);
+            while let Some(node) = next.pop() {
+                order.push(node);
+                let list = &self.all[node as usize * self.stride..][..self.stride];
+                let edges = list[1..=list[0] as usize].iter().rev();
+                next.extend(edges.filter(|&&to| !std::mem::replace(&mut met[to as usize], true)));
+            }
+        }
+        Ok(order)
+    }
+
     /// Shows every list to a worker, which `start` makes for each thread; this one is among them.
     fn rewrite<W: FnMut(u32, &mut List<'_>)>(
         &mut self,
+        order: &[u32],
         threads: usize,
         done: &AtomicUsize,
         pause: &dyn Fn(),
         start: impl Fn() -> Result<W> + Sync,
     ) -> Result<()> {
-        let stride = self.stride;
-        let blocks = Mutex::new(self.all.chunks_mut(stride * BLOCK).enumerate());
+        let mut lists = laser_memory::collect(self.all.chunks_exact_mut(self.stride).map(Some))?;
+        let by_place = order
+            .iter()
+            .map(|&node| (node, lists[node as usize].take().expect("every node once")));
+        let mut by_place: Vec<(u32, &mut [u32])> = laser_memory::collect(by_place)?;
+        drop(lists);
+        pause();
+        let blocks = Mutex::new(by_place.chunks_mut(BLOCK));
         let stop = AtomicBool::new(false);
         let work = |pause: &dyn Fn()| {
             let mut worker = start()?;
             loop {
                 let next = blocks.lock().unwrap_or_else(|e| e.into_inner()).next();
-                let Some((block, lists)) = next else { break };
-                for (i, list) in lists.chunks_exact_mut(stride).enumerate() {
+                let Some(block) = next else { break };
+                for (node, list) in block.iter_mut() {
                     if stop.load(Ordering::Relaxed) {
                         return Ok(());
                     }
-                    worker((block * BLOCK + i) as u32, &mut List(list));
+                    worker(*node, &mut List(list));
                     pause();
                 }
-                done.fetch_add(lists.len() / stride, Ordering::Relaxed);
+                done.fetch_add(block.len(), Ordering::Relaxed);
             }
             Ok(())
         };
@@ -348,8 +386,9 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Replaces a list by the best of the candidates.
-    fn choose(&mut self, list: &mut List<'_>) {
+    /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
+    /// the nearest first.
+    fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
         self.candidates.sort_unstable_by(|a, b| {
             let nearer = a.distance.total_cmp(&b.distance);
             nearer.then(a.node.cmp(&b.node))
@@ -372,6 +411,7 @@ impl<'a> Chooser<'a> {
             }
         }
         let rest = list.room();
+        self.passed_over.sort_by_key(|&node| rank(node));
         self.passed_over
             .iter()
             .take(rest)

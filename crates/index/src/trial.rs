@@ -18,7 +18,7 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
-use crate::refine::{refine, widths};
+use crate::refine::refine;
 use crate::space::Space;
 use crate::walk::Walk;
 
@@ -40,10 +40,11 @@ const DEEP: (usize, usize) = (200, 400);
 /// them: what lies behind is found by nobody, however many candidates are kept. Among a sample that does
 /// not show, for it has few of them.
 const TAIL: f64 = 2.5;
-/// Neighbours of a node, few, and candidates while one is added. In a graph of inner products edges lead to the long
+/// Neighbours of a node, few, and candidates in the two passes, few as well, so that differences show. In a graph of inner
+/// products edges lead to the long
 /// vectors, of which a segment has more than a node has edges; a sample has few, and shows it where edges are few
 /// as well.
-const GRAPH: (usize, usize) = (4, 64);
+const GRAPH: (usize, (usize, usize)) = (4, (48, 96));
 /// By how much the graph of inner products must be better: where it is as good among few vectors, it
 /// is worse among many.
 const BETTER: f64 = 0.005;
@@ -169,8 +170,8 @@ fn recall(
     queries: &[Vec<Vec<f32>>; 2],
     pause: &dyn Fn(),
 ) -> Result<[f64; 3]> {
-    let (first, second) = widths(GRAPH.0, GRAPH.1);
-    let graph = Graph::new(codec, GRAPH.0, first)?;
+    let (neighbours, (first, second)) = GRAPH;
+    let graph = Graph::new(codec, neighbours, first)?;
     graph.reserve(rows.len(), 1)?;
     let (mut place, mut stored, mut scratch) = (Vec::new(), vec![0; codec.graph_len()], Vec::new());
     for (key, x) in rows.iter().enumerate() {

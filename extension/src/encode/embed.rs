@@ -262,7 +262,11 @@ fn report_cut(model: &str, pairs: bool, cut: Cut, texts: usize) {
 /// What the model reads.
 fn describe_cut(model: &str, pairs: bool) -> String {
     let model = describe_any((!model.is_empty()).then_some(model));
-    let which = if pairs { "Together they have" } else { "It has" };
+    let which = if pairs {
+        "Together they have"
+    } else {
+        "It has"
+    };
     to_server(&format!(
         "{which} more than the {} tokens that model \"{}\" reads.",
         model.max_tokens, model.name
