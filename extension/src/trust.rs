@@ -134,12 +134,42 @@ unsafe extern "C-unwind" fn check(query: *mut pg_sys::Query, table: Oid) {
     };
     // SAFETY: a statement that was parsed; the lists are of OIDs.
     unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| visit(query.cast(), (&raw mut found).cast()));
+        let query = stated(query);
+        pg_sys::ffi::pg_guard_ffi_boundary(|| visit(query, (&raw mut found).cast()));
         let oids = |list| members(list).iter().map(|cell| cell.oid_value);
         oids(found.tables).for_each(|other| check_table(other, table));
         oids(found.types).for_each(|of| check_type(pg_sys::getBaseType(of)));
         oids(found.domains).for_each(check_type);
         oids(found.functions).for_each(check_function);
+    }
+}
+
+/// What EXPLAIN, a cursor or a new table is of, else the statement itself.
+///
+/// # Safety
+/// A statement that was parsed.
+unsafe fn stated(query: *mut pg_sys::Query) -> *mut pg_sys::Node {
+    // SAFETY: by contract; a node is what its tag says.
+    unsafe {
+        let mut at = query;
+        while (*at).commandType == pg_sys::CmdType::CMD_UTILITY && !(*at).utilityStmt.is_null() {
+            let utility = (*at).utilityStmt;
+            let of = match (*utility).type_ {
+                NodeTag::T_ExplainStmt => (*utility.cast::<pg_sys::ExplainStmt>()).query,
+                NodeTag::T_DeclareCursorStmt => {
+                    (*utility.cast::<pg_sys::DeclareCursorStmt>()).query
+                }
+                NodeTag::T_CreateTableAsStmt => {
+                    (*utility.cast::<pg_sys::CreateTableAsStmt>()).query
+                }
+                _ => break,
+            };
+            if of.is_null() || (*of).type_ != NodeTag::T_Query {
+                break;
+            }
+            at = of.cast();
+        }
+        at.cast()
     }
 }
 

@@ -127,6 +127,22 @@ fn columns_of_a_mining_state_bring_nothing_along() -> Result<()> {
         "SELECT * FROM laser_mine_update('state', 'SELECT 1::bigint, ''a text''', 'SELECT 1::bigint, ''a text''')",
     );
     refused(result, &mut owner)?;
+    // Nor in a cursor, or where it is explained.
+    let of: u32 = owner
+        .query_one("SELECT 'state'::regclass::oid", &[])?
+        .get(0);
+    let marked = format!(
+        "/* laser: of table {of}, and runs nothing of others */ SELECT id FROM state WHERE side = 's'::\"char\""
+    );
+    for before in [
+        "",
+        "EXPLAIN ",
+        "DECLARE c CURSOR WITH HOLD FOR ",
+        "CREATE TABLE taken AS ",
+    ] {
+        let result = owner.batch_execute(&format!("{before}{marked}"));
+        refused(result, &mut owner)?;
+    }
     // Whose types they are may run them.
     mallory.batch_execute("SELECT * FROM laser_mine_stored('state')")?;
     Ok(())
