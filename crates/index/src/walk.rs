@@ -8,7 +8,8 @@
 //!
 //! A walk does not begin at one node but looks at all nodes of the highest levels (*seeds*): where data
 //! lie in several places, the neighbours of a node are all in its own, and a walk that came down in
-//! the wrong one would never leave it.
+//! the wrong one would never leave it. Nor would it come to a node that others surround at one distance, as rows
+//! without a value around a ring: nodes that many rows share are seeds as well ([`Walk::begin_at`]).
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -40,7 +41,7 @@ pub struct Walk {
     edges: usize,
     /// A node of the highest level.
     pub(crate) entry: u32,
-    /// Nodes from which walks begin: all from `seed_level` on.
+    /// Nodes from which walks begin: all from `seed_level` on, and those of [`Self::begin_at`].
     seeds: Vec<u32>,
     seed_level: usize,
     first_node: usize,
@@ -166,6 +167,15 @@ impl Walk {
             }
         }
         Ok(walk)
+    }
+
+    /// Has walks begin at these nodes as well.
+    pub(crate) fn begin_at(&mut self, nodes: impl IntoIterator<Item = u32>) {
+        for node in nodes {
+            if !self.seeds.is_empty() && !self.seeds.contains(&node) {
+                self.seeds.push(node);
+            }
+        }
     }
 
     fn level(&self, node: u32) -> usize {

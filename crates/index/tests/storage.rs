@@ -1242,3 +1242,35 @@ fn data_of_many_kinds_are_found() {
         }
     }
 }
+
+/// A walk that has come to a ring finds all of it before what lies in the middle.
+#[test]
+fn a_crowd_amid_others_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(2, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let rows: Vec<Vec<f32>> = (1..=20_000)
+        .map(|i| match i % 100 {
+            0 => vec![0.0, 0.0],
+            _ => vec![(i as f32).cos(), (i as f32).sin()],
+        })
+        .collect();
+    build(&store, &options, &rows);
+    for query in [[0.0f32, 0.001], [0.01, 0.01], [-0.02, 0.01], [0.0, 0.0]] {
+        for cutoff in [0.1, f64::INFINITY] {
+            let settings = Settings {
+                ef: 0,
+                iterate: Iterate::Strict,
+                max_tuples: usize::MAX,
+                cutoff,
+                undirected: false,
+                recheck: true,
+            };
+            let (hits, _) = scan(&store, folder.path(), &query, settings, 10);
+            let near = |tid: u64| distance(Metric::L2, &query, &rows[tid as usize - 1]) < 0.1;
+            let found = hits.iter().filter(|(_, tid)| near(*tid)).count();
+            assert_eq!(found, 10, "{query:?} {cutoff}");
+        }
+    }
+}
