@@ -229,7 +229,8 @@ mod tests {
                             .prepare
                             .iter()
                             .flat_map(|p| p.args.iter().chain([&p.makes]));
-                        let all = steps.iter().chain([&table.figure.args]).flatten();
+                        let figure = row.figure.as_ref().unwrap_or(&table.figure);
+                        let all = steps.iter().chain([&figure.args]).flatten();
                         for argument in prepared.chain(all) {
                             fill(argument, &vars).unwrap_or_else(|e| panic!("{name}: {e}"));
                         }
