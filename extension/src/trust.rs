@@ -16,12 +16,13 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 
 use pgrx::PgSqlErrorCode as Code;
-use pgrx::pg_sys::{self, NodeTag, Oid};
+use pgrx::pg_sys::{self, NodeTag, Oid, SysCacheIdentifier};
 
 use crate::catalogs;
 use crate::encoding::{to_server, to_utf8};
 use crate::lists::{members, node};
 use crate::types::raise_hint;
+use crate::unguarded::expression_tree_walker;
 
 const BEFORE: &str = "/* laser: of table ";
 const AFTER: &str = ", and runs nothing of others */";
@@ -45,17 +46,6 @@ pub fn init() {
 }
 
 unsafe extern "C-unwind" {
-    /// `src/backend/nodes/nodeFuncs.c`
-    #[cfg_attr(
-        not(any(feature = "pg14", feature = "pg15")),
-        link_name = "expression_tree_walker_impl"
-    )]
-    fn expression_tree_walker(
-        node: *mut pg_sys::Node,
-        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
-        context: *mut c_void,
-    ) -> bool;
-
     /// `src/backend/nodes/nodeFuncs.c`
     #[cfg_attr(
         not(any(feature = "pg14", feature = "pg15")),
@@ -225,15 +215,9 @@ fn check_table(other: Oid, table: Oid) {
     if other == table {
         return;
     }
-    // SAFETY: a look-up by a key of that cache.
-    let owner = unsafe {
-        catalogs::row(
-            pg_sys::SysCacheIdentifier::RELOID,
-            other,
-            |class: &pg_sys::FormData_pg_class| class.relowner,
-        )
-    };
-    if !is_trusted(owner) {
+    let owner = |class: &pg_sys::FormData_pg_class| class.relowner;
+    // SAFETY: rows of that cache.
+    if unsafe { is_of_others(SysCacheIdentifier::RELOID, other, owner) } {
         raise_hint(
             Code::ERRCODE_OBJECT_IN_USE,
             "the table was replaced by another one meanwhile",
@@ -246,15 +230,9 @@ fn check_function(function: Oid) {
     if is_of_server(function) {
         return;
     }
-    // SAFETY: a look-up by a key of that cache.
-    let owner = unsafe {
-        catalogs::row(
-            pg_sys::SysCacheIdentifier::PROCOID,
-            function,
-            |function: &pg_sys::FormData_pg_proc| function.proowner,
-        )
-    };
-    if !is_trusted(owner) {
+    let owner = |function: &pg_sys::FormData_pg_proc| function.proowner;
+    // SAFETY: rows of that cache.
+    if unsafe { is_of_others(SysCacheIdentifier::PROCOID, function, owner) } {
         // SAFETY: a new C string.
         let name = unsafe { CStr::from_ptr(pg_sys::format_procedure_qualified(function)) };
         refuse(&format!("function {}", to_utf8(name.to_bytes())));
@@ -266,15 +244,9 @@ fn check_type(of: Oid) {
     if is_of_server(of) {
         return;
     }
-    // SAFETY: a look-up by a key of that cache.
-    let owner = unsafe {
-        catalogs::row(
-            pg_sys::SysCacheIdentifier::TYPEOID,
-            of,
-            |of: &pg_sys::FormData_pg_type| of.typowner,
-        )
-    };
-    if !is_trusted(owner) {
+    let owner = |of: &pg_sys::FormData_pg_type| of.typowner;
+    // SAFETY: rows of that cache.
+    if unsafe { is_of_others(SysCacheIdentifier::TYPEOID, of, owner) } {
         // SAFETY: a new C string.
         let name = unsafe { CStr::from_ptr(pg_sys::format_type_be_qualified(of)) };
         refuse(&format!("type {}", to_utf8(name.to_bytes())));
@@ -286,12 +258,20 @@ fn is_of_server(object: Oid) -> bool {
     object.to_u32() < pg_sys::FirstNormalObjectId
 }
 
-/// Whether whoever calls may run what is this owner's.
-fn is_trusted(owner: Option<Oid>) -> bool {
-    // SAFETY: plain questions to the server.
-    owner.is_some_and(|owner| unsafe {
-        owner == pg_sys::GetUserId() || pg_sys::superuser_arg(owner)
-    })
+/// Whether the owner of an object is neither whoever calls nor a superuser.
+///
+/// # Safety
+/// Rows of the cache are of the type `T`.
+unsafe fn is_of_others<T>(
+    cache: SysCacheIdentifier::Type,
+    object: Oid,
+    owner: impl FnOnce(&T) -> Oid,
+) -> bool {
+    // SAFETY: by contract; plain questions to the server.
+    unsafe {
+        !catalogs::row(cache, object, owner)
+            .is_some_and(|owner| owner == pg_sys::GetUserId() || pg_sys::superuser_arg(owner))
+    }
 }
 
 #[cold]

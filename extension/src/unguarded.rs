@@ -1,11 +1,11 @@
-//! Functions of the server that hooks and scans call in the place of others, declared without pgrx's guard.
+//! Functions of the server that hooks, scans and walks over trees call, declared without pgrx's guard.
 //!
 //! pgrx's own declarations make Rust panics of the server's errors, and those are made errors again where the hook
 //! ends: they would lose fields, and be garbled in databases that are not UTF-8. Errors of these pass over the
 //! hook as over a function in C, so that nothing in it may need to be dropped.
 #![allow(unsafe_code, missing_docs)]
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys;
 
@@ -21,6 +21,16 @@ unsafe extern "C-unwind" {
     pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
     /// `src/backend/executor/execMain.c`
     pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
+    /// `src/backend/nodes/nodeFuncs.c`
+    #[cfg_attr(
+        not(any(feature = "pg14", feature = "pg15")),
+        link_name = "expression_tree_walker_impl"
+    )]
+    pub fn expression_tree_walker(
+        node: *mut pg_sys::Node,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
+        context: *mut c_void,
+    ) -> bool;
     /// `src/backend/utils/mmgr/mcxt.c`
     pub fn MemoryContextReset(context: pg_sys::MemoryContext);
 }

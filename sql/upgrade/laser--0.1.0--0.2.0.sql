@@ -350,6 +350,8 @@ BEGIN
     WHERE c.oid OPERATOR(pg_catalog.=) ANY (parts::pg_catalog.oid[]);
 
     FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
+        -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
+        mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
         part_stored := 0;
         shortest := NULL;
         stalled := 0;
@@ -375,8 +377,6 @@ BEGIN
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
                         detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
                 END IF;
-                -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
-                mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
                 -- Locking the rows keeps their text from changing before the embedding is stored.
                 EXECUTE pg_catalog.format(
                     mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)

@@ -41,9 +41,8 @@ const DEEP: (usize, usize) = (200, 400);
 /// not show, for it has few of them.
 const TAIL: f64 = 2.5;
 /// Neighbours of a node, few, and candidates in the two passes, few as well, so that differences show. In a graph of inner
-/// products edges lead to the long
-/// vectors, of which a segment has more than a node has edges; a sample has few, and shows it where edges are few
-/// as well.
+/// products edges lead to the long vectors, of which a segment has more than a node has edges; a sample has few, and
+/// shows it where edges are few as well.
 const GRAPH: (usize, (usize, usize)) = (4, (48, 96));
 /// By how much the graph of inner products must be better: where it is as good among few vectors, it
 /// is worse among many.

@@ -252,7 +252,7 @@ impl Call<'_> {
             data: Vec::new(),
             fingerprint: [0; 32],
         };
-        let mut cut = Cut::default();
+        let mut cut: Cut = 0;
         let mut waiting = self.chunks();
         let mut deaths = 0;
         while !waiting.is_empty() {
@@ -342,9 +342,7 @@ impl Call<'_> {
                         return Err(CallError::Unexpected.into());
                     };
                     busy_since = None;
-                    for (at, _) in truncated.iter().enumerate().filter(|(_, cut)| **cut) {
-                        cut.add(chunk.start + at);
-                    }
+                    *cut += truncated.iter().filter(|cut| **cut).count();
                     self.store(result, chunk, fingerprint, dimensions as usize, &data)?;
                 }
                 Some(Reply::Error { id, failure }) => {

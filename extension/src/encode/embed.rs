@@ -48,7 +48,7 @@ pub fn embed_by(name: &str, role: Role, texts: &[&[u8]], tell: Tell) -> (Embedde
         None => client::embed(name, role, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut.texts > 0 && tell != Tell::Nothing {
+    if cut > 0 && tell != Tell::Nothing {
         report_cut(name, false, cut, converted.len());
     }
     (embedded, cut)
@@ -65,7 +65,7 @@ pub fn score_texts(model: &str, query: &[u8], texts: &[&[u8]]) -> Embedded {
         None => client::rerank(&name, &query, &converted),
     });
     let (scores, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut.texts > 0 {
+    if cut > 0 {
         report_cut(&name, true, cut, converted.len());
     }
     scores
@@ -107,11 +107,10 @@ const BATCH_BYTES: usize = 8 << 20;
 pub fn embed_each<'t>(
     model: Option<&str>,
     role: Role,
-    tell: Tell,
     texts: impl Iterator<Item = &'t [u8]>,
     take: impl FnMut(&[f32]),
 ) {
-    let embed = |batch: &[&[u8]]| embed_by(&model_name(model), role, batch, tell).0;
+    let embed = |batch: &[&[u8]]| embed_texts(model, role, batch);
     in_batches(texts, embed, take);
 }
 
@@ -227,7 +226,7 @@ fn report_cut(model: &str, pairs: bool, cut: Cut, texts: usize) {
             (1, true) => "query and text are longer than the model reads".to_owned(),
             (texts, _) => format!(
                 "{} of {texts} texts are longer than the model reads{}",
-                cut.texts,
+                cut,
                 if pairs { " with the query" } else { "" }
             ),
         };

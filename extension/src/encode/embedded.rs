@@ -18,26 +18,8 @@ impl Embedded {
     }
 }
 
-/// Texts that were longer than the model reads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cut {
-    /// How many.
-    pub texts: usize,
-    /// The first of them.
-    pub first: usize,
-}
-
-impl Cut {
-    /// Counts a text, by its place in the call.
-    pub fn add(&mut self, at: usize) {
-        self.first = if self.texts == 0 {
-            at
-        } else {
-            self.first.min(at)
-        };
-        self.texts += 1;
-    }
-}
+/// How many texts were longer than the model reads.
+pub type Cut = usize;
 
 /// What other modules need to know of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]

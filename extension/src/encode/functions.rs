@@ -5,7 +5,7 @@ use laser_protocol::Role;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};
 
-use super::embed::{Tell, check_array, embed_each, score_each, score_texts};
+use super::embed::{check_array, embed_each, score_each, score_texts};
 use super::recent::embed_once;
 use super::texts::{Texts, text};
 use crate::encoding::to_server;
@@ -92,7 +92,7 @@ unsafe fn embed_one(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
         let model = optional(fcinfo, 1);
         (text_argument(fcinfo, 0), model, role(fcinfo))
     };
-    new_embedding(&embed_once(model.as_deref(), role, text, Tell::That).data)
+    new_embedding(&embed_once(model.as_deref(), role, text).data)
 }
 
 /// `laser_embed(text[] [, text [, text]]) -> embedding[]`: an array of the same shape, null where the text
@@ -111,7 +111,7 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
         let mut array = Texts::of_argument(fcinfo, 0);
         check_array(model, array.len());
         array.replace(|texts, put| {
-            embed_each(model, role, Tell::That, texts, |embedding| {
+            embed_each(model, role, texts, |embedding| {
                 put(new_embedding(embedding));
             });
         });

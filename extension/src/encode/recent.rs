@@ -119,8 +119,8 @@ fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<Known>) {
 
 /// The embedding of a text, which is what `role` says, by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
-pub fn embed_once(model: Option<&str>, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
-    once(&embed::model_name(model), role, text, tell)
+pub fn embed_once(model: Option<&str>, role: Role, text: &[u8]) -> Rc<Known> {
+    once(&embed::model_name(model), role, text, Tell::That)
 }
 
 fn once(name: &str, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
@@ -132,7 +132,7 @@ fn once(name: &str, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
         fingerprint: embedded.fingerprint,
         data: embedded.data,
     });
-    keep(name, role, text, cut.texts > 0, &known);
+    keep(name, role, text, cut > 0, &known);
     known
 }
 
@@ -183,8 +183,8 @@ pub fn embed_pair(sides: [Side<'_>; 2]) -> (Rc<Known>, Rc<Known>) {
     };
     let (embedded, cut) = embed::embed_by(&name, a.role, &[a.text, b.text], told);
     let [x, y] = [0, 1].map(|i| known_row(&embedded, i));
-    keep(&name, a.role, a.text, cut.texts > 0, &x);
-    keep(&name, b.role, b.text, cut.texts > 0, &y);
+    keep(&name, a.role, a.text, cut > 0, &x);
+    keep(&name, b.role, b.text, cut > 0, &y);
     (x, y)
 }
 

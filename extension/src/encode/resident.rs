@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::shared::Shared;
-use laser_model::{LocalEncoder, ModelError, installed, languages};
+use laser_model::{LocalEncoder, installed, languages};
 use laser_protocol::{ErrorCode, Failure, Role};
 use pgrx::{check_for_interrupts, pg_sys};
 
@@ -192,30 +192,17 @@ impl Resident {
     pub fn embed(&self, role: Role, texts: &[Cow<'_, str>]) -> Result<(Embedded, Cut), CallError> {
         let dimensions = self.encoder.config().dimensions;
         let mut data = laser_memory::filled(0.0, texts.len().saturating_mul(dimensions))?;
-        let mut cut = Cut::default();
-        for (at, (text, row)) in texts
-            .iter()
-            .zip(data.chunks_exact_mut(dimensions))
-            .enumerate()
-        {
+        let mut cut: Cut = 0;
+        for (text, row) in texts.iter().zip(data.chunks_exact_mut(dimensions)) {
             check_for_interrupts!();
-            let truncated = self
-                .encoder
-                .encode(text, role, row)
-                .map_err(|error| match error {
-                    ModelError::Undecided => installed::undecided(&self.name),
-                    error => Failure {
-                        code: ErrorCode::Internal,
-                        message: error.to_string(),
-                        hint: String::new(),
-                    },
-                })?;
+            let truncated = self.encoder.encode(text, role, row).map_err(|error| {
+                installed::refusal(&self.name, &error)
+                    .unwrap_or_else(|| Failure::new(ErrorCode::Internal, error.to_string(), ""))
+            })?;
             if row.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::not_finite(&self.name).into());
             }
-            if truncated {
-                cut.add(at);
-            }
+            cut += usize::from(truncated);
         }
         self.sentences.add(texts.len() as u64);
         let embedded = Embedded {

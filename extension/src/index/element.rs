@@ -14,7 +14,7 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
-use crate::encode::{self, Known, Role, Tell};
+use crate::encode::{self, Known, Role};
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
 /// Type of the indexed column.
@@ -271,7 +271,7 @@ pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
 /// an index alone, but a plan may be older than the setting (an open cursor), and a model may be
 /// replaced under its name.
 pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Known> {
-    let embed = || encode::embed_once(None, Role::Query, text, Tell::That);
+    let embed = || encode::embed_once(None, Role::Query, text);
     let mut embedded = embed();
     if embedded.fingerprint != parameters.fingerprint {
         // The statement may have embedded it before the model was replaced, and the index made anew.

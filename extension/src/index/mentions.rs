@@ -8,23 +8,12 @@ use std::ffi::c_void;
 
 use pgrx::pg_sys::{self, NodeTag};
 
+use crate::unguarded::expression_tree_walker;
+
 /// An operator, and how often it was met.
 struct Counted {
     operator: pg_sys::Oid,
     count: usize,
-}
-
-unsafe extern "C-unwind" {
-    /// `src/backend/nodes/nodeFuncs.c`
-    #[cfg_attr(
-        not(any(feature = "pg14", feature = "pg15")),
-        link_name = "expression_tree_walker_impl"
-    )]
-    fn expression_tree_walker(
-        node: *mut pg_sys::Node,
-        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
-        context: *mut c_void,
-    ) -> bool;
 }
 
 /// Errors of the server (of its limit of stack) pass over this function: it has nothing to be dropped, and
