@@ -11,8 +11,8 @@ cd "$root"
 family=${1:?usage: bench.sh FAMILY [ARGUMENTS]}
 shift
 examples=()
-for file in */examples/bench_"$family"*.rs */*/examples/bench_"$family"*.rs; do
-  [ ! -e "$file" ] || examples+=("$(basename "$file" .rs)")
+for file in {*,*/*}/examples/bench_"$family"*{.rs,/main.rs}; do
+  [ ! -e "$file" ] || examples+=("$(basename "${file%/main.rs}" .rs)")
 done
 [ ${#examples[@]} -gt 0 ] || die "there is no benchmark bench_$family"
 

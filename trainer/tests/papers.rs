@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 /// Languages that tables name.
-const LANGUAGES: [&str; 17] = [
-    "ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "nl", "pl", "pt", "ru", "sw", "tr",
-    "zh",
+const LANGUAGES: [&str; 24] = [
+    "af", "ar", "ca", "da", "de", "el", "en", "es", "fr", "hi", "hu", "id", "it", "ja", "ko", "mn",
+    "nl", "pl", "pt", "ru", "sv", "sw", "tr", "zh",
 ];
 const TRAIN: usize = 600;
 const DEV: usize = 60;
@@ -74,10 +74,42 @@ fn labelled(
 fn every_table_runs_in_a_miniature() {
     let folder = tempfile::tempdir().expect("folder");
     let data = folder.path().join("data");
-    for source in ["massive", "stsb_mt"] {
+    for source in [
+        "massive",
+        "stsb_mt",
+        "multi30k",
+        "ntrex",
+        "omw_sharealike",
+        "tico19",
+        "wiki_messages",
+        "wmt_general",
+    ] {
         let file = format!("{source}.tsv.zst");
         write(&data.join("train").join(&file), &keyed(0..TRAIN));
         write(&data.join("dev").join(&file), &keyed(TRAIN..TRAIN + DEV));
+    }
+    // Every tenth sentence is on both sides.
+    for (language, code) in LANGUAGES.iter().enumerate() {
+        if !["de", "fr", "ru", "zh"].contains(code) {
+            continue;
+        }
+        let (mut source, mut target, mut gold) = (String::new(), String::new(), String::new());
+        for key in 0..200 {
+            let hidden = key % 10 == 0;
+            if hidden || key % 2 == 1 {
+                writeln!(source, "s{key}\t{}", sentence(key, language)).expect("write");
+            }
+            if hidden || key % 2 == 0 {
+                writeln!(target, "t{key}\t{}", sentence(key, 6)).expect("write");
+            }
+            if hidden {
+                writeln!(gold, "s{key}\tt{key}").expect("write");
+            }
+        }
+        let mining = data.join("mining");
+        write(&mining.join(format!("{code}.txt")), &source);
+        write(&mining.join(format!("en-{code}.txt")), &target);
+        write(&mining.join(format!("{code}.gold")), &gold);
     }
     let parts = |i: usize| ["train", "dev", "test", "train"][i / 3 % 4];
     let tasks = data.join("tasks");
@@ -155,6 +187,8 @@ fn every_table_runs_in_a_miniature() {
                     .expect("a name")
             })
         });
-    let tables = tables.filter(|name| !name.starts_with("train-")).count();
+    let tables = tables
+        .filter(|name| name.ends_with(".toml") && !name.starts_with("train-"))
+        .count();
     assert_eq!(document.matches("\n### ").count(), tables, "{document}");
 }

@@ -55,10 +55,20 @@ impl Bias {
     /// # Panics
     /// If the sequence is longer than the positions.
     pub fn row(&self, head: usize, query: usize, tokens: usize) -> &[f32] {
-        let first = head * (2 * self.positions - 1) + self.positions - 1 - query;
-        assert!(query < tokens && tokens <= self.positions, "positions");
-        &self.values[first..first + tokens]
+        &self.values[distances(self.positions, head, query, tokens)]
     }
+}
+
+/// Where the distances from one token to all of a sequence lie, in rows of `2 positions - 1` for each head.
+pub(super) fn distances(
+    positions: usize,
+    head: usize,
+    from: usize,
+    tokens: usize,
+) -> std::ops::Range<usize> {
+    let first = head * (2 * positions - 1) + positions - 1 - from;
+    assert!(from < tokens && tokens <= positions, "positions");
+    first..first + tokens
 }
 
 /// `out` (rows of the model's width D) from `states`, whose rows of 3 D hold a token's query, key and

@@ -99,6 +99,29 @@ simd! {
 }
 
 simd! {
+    /// `Σ xᵢ`, summed in 32 lanes.
+    pub fn sum(x: &[f32]) -> f32 {
+        const LANES: usize = 32;
+        let mut sums = [0f32; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest: f32 = chunks.remainder().iter().sum();
+        for chunk in chunks {
+            for l in 0..LANES {
+                sums[l] += chunk[l];
+            }
+        }
+        let mut width = LANES / 2;
+        while width > 0 {
+            for l in 0..width {
+                sums[l] += sums[l + width];
+            }
+            width /= 2;
+        }
+        sums[0] + rest
+    }
+}
+
+simd! {
     /// The largest element; -infinity of none.
     pub fn largest(x: &[f32]) -> f32 {
         const LANES: usize = 16;
@@ -134,6 +157,7 @@ mod tests {
             let b: Vec<f32> = (0..n).map(|i| (i % 5) as f32).collect();
             let plain: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
             assert_eq!(dot(&a, &b), plain);
+            assert_eq!(sum(&a), a.iter().sum::<f32>());
         }
     }
 

@@ -78,16 +78,7 @@ pub(super) fn forward(
             (out, BodySaved::Residual(Box::new(saved)))
         }
         Architecture::Transformer(c) => {
-            let (parameters, variables) = (pass.parameters, pass.dense.len());
-            let (out, saved) = transformer::forward(
-                c,
-                parameters,
-                variables,
-                batch,
-                sentences,
-                None,
-                regularization,
-            );
+            let (out, saved) = transformer::forward(pass, c, None);
             (out, BodySaved::Transformer(saved))
         }
     })
@@ -103,15 +94,7 @@ pub(super) fn forward_places(
     let Architecture::Transformer(c) = architecture else {
         return None;
     };
-    let (x, saved) = transformer::forward(
-        c,
-        pass.parameters,
-        pass.dense.len(),
-        pass.batch,
-        pass.sentences.clone(),
-        Some(places),
-        pass.regularization,
-    );
+    let (x, saved) = transformer::forward(pass, c, Some(places));
     Some((x, BodySaved::Transformer(saved)))
 }
 
@@ -146,7 +129,7 @@ pub(super) fn backward(
             residual::backward(pass, c, *saved, dx, dense)?
         }
         (Architecture::Transformer(c), BodySaved::Transformer(saved)) => {
-            transformer::backward(c, saved, &dx, &mut dense[pass.dense.clone()])
+            transformer::backward(pass, c, saved, &dx, &mut dense[pass.dense.clone()])
         }
         _ => unreachable!("the saved values belong to the architecture"),
     })

@@ -16,7 +16,7 @@ use crate::ops::dropout::dropout;
 use crate::ops::lstm::{Steps, cell, cell_backward};
 use crate::ops::threads::Threads;
 use laser_kernels::slices::{add, exp_in_place, largest, scale, shift};
-use laser_kernels::training::Arithmetic;
+use laser_kernels::training::{Arithmetic, Right};
 
 /// Sizes of the decoder; the defaults are LASER's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ impl Default for DecoderSizes {
 }
 
 /// Rows of the vocabulary softmax that are worked on at a time.
-const TILE: usize = 128;
+const TILE: usize = 512;
 /// Number of parameters of a decoder.
 pub const PARAMETERS: usize = 10;
 
@@ -75,6 +75,14 @@ pub struct Decoder {
     factor: f32,
     first: usize,
     arithmetic: Arithmetic,
+}
+
+/// The weights of the softmax as its products take them, prepared once for all threads: [types, hidden].
+struct Softmax<'a> {
+    /// States times the transposed weights.
+    forward: Right<'a>,
+    /// Gradients of the logits times the weights.
+    backward: Right<'a>,
 }
 
 /// Targets of a batch.
@@ -173,6 +181,11 @@ impl Decoder {
             .map(|(i, s)| s + i)
             .collect();
         let ranges = threads.split_weighted(&costs);
+        let (v, h) = (self.vocabulary, self.sizes.hidden_size);
+        let softmax = Softmax {
+            forward: self.arithmetic.right_transposed(v, h, values[at::OUTPUT]),
+            backward: self.arithmetic.right(v, h, values[at::OUTPUT]),
+        };
         let parts = threads.map(ranges, |_, range| {
             let mut own: Vec<Vec<f32>> = values.iter().map(|v| vec![0.0; v.len()]).collect();
             let noise = Noise {
@@ -180,7 +193,7 @@ impl Decoder {
                 ..noise
             };
             let (loss, dx) = self.shard(
-                &values,
+                (&values, &softmax),
                 x,
                 targets,
                 range,
@@ -207,7 +220,7 @@ impl Decoder {
     /// Sum of the losses of some sentences; `weight` times its gradients.
     fn shard(
         &self,
-        values: &[&[f32]],
+        (values, softmax): (&[&[f32]], &Softmax<'_>),
         x: &[f32],
         targets: Targets<'_>,
         range: Range<usize>,
@@ -321,7 +334,7 @@ impl Decoder {
                 row.copy_from_slice(values[at::OUTPUT_BIAS]);
             }
             let states = &output[from * h..to * h];
-            a.nt((m, v, h), states, values[at::OUTPUT], tile, true);
+            softmax.forward.multiply(m, states, tile, true);
             for (row, label) in tile.chunks_exact_mut(v).zip(&labels[from..to]) {
                 let label = *label as usize;
                 let right = f64::from(row[label]);
@@ -334,7 +347,7 @@ impl Decoder {
                 add(row, &mut gradients[at::OUTPUT_BIAS]);
             }
             let to_hidden = &mut d_hidden[from * h..to * h];
-            a.nn((m, h, v), tile, values[at::OUTPUT], to_hidden, false);
+            softmax.backward.multiply(m, tile, to_hidden, false);
             a.tn((v, h, m), tile, states, &mut gradients[at::OUTPUT], true);
         }
         dropout(&mut d_hidden, noise.output, noise.seed ^ 1);

@@ -1,12 +1,11 @@
 //! Dense layers (`y = activation(W x + b)`, optionally `+ x`, optionally layer-normalised) and L2
 //! normalisation.
 
-use laser_model::config::Activation;
-
-use laser_cpu::simd;
-use laser_kernels::approximate::{erf, exp, tanh};
-use laser_kernels::slices::{add, dot, sum_of_squares};
+use laser_kernels::slices::add;
 use laser_kernels::training::Arithmetic;
+
+use crate::ops::activation::{activate, activate_backward};
+use crate::ops::layer_norm::{self, Normalised};
 
 /// Added to the variance in layer normalisation, as in the encoder.
 pub const NORM_EPSILON: f32 = 1e-5;
@@ -43,93 +42,8 @@ pub struct DenseSaved {
     input: Vec<f32>,
     /// `W x + b`.
     linear: Vec<f32>,
-    /// Normalised values and inverse deviation of each row, if layer-normalised.
-    norm: Option<(Vec<f32>, Vec<f32>)>,
-}
-
-const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-const CUBIC: f32 = 0.044_715;
-
-simd! {
-    fn gelu(x: &mut [f32]) {
-        for v in x {
-            *v = 0.5 * *v * (1.0 + erf(*v * std::f32::consts::FRAC_1_SQRT_2));
-        }
-    }
-}
-
-simd! {
-    fn gelu_backward(x: &[f32], dy: &mut [f32]) {
-        for (d, x) in dy.iter_mut().zip(x) {
-            let cdf = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
-            let density = 0.398_942_3 * exp(-0.5 * x * x);
-            *d *= cdf + x * density;
-        }
-    }
-}
-
-simd! {
-    fn gelu_tanh(x: &mut [f32]) {
-        for v in x {
-            let inner = SQRT_2_OVER_PI * (*v + CUBIC * *v * *v * *v);
-            *v = 0.5 * *v * (1.0 + tanh(inner));
-        }
-    }
-}
-
-simd! {
-    fn gelu_tanh_backward(x: &[f32], dy: &mut [f32]) {
-        for (d, x) in dy.iter_mut().zip(x) {
-            let t = tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x));
-            let slope = SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * x * x);
-            *d *= 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope;
-        }
-    }
-}
-
-simd! {
-    fn tanh_in_place(x: &mut [f32]) {
-        for v in x {
-            *v = tanh(*v);
-        }
-    }
-}
-
-simd! {
-    fn tanh_backward(x: &[f32], dy: &mut [f32]) {
-        for (d, x) in dy.iter_mut().zip(x) {
-            let t = tanh(*x);
-            *d *= 1.0 - t * t;
-        }
-    }
-}
-
-/// Applies the activation in place.
-pub fn activate(activation: Activation, x: &mut [f32]) {
-    match activation {
-        Activation::None => {}
-        Activation::Tanh => tanh_in_place(x),
-        Activation::Gelu => gelu(x),
-        Activation::GeluTanh => gelu_tanh(x),
-        Activation::Relu => x.iter_mut().for_each(|v| *v = v.max(0.0)),
-    }
-}
-
-/// Multiplies `dy` by the derivative of the activation at `x`.
-fn activate_backward(activation: Activation, x: &[f32], dy: &mut [f32]) {
-    match activation {
-        Activation::None => {}
-        Activation::Tanh => tanh_backward(x, dy),
-        Activation::Gelu => gelu_backward(x, dy),
-        Activation::GeluTanh => gelu_tanh_backward(x, dy),
-        Activation::Relu => {
-            for (d, x) in dy.iter_mut().zip(x) {
-                if *x <= 0.0 {
-                    *d = 0.0;
-                }
-            }
-        }
-    }
+    /// If layer-normalised.
+    norm: Option<Normalised>,
 }
 
 /// Applies a dense layer to `input` [rows, in]; the result is [rows, out].
@@ -151,24 +65,10 @@ pub fn forward(
     if shape.residual {
         add(&input, &mut output);
     }
-    let norm = parameters.norm.map(|(gain, shift)| {
-        let mut inverse = Vec::with_capacity(rows);
+    let norm = parameters.norm.map(|affine| {
         let mut normal = output.clone();
-        for (row, out) in normal
-            .chunks_exact_mut(shape.output)
-            .zip(output.chunks_exact_mut(shape.output))
-        {
-            let mean = row.iter().sum::<f32>() / row.len() as f32;
-            row.iter_mut().for_each(|v| *v -= mean);
-            let variance = sum_of_squares(row) / row.len() as f32;
-            let factor = 1.0 / (variance + NORM_EPSILON).sqrt();
-            inverse.push(factor);
-            for ((v, o), (g, s)) in row.iter_mut().zip(out).zip(gain.iter().zip(shift)) {
-                *v *= factor;
-                *o = *v * g + s;
-            }
-        }
-        (normal, inverse)
+        let inverse = layer_norm::forward(affine, NORM_EPSILON, &mut normal, &mut output);
+        Normalised { normal, inverse }
     });
     (
         output,
@@ -192,25 +92,10 @@ pub fn backward(
 ) -> Vec<f32> {
     let width = shape.output;
     let rows = dy.len() / width;
-    if let (Some((normal, inverse)), Some((gain, _)), Some((d_gain, d_shift))) =
+    if let (Some(normalised), Some((gain, _)), Some(gradients)) =
         (&saved.norm, parameters.norm, gradients.norm)
     {
-        for ((d, n), inverse) in dy
-            .chunks_exact_mut(width)
-            .zip(normal.chunks_exact(width))
-            .zip(inverse)
-        {
-            for i in 0..width {
-                d_gain[i] += d[i] * n[i];
-                d_shift[i] += d[i];
-                d[i] *= gain[i];
-            }
-            let mean = d.iter().sum::<f32>() / width as f32;
-            let slope = dot(d, n) / width as f32;
-            for i in 0..width {
-                d[i] = inverse * (d[i] - mean - n[i] * slope);
-            }
-        }
+        layer_norm::backward(normalised, gain, &mut dy, gradients);
     }
     let mut dx = if shape.residual {
         dy.clone()
@@ -238,7 +123,7 @@ pub fn backward(
 pub fn normalize(x: &mut [f32], width: usize) -> Vec<f32> {
     x.chunks_exact_mut(width)
         .map(|row| {
-            let norm = sum_of_squares(row).sqrt().max(1e-6);
+            let norm = laser_kernels::slices::sum_of_squares(row).sqrt().max(1e-6);
             laser_kernels::slices::scale(1.0 / norm, row);
             norm
         })
@@ -252,7 +137,7 @@ pub fn normalize_backward(y: &[f32], norms: &[f32], dy: &mut [f32], width: usize
         .zip(dy.chunks_exact_mut(width))
         .zip(norms)
     {
-        let along = dot(y, dy);
+        let along = laser_kernels::slices::dot(y, dy);
         let inverse = 1.0 / norm;
         for (d, y) in dy.iter_mut().zip(y) {
             *d = (*d - y * along) * inverse;

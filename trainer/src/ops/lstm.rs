@@ -538,7 +538,7 @@ impl LstmStack<'_> {
 }
 
 simd! {
-    fn maximum(row: &[f32], t: u32, best: &mut [f32], argmax: &mut [u32]) {
+    pub(crate) fn maximum(row: &[f32], t: u32, best: &mut [f32], argmax: &mut [u32]) {
         for ((b, w), v) in best.iter_mut().zip(argmax).zip(row) {
             let larger = *v > *b;
             *b = if larger { *v } else { *b };

@@ -11,8 +11,10 @@
     reason = "coefficients stand as published"
 )]
 
+pub mod activation;
 pub mod dense;
 pub mod dropout;
+pub mod layer_norm;
 pub mod lstm;
 pub mod lstm_device;
 pub mod pair;

@@ -48,12 +48,12 @@ static SHAPE: Shape = {
 
 /// The tile registers of this thread, shaped; given back when it is dropped, so that the system has
 /// less to save.
-pub(super) struct Tiles(());
+pub(crate) struct Tiles(());
 
 impl Tiles {
     /// # Safety
     /// The processor has AMX, and the system lets this process use it.
-    pub(super) unsafe fn shaped() -> Self {
+    pub(crate) unsafe fn shaped() -> Self {
         // SAFETY: the caller vouches for the instruction; the operand has 64 bytes.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const SHAPE, options(nostack, readonly));

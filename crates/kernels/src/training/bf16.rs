@@ -1,6 +1,5 @@
-//! Products with bf16 operands and f32 sums: through NumKong, which picks AMX, AVX2 or Arm code at
-//! run time, and with kernels of our own where the processor has AVX-512 BF16 and no AMX, on which
-//! they take half of NumKong's time.
+//! Products with bf16 operands and f32 sums: with kernels of our own where the processor has AVX-512 BF16,
+//! with or without AMX, elsewhere through NumKong, which picks AVX2 or Arm code at run time.
 //!
 //! NumKong multiplies A by a packed Bᵀ whose rows are contiguous; operands that lie the other way
 //! are transposed while they are rounded. Worth it only where the processor multiplies bf16
@@ -13,15 +12,9 @@ use laser_cpu::simd;
 use numkong::Dots;
 
 #[cfg(target_arch = "x86_64")]
-use super::bf16_dot::{self, Left, Panels};
+use super::bf16_panels::{self, Left, Panels};
 use super::rounding::bits;
 use crate::units;
-
-/// Whether the kernels of [`bf16_dot`] are the fastest here.
-#[cfg(target_arch = "x86_64")]
-fn by_dot() -> bool {
-    laser_cpu::has_bf16() && !units::has_matrix_unit()
-}
 
 #[derive(Default)]
 struct Scratch {
@@ -154,15 +147,15 @@ enum Kind {
         k: usize,
     },
     #[cfg(target_arch = "x86_64")]
-    Dot(Panels),
+    Panels(Panels),
 }
 
 impl Packed {
     /// For `a bᵀ` with b n×k.
     pub fn transposed(n: usize, k: usize, b: &[f32]) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if by_dot() {
-            return Self(Kind::Dot(Panels::transposed(n, k, b)));
+        if laser_cpu::has_bf16() {
+            return Self(Kind::Panels(Panels::transposed(n, k, b)));
         }
         Self::numkong_transposed(n, k, b)
     }
@@ -179,8 +172,8 @@ impl Packed {
     /// For `a b` with b k×n.
     pub fn plain(k: usize, n: usize, b: &[f32]) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if by_dot() {
-            return Self(Kind::Dot(Panels::plain(k, n, b)));
+        if laser_cpu::has_bf16() {
+            return Self(Kind::Panels(Panels::plain(k, n, b)));
         }
         Self::numkong_plain(k, n, b)
     }
@@ -198,7 +191,7 @@ impl Packed {
     pub fn multiply(&self, m: usize, a: &[f32], c: &mut [f32], add: bool) {
         let (data, n, k) = match &self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Dot(panels) => return bf16_dot::multiply(m, Left::Rows(a), panels, c, add),
+            Kind::Panels(panels) => return bf16_panels::multiply(m, Left::Rows(a), panels, c, add),
             Kind::NumKong { data, n, k } => (data, *n, *k),
         };
         SCRATCH.with_borrow_mut(|s| {
@@ -221,8 +214,8 @@ pub fn nn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32],
 /// `c = [c +] aᵀ b`: a is k×m, b is k×n.
 pub fn tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
     #[cfg(target_arch = "x86_64")]
-    if by_dot() {
-        return bf16_dot::multiply(m, Left::Columns(a), &Panels::plain(k, n, b), c, add);
+    if laser_cpu::has_bf16() {
+        return bf16_panels::tn((m, n, k), a, b, c, add);
     }
     numkong_tn((m, n, k), a, b, c, add);
 }

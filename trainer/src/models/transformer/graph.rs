@@ -1,8 +1,7 @@
-//! Transformer encoders through candle's autograd.
+//! Transformers through candle's autograd, on a GPU; the reference of what the processor computes.
 //!
-//! Attention gains little from a backward pass of its own, so the graph is candle's; only the
-//! token embeddings are looked up outside it, which keeps their gradient sparse. The fused layer
-//! normalisation and softmax of candle have no gradient, hence the plain ones.
+//! Only the token embeddings are looked up outside the graph, which keeps their gradient sparse. The fused
+//! layer normalisation and softmax of candle have no gradient, hence the plain ones.
 
 use std::ops::Range;
 
@@ -11,10 +10,11 @@ use laser_model::config::{
     Activation, NormPosition, RelativePositions, TransformerConfig, TransformerPooling,
 };
 
-use super::parameters::Parameters;
-use super::regularization::Regularization;
+use super::tokens::{lengths, mask_seed};
 use crate::data::Ragged;
-use crate::ops::dropout::dropout;
+use crate::models::parameters::Parameters;
+use crate::models::regularization::Regularization;
+use crate::ops::dropout::dropout_from;
 use crate::ops::lstm::Steps;
 use crate::ops::pool::Occurrences;
 
@@ -22,49 +22,6 @@ use crate::ops::pool::Occurrences;
 const GROUP: usize = 64;
 /// Added to the scores of padding: beyond it no key is left, and nothing becomes infinite.
 const MASKED: f32 = -1e9;
-
-/// Adds the dense parameters of a transformer.
-pub(super) fn initialise(c: &TransformerConfig, parameters: &mut Parameters, seed: u64) {
-    let (d, f) = (c.hidden_size, c.intermediate_size);
-    let small = 0.02 * 3f32.sqrt();
-    parameters.uniform("embed_positions.weight", &[c.max_positions, d], small, seed);
-    if c.type_vocab_size > 0 {
-        parameters.uniform("embed_types.weight", &[c.type_vocab_size, d], small, seed);
-    }
-    let norm = |p: &mut Parameters, name: &str| {
-        p.constant(&format!("{name}.weight"), &[d], 1.0);
-        p.constant(&format!("{name}.bias"), &[d], 0.0);
-    };
-    if let Some(relative) = c.relative_positions {
-        let shape = [relative.buckets, c.heads];
-        parameters.uniform("relative_positions.weight", &shape, small, seed);
-    }
-    if c.embedding_norm {
-        norm(parameters, "embed_norm");
-    }
-    for l in 0..c.layers {
-        let linear = |p: &mut Parameters, name: &str, rows: usize, columns: usize| {
-            let bound = (6.0 / (rows + columns) as f32).sqrt();
-            p.uniform(
-                &format!("layers.{l}.{name}.weight"),
-                &[rows, columns],
-                bound,
-                seed,
-            );
-            p.constant(&format!("layers.{l}.{name}.bias"), &[rows], 0.0);
-        };
-        for name in ["query", "key", "value", "output"] {
-            linear(parameters, &format!("attention.{name}"), d, d);
-        }
-        norm(parameters, &format!("layers.{l}.attention_norm"));
-        linear(parameters, "feed_forward.up", f, d);
-        linear(parameters, "feed_forward.down", d, f);
-        norm(parameters, &format!("layers.{l}.feed_forward_norm"));
-    }
-    if c.norm == NormPosition::Pre {
-        norm(parameters, "final_norm");
-    }
-}
 
 /// Sentences that were padded together, with the graph of their outputs.
 #[derive(Debug)]
@@ -80,7 +37,7 @@ struct Group {
 
 /// What the backward pass needs.
 #[derive(Debug)]
-pub(super) struct TransformerSaved {
+pub(in crate::models) struct GraphSaved {
     variables: Vec<Var>,
     groups: Vec<Group>,
 }
@@ -94,8 +51,8 @@ struct Graph<'a> {
     first: usize,
     device: &'a Device,
     regularization: Regularization,
-    /// Masks made so far, so that each has a seed of its own.
-    masks: std::cell::Cell<u64>,
+    /// Row of the padded batch of each token, and the token's place among those of all sentences.
+    tokens: &'a [(usize, usize)],
 }
 
 impl Graph<'_> {
@@ -119,23 +76,23 @@ impl Graph<'_> {
         candle_nn::ops::layer_norm_slow(x, weight, bias, self.config.layer_norm_eps as f32)
     }
 
-    fn dropout(&self, x: Tensor, rate: f32) -> Result<Tensor> {
+    /// Dropout with the masks that [`mask_seed`] gives the tokens; padding is kept.
+    fn dropout(&self, x: Tensor, rate: f32, mask: usize) -> Result<Tensor> {
         if rate == 0.0 {
             return Ok(x);
         }
-        let number = self.masks.get();
-        self.masks.set(number + 1);
+        let d = self.config.hidden_size;
+        let seed = mask_seed(self.regularization.seed, mask);
         let mut mask = vec![1f32; x.elem_count()];
-        let seed = self
-            .regularization
-            .seed
-            .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        dropout(&mut mask, rate, seed);
+        for (row, token) in self.tokens {
+            dropout_from(token * d, &mut mask[row * d..][..d], rate, seed);
+        }
         let mask = Tensor::from_vec(mask, x.shape(), self.device)?;
         x * mask
     }
 
-    fn attention(&self, layer: &str, x: &Tensor, mask: &Tensor, steps: usize) -> Result<Tensor> {
+    fn attention(&self, l: usize, x: &Tensor, mask: &Tensor, steps: usize) -> Result<Tensor> {
+        let layer = format!("layers.{l}");
         let heads = self.config.heads;
         let (rows, d) = x.dims2()?;
         let (batch, size) = (rows / steps, d / heads);
@@ -153,10 +110,11 @@ impl Graph<'_> {
         let mixed = candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&value)?;
         let mixed = mixed.transpose(1, 2)?.contiguous()?.reshape((rows, d))?;
         let out = self.linear(&format!("{layer}.attention.output"), &mixed)?;
-        self.dropout(out, self.regularization.hidden)
+        self.dropout(out, self.regularization.hidden, 1 + 2 * l)
     }
 
-    fn feed_forward(&self, layer: &str, x: &Tensor) -> Result<Tensor> {
+    fn feed_forward(&self, l: usize, x: &Tensor) -> Result<Tensor> {
+        let layer = format!("layers.{l}");
         let x = self.linear(&format!("{layer}.feed_forward.up"), x)?;
         let x = match self.config.activation {
             Activation::None => x,
@@ -166,7 +124,7 @@ impl Graph<'_> {
             Activation::Relu => x.relu()?,
         };
         let out = self.linear(&format!("{layer}.feed_forward.down"), &x)?;
-        self.dropout(out, self.regularization.hidden)
+        self.dropout(out, self.regularization.hidden, 2 + 2 * l)
     }
 
     /// What the distances of so many steps add to scores, [1, heads, steps, steps].
@@ -201,7 +159,7 @@ impl Graph<'_> {
         if c.embedding_norm {
             x = self.norm("embed_norm", &x)?;
         }
-        x = self.dropout(x, self.regularization.embedding)?;
+        x = self.dropout(x, self.regularization.embedding, 0)?;
         let mask = present(lengths, steps, (0.0, MASKED));
         let mut mask = Tensor::from_vec(mask, (batch, 1, 1, steps), self.device)?;
         if let Some(relative) = c.relative_positions {
@@ -215,15 +173,15 @@ impl Graph<'_> {
             );
             match c.norm {
                 NormPosition::Post => {
-                    let a = self.attention(&layer, &x, &mask, steps)?;
+                    let a = self.attention(l, &x, &mask, steps)?;
                     x = self.norm(&first, &(a + &x)?)?;
-                    let f = self.feed_forward(&layer, &x)?;
+                    let f = self.feed_forward(l, &x)?;
                     x = self.norm(&second, &(f + &x)?)?;
                 }
                 NormPosition::Pre => {
-                    let a = self.attention(&layer, &self.norm(&first, &x)?, &mask, steps)?;
+                    let a = self.attention(l, &self.norm(&first, &x)?, &mask, steps)?;
                     x = (a + &x)?;
-                    let f = self.feed_forward(&layer, &self.norm(&second, &x)?)?;
+                    let f = self.feed_forward(l, &self.norm(&second, &x)?)?;
                     x = (f + &x)?;
                 }
             }
@@ -275,7 +233,7 @@ fn device() -> Result<Device> {
 ///
 /// # Panics
 /// If candle fails, for lack of memory on a GPU.
-pub(super) fn forward(
+pub(in crate::models) fn forward(
     c: &TransformerConfig,
     parameters: &Parameters,
     variables: usize,
@@ -283,8 +241,8 @@ pub(super) fn forward(
     sentences: Range<usize>,
     places: Option<&Ragged>,
     regularization: Regularization,
-) -> (Vec<f32>, TransformerSaved) {
-    let run = || -> Result<(Vec<f32>, TransformerSaved)> {
+) -> (Vec<f32>, GraphSaved) {
+    let run = || -> Result<(Vec<f32>, GraphSaved)> {
         let device = device()?;
         let first = parameters.sparse();
         let variables = parameters.list()[first..first + variables]
@@ -303,10 +261,15 @@ pub(super) fn forward(
             Some(places) => places.starts[sentences.end] - places.starts[begin],
         };
         let mut out = vec![0f32; rows * d];
+        let all = sentences.clone();
         let order = Steps::new(batch, sentences);
         let present = order.lengths.partition_point(|l| *l > 0);
         let mut groups = Vec::new();
-        let masks = std::cell::Cell::new(0);
+        // The first token of each sentence among those of all.
+        let mut begins = vec![0];
+        for length in lengths(c, batch, all.clone()) {
+            begins.push(begins[begins.len() - 1] + length);
+        }
         for at in (0..present).step_by(GROUP) {
             let end = present.min(at + GROUP);
             let limit = c.max_positions - c.position_offset;
@@ -317,6 +280,7 @@ pub(super) fn forward(
             let steps = lengths[0];
             let mut embedded = vec![0f32; lengths.len() * steps * d];
             let (mut ids, mut rows) = (Vec::new(), Vec::new());
+            let mut tokens = Vec::new();
             for (s, (sentence, length)) in order.order[at..end].iter().zip(&lengths).enumerate() {
                 for (t, id) in batch.row(*sentence)[..*length].iter().enumerate() {
                     let row = s * steps + t;
@@ -326,6 +290,7 @@ pub(super) fn forward(
                     }
                     ids.push(*id);
                     rows.push(row as u32);
+                    tokens.push((row, begins[sentence - begin] + t));
                 }
             }
             let embedded = Var::from_vec(embedded, (lengths.len() * steps, d), &device)?;
@@ -336,10 +301,9 @@ pub(super) fn forward(
                 first,
                 device: &device,
                 regularization,
-                masks: std::cell::Cell::new(masks.get()),
+                tokens: &tokens,
             };
             let states = graph.states(embedded.as_tensor(), &lengths, steps)?;
-            masks.set(graph.masks.get());
             let members = order.order[at..end].iter();
             let (own, output): (Vec<usize>, Tensor) = match places {
                 None => {
@@ -376,7 +340,7 @@ pub(super) fn forward(
                 output,
             });
         }
-        Ok((out, TransformerSaved { variables, groups }))
+        Ok((out, GraphSaved { variables, groups }))
     };
     run().expect("candle could not run the transformer")
 }
@@ -386,9 +350,9 @@ pub(super) fn forward(
 ///
 /// # Panics
 /// If candle fails, for lack of memory on a GPU.
-pub(super) fn backward(
+pub(in crate::models) fn backward(
     c: &TransformerConfig,
-    saved: TransformerSaved,
+    saved: GraphSaved,
     dy: &[f32],
     gradients: &mut [Vec<f32>],
 ) -> Occurrences {
