@@ -35,7 +35,7 @@ extension() { # extension NAME PART…: its control file and its script, which c
   put 644 "$sql" "$share/extension/$name--$version.sql"
   put 644 "$root/extension/$name.control" "$share/extension/$name.control"
 }
-extension laser types encode index mining hybrid
+extension laser types encode index mining hybrid keep
 extension laser_pgvector laser_pgvector
 for script in "$root"/sql/upgrade/laser*--*.sql; do
   put 644 "$script" "$share/extension/$(basename "$script")"

@@ -118,12 +118,26 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
 COMMENT ON FUNCTION laser_in_transaction_block()
 IS 'whether a procedure called now could not commit: BEGIN was sent, or several statements at once';
 
-CREATE FUNCTION laser_lock_table(tbl oid) RETURNS cstring
+CREATE FUNCTION laser_lock_table(tbl oid, alone boolean) RETURNS cstring
 AS 'MODULE_PATHNAME', 'laser_lock_table_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION laser_lock_table(oid)
-IS 'locks a table as UPDATE does, and returns its qualified name';
+COMMENT ON FUNCTION laser_lock_table(oid, boolean)
+IS 'internal: locks a table as UPDATE does, or so that nobody else labels its columns, and returns its qualified name';
+
+CREATE FUNCTION laser_label_column(tbl oid, attribute smallint, label text) RETURNS void
+AS 'MODULE_PATHNAME', 'laser_label_column_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION laser_label_column(oid, smallint, text)
+IS 'internal: gives a column of embeddings a label, as SECURITY LABEL does, whatever name its table has by now';
+
+CREATE FUNCTION laser_mark(tbl oid) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_mark_wrapper'
+LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION laser_mark(oid)
+IS 'internal: what a statement of this session about a table begins with, that is looked at when it has been parsed';
 
 CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
 AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
@@ -280,14 +294,15 @@ BEGIN
         parts := ARRAY[tbl];
     END IF;
     FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
-        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
         INTO part_name USING part::pg_catalog.oid;
         is_owner := pg_catalog.pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c
             WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
         EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         IF known IS NULL AND is_owner THEN
             -- Labels are set under this lock: of two calls, one finds the other's label.
-            EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', part_name);
+            EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, true)', laser)
+            INTO part_name USING part::pg_catalog.oid;
             EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         END IF;
         IF known OPERATOR(pg_catalog.=) label OR known OPERATOR(pg_catalog.=) model THEN
@@ -300,10 +315,15 @@ BEGIN
                 hint = pg_catalog.format('SET laser.model = %L. To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
                                          pg_catalog.split_part(known, ' ', 1), part, embedding_column);
         END IF;
-        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
+        EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
+        EXECUTE mark OPERATOR(pg_catalog.||)
+            pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
         INTO has_some;
         IF is_owner AND NOT has_some THEN
-            EXECUTE pg_catalog.format('SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L', part_name, embedding_column, label);
+            EXECUTE pg_catalog.format(
+                'SELECT %I.laser_label_column(a.attrelid, a.attnum, $3) FROM pg_catalog.pg_attribute a
+                 WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2', laser)
+            USING part::pg_catalog.oid, embedding_column, label;
         ELSE
             RAISE NOTICE USING
                 message = CASE WHEN has_some
@@ -321,7 +341,7 @@ BEGIN
 
     FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
         -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
-        mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
+        EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
         part_stored := 0;
         shortest := NULL;
         stalled := 0;
@@ -339,7 +359,7 @@ BEGIN
                     THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
                     'laser_embed_table %s: %s', part, progress), true);
-                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
                 INTO part_name USING part::pg_catalog.oid;
                 EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
                 IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN

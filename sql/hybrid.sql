@@ -1,15 +1,14 @@
 -- laser: hybrid search
 
 -- The statement of laser_hybrid. It is executed under the caller's search path, so that every name in it is
--- qualified; here the path is the server's, so that names which are printed are.
-CREATE FUNCTION laser_hybrid_query(
-    rows_of anyelement, text_column name, query text, k integer DEFAULT 10,
-    config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
-    key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
-    meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
-    rank_constant double precision DEFAULT 60)
+-- qualified; here the path is the server's, so that names which are printed are. No argument is polymorphic: nobody's
+-- function of this name can be a better match for what is called with these very types.
+CREATE FUNCTION laser_hybrid_statement(
+    row_type regtype, text_column name, query text, k integer, config regconfig, embedding_column name,
+    words_column name, key_column name, candidates integer, max_distance double precision,
+    meaning_weight double precision, words_weight double precision, rank_constant double precision)
 RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE COST 1000
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 SET search_path = pg_catalog, pg_temp
 SET extra_float_digits = 1
 AS $$
@@ -42,10 +41,10 @@ DECLARE
 BEGIN
     SELECT c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) INTO relation, kind, named
     FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE t.oid = pg_typeof(rows_of) AND c.relkind IN ('r', 'p', 'm', 'v', 'f');
+    WHERE t.oid = row_type AND c.relkind IN ('r', 'p', 'm', 'v', 'f');
     IF relation IS NULL THEN
         RAISE EXCEPTION USING errcode = 'wrong_object_type',
-            message = format('%s is not the row type of a table or view', pg_typeof(rows_of)),
+            message = format('%s is not the row type of a table or view', row_type),
             hint = 'Name the table by a null row of it: laser_hybrid(NULL::my_table, ...).';
     END IF;
     IF text_column IS NULL OR query IS NULL THEN
@@ -97,8 +96,8 @@ BEGIN
         WHEN 'embedding' THEN
             term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
                 ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
-            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text, NULL, ''query'')::%I.%I',
-                typed.attname, typed.nspname, query, typed.nspname, typed.typname);
+            measure := format('t.%I OPERATOR(%I.<=>) %s.laser_embed(%L::pg_catalog.text, NULL::pg_catalog.text, ''query''::pg_catalog.text)::%I.%I',
+                typed.attname, typed.nspname, '@extschema@', query, typed.nspname, typed.typname);
         WHEN 'words' THEN
             term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;
         WHEN 'key' THEN
@@ -129,19 +128,21 @@ BEGIN
     -- What rows say, and what is near by.
     body := format('t.%I::pg_catalog.text', text_column);
     IF embedding_column IS NULL THEN
-        measure := format('%s OPERATOR(@extschema@.<=>) %L::pg_catalog.text', body, query);
+        measure := format('%s OPERATOR(%s.<=>) %L::pg_catalog.text', body, '@extschema@', query);
     END IF;
     IF words_column IS NOT NULL THEN
         document := format('t.%I', words_column);
     ELSE
         IF config IS NULL THEN
-            -- That of the table's index, or of a partition's.
-            SELECT c.oid INTO config
+            -- That of the table's index, or of a partition's. Its name is in the expression: of configurations there may be any
+            -- number.
+            SELECT x.name::regconfig INTO config
             FROM pg_index i
-            JOIN pg_ts_config c ON pg_get_indexdef(i.indexrelid, 1, false) IN (
-                format('to_tsvector(%L::regconfig, %I)', c.oid::regconfig::text, text_column),
-                format('to_tsvector(%L::regconfig, (%I)::text)', c.oid::regconfig::text, text_column))
-            WHERE i.indrelid = relation AND i.indisvalid
+            CROSS JOIN LATERAL pg_get_indexdef(i.indexrelid, 1, false) d(expression)
+            CROSS JOIN LATERAL (SELECT replace(substring(d.expression FROM $re$^to_tsvector\('(.*?)'::regconfig, $re$), $q$''$q$, $q$'$q$)) x(name)
+            WHERE i.indrelid = relation AND i.indisvalid AND d.expression IN (
+                format('to_tsvector(%L::regconfig, %I)', x.name, text_column),
+                format('to_tsvector(%L::regconfig, (%I)::text)', x.name, text_column))
             LIMIT 1;
         END IF;
         IF config IS NULL THEN
@@ -194,8 +195,7 @@ BEGIN
     END IF;
 
     -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
-    PERFORM @extschema@.laser_embedding_cosine_kind();  -- loads the library, if it is not
-    RETURN format($query$/* laser: of table %18$s, and runs nothing of others */
+    RETURN format($query$%18$s
 WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place
     FROM (SELECT %1$s AS key_1, %2$s AS key_2, %3$s AS distance
@@ -242,7 +242,28 @@ ORDER BY x.score DESC, x.meaning_rank, x.words_rank$query$,
         CASE WHEN max_distance IS NULL THEN '' ELSE
             format(E'\n          WHERE %s OPERATOR(pg_catalog.<=) %L::pg_catalog.float8', measure, max_distance) END,
         candidates, hits, most, 2 * candidates, points, tie, joined, document,
-        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k, relation::oid);
+        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k,
+        @extschema@.laser_mark(relation::oid));
+END
+$$;
+
+COMMENT ON FUNCTION laser_hybrid_statement(regtype, name, text, integer, regconfig, name, name, name, integer,
+    double precision, double precision, double precision, double precision)
+IS 'internal: the statement of laser_hybrid for a table';
+
+CREATE FUNCTION laser_hybrid_query(
+    rows_of anyelement, text_column name, query text, k integer DEFAULT 10,
+    config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
+    key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
+    meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
+    rank_constant double precision DEFAULT 60)
+RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
+AS $$
+BEGIN
+    RETURN @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
+        embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
+        rank_constant);
 END
 $$;
 
@@ -261,8 +282,9 @@ RETURNS SETOF record
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 100000 ROWS 10
 AS $$
 BEGIN
-    RETURN QUERY EXECUTE @extschema@.laser_hybrid_query(rows_of, text_column, query, k, config, embedding_column,
-        words_column, key_column, candidates, max_distance, meaning_weight, words_weight, rank_constant);
+    RETURN QUERY EXECUTE @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
+        embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
+        rank_constant);
 END
 $$;
 

@@ -66,3 +66,32 @@ pub unsafe fn indexes_of(method: &CStr) -> Vec<Oid> {
     }
     found
 }
+
+/// Whether the current role owns a relation: as a member of the owner's role, or as a superuser.
+pub fn owns(relation: Oid) -> bool {
+    // SAFETY: plain questions to the server.
+    unsafe {
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let owner = pg_sys::pg_class_ownercheck(relation, pg_sys::GetUserId());
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let owner =
+            pg_sys::object_ownercheck(pg_sys::RelationRelationId, relation, pg_sys::GetUserId());
+        owner
+    }
+}
+
+/// Whether the current role hears of what others do (`pg_read_all_stats`).
+pub fn reads_all_statistics() -> bool {
+    // SAFETY: plain questions to the server.
+    unsafe {
+        let all = Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS);
+        pg_sys::has_privs_of_role(pg_sys::GetUserId(), all)
+    }
+}
+
+/// Whether the transaction sees a row with this OID in the catalog of a system cache.
+pub fn is_cached(cache: pg_sys::SysCacheIdentifier::Type, oid: pg_sys::Oid) -> bool {
+    let (oid, none) = (pg_sys::Datum::from(oid), pg_sys::Datum::from(0));
+    // SAFETY: a look-up in a system cache, within a transaction.
+    unsafe { pg_sys::SearchSysCacheExists(cache as i32, oid, none, none, none) }
+}

@@ -64,6 +64,7 @@ static THREAD_STOPPED: AtomicBool = AtomicBool::new(false);
 /// To be called once, on the server's thread; what it makes is inherited by sessions.
 pub fn init() {
     MAIN.store(this_thread(), Relaxed);
+    laser_memory::threads::set_way_out(leave_if_stopped);
     restock();
     // SAFETY: both functions stay where they are, for the life of the process.
     unsafe {
@@ -240,6 +241,29 @@ pub fn thread_stopped() -> bool {
     THREAD_STOPPED.load(Relaxed)
 }
 
+/// Called by whoever waits for threads: where one has stopped the session ends. Its own thread may wait with
+/// interrupts out of reach, while it unwinds after a cancel.
+fn leave_if_stopped() {
+    if !thread_stopped() {
+        return;
+    }
+    if this_thread() == MAIN.load(Relaxed) {
+        if !ENDING.swap(true, Relaxed) {
+            end_session(0);
+        }
+    } else {
+        wait_for_the_end();
+    }
+}
+
+/// Never returns: the process ends.
+fn wait_for_the_end() -> ! {
+    loop {
+        // SAFETY: waits for a signal.
+        unsafe { libc::pause() };
+    }
+}
+
 fn this_thread() -> usize {
     // SAFETY: a plain question.
     unsafe { libc::pthread_self() as usize }
@@ -263,6 +287,42 @@ pub fn exhausted(bytes: usize) {
     } else {
         stop_thread(main);
     }
+}
+
+#[cfg(target_os = "linux")]
+unsafe extern "C" {
+    /// The C library's `mmap`: the linker is told to wrap it (`build.rs`).
+    fn __real_mmap(
+        address: *mut c_void,
+        length: usize,
+        protection: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: libc::off_t,
+    ) -> *mut c_void;
+}
+
+/// All that this library links to, usearch's C++ among it, calls this as `mmap`.
+///
+/// # Safety
+/// As `mmap`.
+#[cfg(target_os = "linux")]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __wrap_mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: by contract.
+    let mapped = unsafe { __real_mmap(address, length, protection, flags, file, offset) };
+    if mapped == libc::MAP_FAILED && laser_memory::is_unchecked() {
+        // The session ends; who made this call would write to nowhere, and end the server.
+        exhausted(length);
+    }
+    mapped
 }
 
 /// Gives the reserve back to the allocator, for what the end of a statement or the session needs.
@@ -317,8 +377,6 @@ fn stop_thread(main: usize) -> ! {
     unsafe {
         libc::write(2, message.as_ptr().cast(), message.len());
         libc::pthread_kill(main as libc::pthread_t, libc::SIGTERM);
-        loop {
-            libc::pause();
-        }
     }
+    wait_for_the_end()
 }

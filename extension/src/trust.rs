@@ -3,37 +3,61 @@
 //! Such a statement is made of names, and runs with the rights of whoever calls `laser_hybrid`, `laser_embed_table`
 //! or the mining functions. What names mean, the owner of a table may change until the statement has been parsed:
 //! give a column another type, whose casts and operators are then chosen, put a view in the place of the table,
-//! or a function in that of a column. So a statement says of which table it is, in a comment ([`mark`]), and
+//! or a function in that of a column. So a statement says of which table it is, in a comment ([`mark`]) that nobody can
+//! foretell, since a text or a name which has it in some other statement would make that one fail, and
 //! is looked at when it has been parsed, with its tables locked, every time that it is: all that it runs
-//! is the server's, a superuser's or the caller's own, so are the types of columns that it compares, and it reads no
-//! other table but the caller's.
+//! is the server's, a superuser's or the caller's own, so are the types of columns that it reads, rows as a whole included unless
+//! they are but returned, and it reads no other table but the caller's.
 //!
 //! What a table brings along of itself (policies, rules, triggers, constraints, views) runs as in every statement
 //! that is written by hand.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::{CStr, c_char, c_void};
 
 use pgrx::PgSqlErrorCode as Code;
+use pgrx::pg_extern;
 use pgrx::pg_sys::{self, NodeTag, Oid, SysCacheIdentifier};
+
+use laser_model::base::hex;
 
 use crate::catalogs;
 use crate::encoding::{to_server, to_utf8};
 use crate::lists::{members, node};
-use crate::types::raise_hint;
+use crate::types::{raise, raise_hint};
 use crate::unguarded::expression_tree_walker;
 
-const BEFORE: &str = "/* laser: of table ";
 const AFTER: &str = ", and runs nothing of others */";
-
-/// What a statement about a table begins with.
-pub fn mark(table: Oid) -> String {
-    format!("{BEFORE}{}{AFTER} ", table.to_u32())
-}
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::post_parse_analyze_hook_type> = const { Cell::new(None) };
+    /// What a mark begins with, with a number that this session has drawn.
+    static BEFORE: OnceCell<String> = const { OnceCell::new() };
+}
+
+/// What a statement about a table begins with, in this session.
+pub fn mark(table: Oid) -> String {
+    BEFORE.with(|before| {
+        let before = before.get_or_init(|| {
+            let mut secret = [0u8; 32];
+            // SAFETY: so many bytes are written.
+            if !unsafe { pg_sys::pg_strong_random(secret.as_mut_ptr().cast(), secret.len()) } {
+                raise(
+                    Code::ERRCODE_INTERNAL_ERROR,
+                    "could not generate random numbers".to_owned(),
+                );
+            }
+            format!("/* laser {}: of table ", hex(&secret))
+        });
+        format!("{before}{}{AFTER} ", table.to_u32())
+    })
+}
+
+/// The same for statements that SQL makes.
+#[pg_extern(sql = "")]
+fn laser_mark(table: Oid) -> String {
+    mark(table)
 }
 
 /// Called while the library is loaded.
@@ -96,7 +120,11 @@ unsafe fn marked(text: *const c_char) -> Option<Oid> {
     }
     // SAFETY: by contract.
     let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-    let at = memchr::memmem::find(text, BEFORE.as_bytes())? + BEFORE.len();
+    let at = BEFORE.with(|before| {
+        // A session that has made no such statement runs none.
+        let before = before.get()?;
+        Some(memchr::memmem::find(text, before.as_bytes())? + before.len())
+    })?;
     let digits = text[at..].split(|byte| !byte.is_ascii_digit()).next()?;
     let number = std::str::from_utf8(digits).ok()?.parse::<u32>().ok()?;
     Some(Oid::from(number))
@@ -182,14 +210,27 @@ unsafe extern "C-unwind" fn visit(at: *mut pg_sys::Node, context: *mut c_void) -
                         (*found).tables = lappend_oid((*found).tables, entry.relid);
                     }
                 }
-                return query_tree_walker(query, visit, context, 0);
+                // A join's list of columns names what nobody reads.
+                let flags = pg_sys::QTW_IGNORE_JOINALIASES as i32;
+                return query_tree_walker(query, visit, context, flags);
+            }
+            NodeTag::T_TargetEntry => {
+                let given = (*at.cast::<pg_sys::TargetEntry>())
+                    .expr
+                    .cast::<pg_sys::Node>();
+                // A row as a whole is given as it is, and never an argument: `t.f` is `f(t)` where there is no column `f`.
+                let whole = |at: *mut pg_sys::Node| {
+                    !at.is_null()
+                        && (*at).type_ == NodeTag::T_Var
+                        && (*at.cast::<pg_sys::Var>()).varattno == 0
+                };
+                if whole(given) {
+                    return false;
+                }
             }
             NodeTag::T_Var => {
-                let column = &*at.cast::<pg_sys::Var>();
-                // A row as a whole is given as it is.
-                if column.varattno != 0 {
-                    (*found).types = lappend_oid((*found).types, column.vartype);
-                }
+                let column = (*at.cast::<pg_sys::Var>()).vartype;
+                (*found).types = lappend_oid((*found).types, column);
             }
             NodeTag::T_CoerceToDomain => {
                 let domain = (*at.cast::<pg_sys::CoerceToDomain>()).resulttype;

@@ -148,12 +148,26 @@ SELECT state, pid, worker_pid, device, default_model, loaded_models, memory_byte
        backend_sentences
 FROM @extschema@.laser_encoder_status();
 
-CREATE FUNCTION laser_lock_table(tbl oid) RETURNS cstring
+CREATE FUNCTION laser_lock_table(tbl oid, alone boolean) RETURNS cstring
 AS 'MODULE_PATHNAME', 'laser_lock_table_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION laser_lock_table(oid)
-IS 'locks a table as UPDATE does, and returns its qualified name';
+COMMENT ON FUNCTION laser_lock_table(oid, boolean)
+IS 'internal: locks a table as UPDATE does, or so that nobody else labels its columns, and returns its qualified name';
+
+CREATE FUNCTION laser_label_column(tbl oid, attribute smallint, label text) RETURNS void
+AS 'MODULE_PATHNAME', 'laser_label_column_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION laser_label_column(oid, smallint, text)
+IS 'internal: gives a column of embeddings a label, as SECURITY LABEL does, whatever name its table has by now';
+
+CREATE FUNCTION laser_mark(tbl oid) RETURNS text
+AS 'MODULE_PATHNAME', 'laser_mark_wrapper'
+LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION laser_mark(oid)
+IS 'internal: what a statement of this session about a table begins with, that is looked at when it has been parsed';
 
 CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
 AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
@@ -310,14 +324,15 @@ BEGIN
         parts := ARRAY[tbl];
     END IF;
     FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
-        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
         INTO part_name USING part::pg_catalog.oid;
         is_owner := pg_catalog.pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c
             WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
         EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         IF known IS NULL AND is_owner THEN
             -- Labels are set under this lock: of two calls, one finds the other's label.
-            EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', part_name);
+            EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, true)', laser)
+            INTO part_name USING part::pg_catalog.oid;
             EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         END IF;
         IF known OPERATOR(pg_catalog.=) label OR known OPERATOR(pg_catalog.=) model THEN
@@ -330,10 +345,15 @@ BEGIN
                 hint = pg_catalog.format('SET laser.model = %L. To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
                                          pg_catalog.split_part(known, ' ', 1), part, embedding_column);
         END IF;
-        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
+        EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
+        EXECUTE mark OPERATOR(pg_catalog.||)
+            pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
         INTO has_some;
         IF is_owner AND NOT has_some THEN
-            EXECUTE pg_catalog.format('SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L', part_name, embedding_column, label);
+            EXECUTE pg_catalog.format(
+                'SELECT %I.laser_label_column(a.attrelid, a.attnum, $3) FROM pg_catalog.pg_attribute a
+                 WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2', laser)
+            USING part::pg_catalog.oid, embedding_column, label;
         ELSE
             RAISE NOTICE USING
                 message = CASE WHEN has_some
@@ -351,7 +371,7 @@ BEGIN
 
     FOREACH part IN ARRAY COALESCE(parts, '{}') LOOP
         -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
-        mark := pg_catalog.concat('/* laser: of table ', part::pg_catalog.oid, ', and runs nothing of others */ ');
+        EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
         part_stored := 0;
         shortest := NULL;
         stalled := 0;
@@ -369,7 +389,7 @@ BEGIN
                     THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
                     'laser_embed_table %s: %s', part, progress), true);
-                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1)', laser)
+                EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
                 INTO part_name USING part::pg_catalog.oid;
                 EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
                 IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN
@@ -673,15 +693,14 @@ LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) p.datid
 LEFT JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) p.usesysid;
 
 -- The statement of laser_hybrid. It is executed under the caller's search path, so that every name in it is
--- qualified; here the path is the server's, so that names which are printed are.
-CREATE FUNCTION laser_hybrid_query(
-    rows_of anyelement, text_column name, query text, k integer DEFAULT 10,
-    config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
-    key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
-    meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
-    rank_constant double precision DEFAULT 60)
+-- qualified; here the path is the server's, so that names which are printed are. No argument is polymorphic: nobody's
+-- function of this name can be a better match for what is called with these very types.
+CREATE FUNCTION laser_hybrid_statement(
+    row_type regtype, text_column name, query text, k integer, config regconfig, embedding_column name,
+    words_column name, key_column name, candidates integer, max_distance double precision,
+    meaning_weight double precision, words_weight double precision, rank_constant double precision)
 RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE COST 1000
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 SET search_path = pg_catalog, pg_temp
 SET extra_float_digits = 1
 AS $$
@@ -714,10 +733,10 @@ DECLARE
 BEGIN
     SELECT c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) INTO relation, kind, named
     FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE t.oid = pg_typeof(rows_of) AND c.relkind IN ('r', 'p', 'm', 'v', 'f');
+    WHERE t.oid = row_type AND c.relkind IN ('r', 'p', 'm', 'v', 'f');
     IF relation IS NULL THEN
         RAISE EXCEPTION USING errcode = 'wrong_object_type',
-            message = format('%s is not the row type of a table or view', pg_typeof(rows_of)),
+            message = format('%s is not the row type of a table or view', row_type),
             hint = 'Name the table by a null row of it: laser_hybrid(NULL::my_table, ...).';
     END IF;
     IF text_column IS NULL OR query IS NULL THEN
@@ -769,8 +788,8 @@ BEGIN
         WHEN 'embedding' THEN
             term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
                 ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
-            measure := format('t.%I OPERATOR(%I.<=>) @extschema@.laser_embed(%L::pg_catalog.text, NULL, ''query'')::%I.%I',
-                typed.attname, typed.nspname, query, typed.nspname, typed.typname);
+            measure := format('t.%I OPERATOR(%I.<=>) %s.laser_embed(%L::pg_catalog.text, NULL::pg_catalog.text, ''query''::pg_catalog.text)::%I.%I',
+                typed.attname, typed.nspname, '@extschema@', query, typed.nspname, typed.typname);
         WHEN 'words' THEN
             term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;
         WHEN 'key' THEN
@@ -801,19 +820,21 @@ BEGIN
     -- What rows say, and what is near by.
     body := format('t.%I::pg_catalog.text', text_column);
     IF embedding_column IS NULL THEN
-        measure := format('%s OPERATOR(@extschema@.<=>) %L::pg_catalog.text', body, query);
+        measure := format('%s OPERATOR(%s.<=>) %L::pg_catalog.text', body, '@extschema@', query);
     END IF;
     IF words_column IS NOT NULL THEN
         document := format('t.%I', words_column);
     ELSE
         IF config IS NULL THEN
-            -- That of the table's index, or of a partition's.
-            SELECT c.oid INTO config
+            -- That of the table's index, or of a partition's. Its name is in the expression: of configurations there may be any
+            -- number.
+            SELECT x.name::regconfig INTO config
             FROM pg_index i
-            JOIN pg_ts_config c ON pg_get_indexdef(i.indexrelid, 1, false) IN (
-                format('to_tsvector(%L::regconfig, %I)', c.oid::regconfig::text, text_column),
-                format('to_tsvector(%L::regconfig, (%I)::text)', c.oid::regconfig::text, text_column))
-            WHERE i.indrelid = relation AND i.indisvalid
+            CROSS JOIN LATERAL pg_get_indexdef(i.indexrelid, 1, false) d(expression)
+            CROSS JOIN LATERAL (SELECT replace(substring(d.expression FROM $re$^to_tsvector\('(.*?)'::regconfig, $re$), $q$''$q$, $q$'$q$)) x(name)
+            WHERE i.indrelid = relation AND i.indisvalid AND d.expression IN (
+                format('to_tsvector(%L::regconfig, %I)', x.name, text_column),
+                format('to_tsvector(%L::regconfig, (%I)::text)', x.name, text_column))
             LIMIT 1;
         END IF;
         IF config IS NULL THEN
@@ -866,8 +887,7 @@ BEGIN
     END IF;
 
     -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
-    PERFORM @extschema@.laser_embedding_cosine_kind();  -- loads the library, if it is not
-    RETURN format($query$/* laser: of table %18$s, and runs nothing of others */
+    RETURN format($query$%18$s
 WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place
     FROM (SELECT %1$s AS key_1, %2$s AS key_2, %3$s AS distance
@@ -914,7 +934,28 @@ ORDER BY x.score DESC, x.meaning_rank, x.words_rank$query$,
         CASE WHEN max_distance IS NULL THEN '' ELSE
             format(E'\n          WHERE %s OPERATOR(pg_catalog.<=) %L::pg_catalog.float8', measure, max_distance) END,
         candidates, hits, most, 2 * candidates, points, tie, joined, document,
-        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k, relation::oid);
+        quote_literal(meaning_weight), quote_literal(words_weight), quote_literal(rank_constant), k,
+        @extschema@.laser_mark(relation::oid));
+END
+$$;
+
+COMMENT ON FUNCTION laser_hybrid_statement(regtype, name, text, integer, regconfig, name, name, name, integer,
+    double precision, double precision, double precision, double precision)
+IS 'internal: the statement of laser_hybrid for a table';
+
+CREATE FUNCTION laser_hybrid_query(
+    rows_of anyelement, text_column name, query text, k integer DEFAULT 10,
+    config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
+    key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
+    meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
+    rank_constant double precision DEFAULT 60)
+RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
+AS $$
+BEGIN
+    RETURN @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
+        embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
+        rank_constant);
 END
 $$;
 
@@ -933,11 +974,116 @@ RETURNS SETOF record
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 100000 ROWS 10
 AS $$
 BEGIN
-    RETURN QUERY EXECUTE @extschema@.laser_hybrid_query(rows_of, text_column, query, k, config, embedding_column,
-        words_column, key_column, candidates, max_distance, meaning_weight, words_weight, rank_constant);
+    RETURN QUERY EXECUTE @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
+        embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
+        rank_constant);
 END
 $$;
 
 COMMENT ON FUNCTION laser_hybrid(anyelement, name, text, integer, regconfig, name, name, name, integer,
     double precision, double precision, double precision, double precision)
 IS 'the k rows that a search by meaning and one by words find together, by reciprocal rank fusion';
+
+CREATE FUNCTION laser_forget_embedding() RETURNS trigger
+AS 'MODULE_PATHNAME', 'laser_forget_embedding'
+LANGUAGE c;
+
+COMMENT ON FUNCTION laser_forget_embedding()
+IS 'internal: what the triggers of laser_keep_embedded call; takes away the embedding of a text that changes';
+
+CREATE FUNCTION laser_keep_embedded(tbl regclass, text_column name, embedding_column name) RETURNS void
+LANGUAGE plpgsql STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    named text;
+    trigger_name text := 'zz_laser_keep_' || embedding_column;
+    part name;
+    found_type oid;
+    is_right boolean;
+    forget constant regprocedure := '@extschema@.laser_forget_embedding()';
+BEGIN
+    -- The last of the triggers before an update, by its name: it sees what others have made of the row.
+    IF octet_length(trigger_name) > 63 THEN
+        trigger_name := 'zz_laser_keep_' || md5(embedding_column::text);
+    END IF;
+    named := @extschema@.laser_lock_table(tbl, true);
+    FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
+        SELECT a.atttypid INTO found_type FROM pg_attribute a
+        WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
+        IF found_type IS NULL THEN
+            RAISE EXCEPTION USING errcode = 'undefined_column',
+                message = format('column "%s" of table "%s" does not exist', part, tbl);
+        END IF;
+        IF part = text_column THEN
+            is_right := (SELECT t.typcategory = 'S' FROM pg_type t WHERE t.oid = found_type);
+        ELSE
+            is_right := found_type IN ('@extschema@.embedding'::regtype, '@extschema@.halfembedding'::regtype)
+                OR EXISTS (
+                    SELECT FROM pg_type t JOIN pg_depend d ON d.objid = t.oid JOIN pg_extension x ON x.oid = d.refobjid
+                    WHERE t.oid = found_type AND t.typname IN ('vector', 'halfvec') AND d.classid = 'pg_type'::regclass
+                      AND d.refclassid = 'pg_extension'::regclass AND x.extname = 'vector');
+        END IF;
+        IF NOT is_right THEN
+            RAISE EXCEPTION USING errcode = 'datatype_mismatch',
+                message = format('column "%s" of table "%s" is of type %s', part, tbl, format_type(found_type, NULL)),
+                hint = 'Name a column of text, and one of type embedding or halfembedding, or of pgvector''s vector or halfvec.';
+        END IF;
+    END LOOP;
+    -- One that is there already may keep the embedding of another text.
+    EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L)',
+        CASE WHEN EXISTS (SELECT FROM pg_trigger t
+                          WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget)
+             THEN 'OR REPLACE' ELSE '' END,
+        trigger_name, named, '@extschema@', text_column, embedding_column);
+    -- Schemas are renamed whatever is locked, and the name may have been another table's by then.
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget) THEN
+        RAISE EXCEPTION USING errcode = 'object_in_use',
+            message = format('table "%s" was renamed meanwhile', tbl),
+            hint = 'Call laser_keep_embedded again.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name)
+IS 'has embeddings become null when their text changes, for laser_embed_table to make them anew';
+
+CREATE VIEW laser_kept_columns AS
+SELECT k.relation, k.text_column, k.embedding_column, k.enabled,
+       pg_catalog.split_part(l.label, ' ', 1) AS model,
+       (SELECT pg_catalog.round(s.null_frac::pg_catalog.numeric OPERATOR(pg_catalog.*) c.reltuples::pg_catalog.numeric)::pg_catalog.int8
+        FROM pg_catalog.pg_stats s
+        WHERE s.schemaname OPERATOR(pg_catalog.=) n.nspname AND s.tablename OPERATOR(pg_catalog.=) c.relname
+          AND s.attname OPERATOR(pg_catalog.=) k.embedding_column
+        ORDER BY s.inherited DESC LIMIT 1) AS waiting
+FROM (SELECT t.tgrelid::pg_catalog.regclass AS relation,
+             pg_catalog.convert_from(
+                 pg_catalog.substring(t.tgargs, 1, b.first OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.getdatabaseencoding())::pg_catalog.name AS text_column,
+             pg_catalog.convert_from(
+                 pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1,
+                     pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) b.first OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.getdatabaseencoding())::pg_catalog.name AS embedding_column,
+             t.tgenabled OPERATOR(pg_catalog.<>) 'D' AS enabled
+      FROM pg_catalog.pg_trigger t
+      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, '\x00'::pg_catalog.bytea) AS first OFFSET 0) b
+      WHERE t.tgfoid OPERATOR(pg_catalog.=) '@extschema@.laser_forget_embedding()'::pg_catalog.regprocedure::pg_catalog.oid
+        AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid AND t.tgnargs OPERATOR(pg_catalog.=) 2
+        -- Before an update of each row.
+        AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2) k
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) k.relation::pg_catalog.oid
+JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+LEFT JOIN pg_catalog.pg_attribute a
+  ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) k.embedding_column AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_seclabel l
+  ON l.objoid OPERATOR(pg_catalog.=) c.oid AND l.objsubid OPERATOR(pg_catalog.=) a.attnum::pg_catalog.int4
+ AND l.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+ AND l.provider OPERATOR(pg_catalog.=) 'laser';
+
+GRANT SELECT ON laser_kept_columns TO PUBLIC;
+
+COMMENT ON VIEW laser_kept_columns IS 'columns of embeddings that laser_keep_embedded keeps in step with their text';
+COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled';
+COMMENT ON COLUMN laser_kept_columns.model IS 'of the embeddings, see laser_models_used';
+COMMENT ON COLUMN laser_kept_columns.waiting IS
+    'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';

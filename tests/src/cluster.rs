@@ -355,6 +355,25 @@ impl Cluster {
         Ok(())
     }
 
+    /// Kills one of the server's processes with SIGKILL, and waits until the server has ended all others
+    /// and takes connections again.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn crash(&mut self, pid: u32) -> Result<()> {
+        const RESTARTS: &str = "all server processes terminated; reinitializing";
+        self.expect_fault("was terminated by signal 9");
+        let before = self.log().matches(RESTARTS).count();
+        signal(pid, libc::SIGKILL);
+        // A connection that is made before the server has noticed is one of those that it ends.
+        wait_until("the server has ended its processes", || {
+            Ok(self.log().matches(RESTARTS).count() > before)
+        })?;
+        wait_until("the server is back", || {
+            Ok(self.config("postgres").connect(NoTls).is_ok())
+        })
+    }
+
     /// Lines of the log that contain `text` are what the test wants, whatever fault they tell of.
     pub fn expect_fault(&mut self, text: &str) {
         self.expected_faults.push(text.to_owned());

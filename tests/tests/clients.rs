@@ -94,9 +94,10 @@ fn run(cluster: &Cluster, python: &Path, name: &str) -> Result<()> {
     let scans = "SELECT coalesce(sum(pg_stat_get_numscans(c.oid)), 0) FROM pg_class c
          JOIN pg_am a ON a.oid = relam AND amname = 'laser'";
     // The statistics of a session are there once it has ended.
-    laser_tests::wait_until("the laser index to have been searched", || {
-        Ok(cluster.psql(name, scans)? != "0")
-    })
+    laser_tests::wait_until(
+        &format!("the laser index of {name} has been searched"),
+        || Ok(cluster.psql(name, scans)? != "0"),
+    )
 }
 
 #[test]

@@ -166,6 +166,29 @@ fn labels_follow_their_columns() -> Result<()> {
     }
     client.batch_execute("DROP TABLE s.moved")?;
     ensure!(used(&mut client)?.is_empty());
+    // What `laser_embed_table` labels by: columns that are there, of tables of one's own.
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text, gone text, m embedding(32)); ALTER TABLE t DROP gone; CREATE INDEX i ON t (id)",
+    )?;
+    for call in [
+        "laser_label_column('t'::regclass, 3::smallint, 'one')",
+        "laser_label_column('t'::regclass, 0::smallint, 'one')",
+        "laser_label_column('t'::regclass, 99::smallint, 'one')",
+        "laser_label_column('i'::regclass, 1::smallint, 'one')",
+        "laser_label_column(1, 1::smallint, 'one')",
+    ] {
+        let (code, ..) = failure(&mut client, &format!("SELECT public.{call}"))?;
+        ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{call}: {code:?}");
+    }
+    let (code, ..) = failure(
+        &mut client,
+        "BEGIN READ ONLY; SELECT laser_label_column('t'::regclass, 4::smallint, 'one')",
+    )?;
+    ensure!(code == SqlState::READ_ONLY_SQL_TRANSACTION, "{code:?}");
+    client.batch_execute("ROLLBACK; CREATE ROLE somebody; SET ROLE somebody")?;
+    let call = "SELECT public.laser_label_column('public.t'::regclass, 4::smallint, 'one')";
+    let (code, ..) = failure(&mut client, call)?;
+    ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{code:?}");
     Ok(())
 }
 

@@ -1210,16 +1210,16 @@ fn embed_table_stays_with_its_table() -> Result<()> {
     client.batch_execute("CREATE ROLE nobody_in_particular; SET ROLE nobody_in_particular")?;
     let (code, ..) = failure(
         &mut client,
-        "SELECT public.laser_lock_table('public.t'::regclass)",
+        "SELECT public.laser_lock_table('public.t'::regclass, false)",
     )?;
     assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
     client.batch_execute("RESET ROLE; DROP ROLE nobody_in_particular")?;
     let (code, ..) = failure(
         &mut client,
-        "SELECT public.laser_lock_table('pg_settings'::regclass)",
+        "SELECT public.laser_lock_table('pg_settings'::regclass, false)",
     )?;
     assert_eq!(code, SqlState::WRONG_OBJECT_TYPE);
-    let (code, ..) = failure(&mut client, "SELECT public.laser_lock_table(1)")?;
+    let (code, ..) = failure(&mut client, "SELECT public.laser_lock_table(1, false)")?;
     assert_eq!(code, SqlState::UNDEFINED_TABLE);
     Ok(())
 }

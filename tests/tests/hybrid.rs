@@ -94,3 +94,28 @@ fn hybrid_search_beats_its_parts() -> Result<()> {
     ensure!(plan.contains("Tid Scan on docs"), "{plan}");
     Ok(())
 }
+
+/// The extension's schema may be called whatever a schema can be called.
+#[test]
+fn the_schema_may_have_any_name() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        r#"DROP EXTENSION laser; CREATE SCHEMA "1%s of Them"; CREATE EXTENSION laser SCHEMA "1%s of Them";
+           CREATE TABLE docs (id int PRIMARY KEY, body text, v "1%s of Them".embedding);
+           INSERT INTO docs VALUES (1, 'a house'), (2, 'a boat')"#,
+    )?;
+    for column in ["NULL", "'v'"] {
+        let found = client.query(
+            &format!(
+                r#"SELECT (hit).id FROM "1%s of Them".laser_hybrid(NULL::docs, 'body', 'boat', 1, embedding_column => {column})"#
+            ),
+            &[],
+        )?;
+        ensure!(
+            found.len() == 1 && found[0].get::<_, i32>(0) == 2,
+            "{column}"
+        );
+    }
+    Ok(())
+}

@@ -152,6 +152,37 @@ fn without_a_worker_inserts_merge() -> Result<()> {
     clean(&cluster)
 }
 
+/// Of many databases with much to do, few have a worker at once.
+#[test]
+fn workers_are_limited() -> Result<()> {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("autovacuum", "off")
+        .setting("laser.maintenance_workers", "1")
+        .start()?;
+    let mut client = create(&cluster, 64, LONG)?;
+    let worker = long_merge(&cluster, &mut client)?;
+    let mut other = cluster.database("other")?;
+    other.batch_execute(
+        "CREATE TABLE t (e embedding(16));
+         CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64);
+         INSERT INTO t SELECT (SELECT array_agg(random() - 0.5)::real[]::embedding FROM generate_series(1, 16) WHERE i = i)
+         FROM generate_series(1, 3000) i",
+    )?;
+    let row = other.query_one("SELECT segments, pending FROM laser_index_info('ti')", &[])?;
+    let (segments, left) = (row.get::<_, i32>(0), row.get::<_, i64>(1));
+    ensure!(segments > 0 && left < 1000, "{segments} {left}");
+    ensure!(workers(&cluster)? == "1" && process_exists(worker.try_into()?));
+    // One that may be there is.
+    cluster.psql("postgres", "ALTER SYSTEM SET laser.maintenance_workers = 2")?;
+    cluster.psql("postgres", "SELECT pg_reload_conf()")?;
+    wait_until("there are two", || {
+        other.batch_execute("INSERT INTO t SELECT e FROM t LIMIT 500")?;
+        Ok(workers(&cluster)? == "2")
+    })?;
+    Ok(())
+}
+
 /// Nobody who wants the database, the table or the index waits for the worker.
 #[test]
 fn the_worker_is_in_nobodys_way() -> Result<()> {

@@ -1,7 +1,7 @@
 //! `pg_stat_laser_indexes`: what is counted, for whom, and what becomes of it.
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, failure, process_exists, signal, wait_until};
+use laser_tests::{Cluster, failure};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -210,15 +210,9 @@ fn counts_outlive_a_crash_and_begin_anew_with_the_server() -> Result<()> {
     create(&mut client, 500)?;
     client.batch_execute(SEARCH)?;
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
-    cluster.expect_fault("was terminated by signal 9");
-    signal(pid as u32, 9);
+    cluster.crash(u32::try_from(pid)?)?;
     drop(client);
-    let mut client = None;
-    wait_until("the server is back", || {
-        client = cluster.connect("d").ok();
-        Ok(client.is_some() && !process_exists(pid as u32))
-    })?;
-    let mut client = client.expect("it is connected");
+    let mut client = cluster.connect("d")?;
     ensure!(counts(&mut client, "ti")?[0] == 1);
     drop(client);
     cluster.restart()?;
@@ -240,5 +234,48 @@ fn nothing_is_counted_where_the_library_is_not_preloaded() -> Result<()> {
     )?;
     ensure!((row.get::<_, String>(0), row.get(1)) == ("ti".to_owned(), true));
     client.batch_execute("SELECT laser_index_statistics_reset('ti')")?;
+    Ok(())
+}
+
+/// Those of one database do not keep others' from being counted.
+#[test]
+fn indexes_of_other_databases_that_are_gone_make_room() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("autovacuum", "off")
+        .setting("fsync", "off")
+        .start()?;
+    let mut other = cluster.database("other")?;
+    other.batch_execute(
+        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off",
+    )?;
+    other.batch_execute(
+        "DO $$
+         BEGIN
+             FOR i IN 1 .. 4000 LOOP
+                 CREATE INDEX ti ON t USING laser (v);
+                 PERFORM FROM t ORDER BY v <=> '[1,1]' LIMIT 1;
+                 DROP INDEX ti;
+                 COMMIT;
+             END LOOP;
+         END $$",
+    )?;
+    let mut client = cluster.database("d")?;
+    create(&mut client, 500)?;
+    client.batch_execute(SEARCH)?;
+    ensure!(counts(&mut client, "ti")?[0] == 1);
+    Ok(())
+}
+
+/// An index whose drop is taken back keeps its counts.
+#[test]
+fn a_drop_that_is_rolled_back_loses_no_counts() -> Result<()> {
+    let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
+    let mut client = cluster.database("d")?;
+    create(&mut client, 500)?;
+    client.batch_execute(SEARCH)?;
+    client.batch_execute("BEGIN; DROP INDEX ti; ROLLBACK")?;
+    ensure!(counts(&mut client, "ti")?[0] == 1);
+    client.batch_execute("BEGIN; SAVEPOINT s; DROP INDEX ti; ROLLBACK TO s; COMMIT")?;
+    ensure!(counts(&mut client, "ti")?[0] == 1);
     Ok(())
 }

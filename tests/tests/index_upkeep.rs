@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Cluster, failure, wait_until, was_ended};
+use laser_tests::{Cluster, SmallDisk, failure, wait_until, was_ended};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -399,6 +399,96 @@ fn a_failed_merge_is_put_off() -> Result<()> {
     ensure!(other.query_one(pending, &[])?.get::<_, i64>(0) == 0);
     ensure!(problems(&mut other, "ti")?.is_empty());
     Ok(())
+}
+
+/// Pages that merges give back are taken by those that follow, without VACUUM.
+#[test]
+fn an_index_that_is_inserted_into_uses_its_pages_again() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 0, 64)?;
+    client.batch_execute(
+        "CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 256, quantization = f32)",
+    )?;
+    for _ in 0..30 {
+        client
+            .batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 1000) i")?;
+    }
+    client.batch_execute("SELECT laser_merge('ti')")?;
+    let size = "SELECT pg_relation_size('ti')";
+    let grown: i64 = client.query_one(size, &[])?.get(0);
+    client.batch_execute("REINDEX INDEX ti")?;
+    let made: i64 = client.query_one(size, &[])?.get(0);
+    // While a segment is made anew, the old one is there as well.
+    ensure!(grown < 5 * made / 2, "{grown} bytes, {made} made anew");
+    Ok(())
+}
+
+/// A merge for which there is no room where the index lies takes none: others may keep theirs there.
+#[test]
+fn a_merge_without_room_in_its_tablespace_takes_none() -> Result<()> {
+    let cluster = cluster()?;
+    let folder = cluster.scratch()?;
+    let Some(disk) = SmallDisk::mount(&folder, 32 << 10)? else {
+        return Ok(());
+    };
+    let mut client = create(&cluster, 0, 768)?;
+    client.batch_execute(&format!(
+        "CREATE TABLESPACE small LOCATION '{}'",
+        folder.display()
+    ))?;
+    client.batch_execute(
+        "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 10000) i;
+         CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 2097151) TABLESPACE small;
+         INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 4000) i",
+    )?;
+    let size = "SELECT pg_relation_size('ti')";
+    let before: i64 = client.query_one(size, &[])?.get(0);
+    let (mut other, notices) = cluster.connect_with_notices("upkeep")?;
+    let (code, message, _) = failure(&mut other, "SELECT laser_merge('ti')")?;
+    ensure!(code == SqlState::DISK_FULL, "{code:?} {message}");
+    // A page or two of the list, no segment.
+    let grown = |client: &mut Client| -> Result<i64> {
+        Ok(client.query_one(size, &[])?.get::<_, i64>(0) - before)
+    };
+    ensure!(grown(&mut other)? < 100_000);
+    other.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+    let said = notices.take();
+    ensure!(
+        said.len() == 1 && said[0].starts_with("WARNING: could not merge"),
+        "{said:?}"
+    );
+    ensure!(grown(&mut other)? < 100_000);
+    ensure!(problems(&mut other, "ti")?.is_empty());
+    other.batch_execute("DROP INDEX ti")?;
+    other.batch_execute("DROP TABLESPACE small")?;
+    disk.unmount()
+}
+
+/// Rows without a vector need no room for one.
+#[test]
+fn nulls_are_merged_where_there_is_little_room() -> Result<()> {
+    let cluster = cluster()?;
+    let folder = cluster.scratch()?;
+    let Some(disk) = SmallDisk::mount(&folder, 40 << 10)? else {
+        return Ok(());
+    };
+    let mut client = create(&cluster, 0, 1000)?;
+    client.batch_execute(&format!(
+        "CREATE TABLESPACE small LOCATION '{}'",
+        folder.display()
+    ))?;
+    client.batch_execute(
+        "INSERT INTO t (e) SELECT CASE WHEN i < 11 THEN vector(i) END FROM generate_series(1, 40000) i;
+         CREATE INDEX ti ON t USING laser (e) TABLESPACE small;
+         DELETE FROM t WHERE id % 2 = 0",
+    )?;
+    client.batch_execute("VACUUM (INDEX_CLEANUP ON) t")?;
+    client.batch_execute("SELECT laser_merge('ti')")?;
+    let row = client.query_one("SELECT live, dead FROM laser_index_info('ti')", &[])?;
+    ensure!((row.get::<_, i64>(0), row.get::<_, i64>(1)) == (20_000, 0));
+    client.batch_execute("DROP INDEX ti")?;
+    client.batch_execute("DROP TABLESPACE small")?;
+    disk.unmount()
 }
 
 /// Whoever inserts with next to no memory leaves nothing unmerged for the searches of others.

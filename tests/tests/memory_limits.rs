@@ -65,6 +65,16 @@ fn an_array_of_too_many_texts_is_refused() -> Result<()> {
         "{message}"
     );
     assert!(hint.contains("unnest"), "{hint}");
+    // The server does not hear of a cancel while it takes an array apart.
+    for call in [
+        "laser_embed(array_fill(NULL::text, ARRAY[5000, 1000]))",
+        "laser_rerank('a', array_fill(NULL::text, ARRAY[5000, 1000]), 'none')",
+    ] {
+        let (code, message, hint) = failure(&mut client, &format!("SELECT {call}"))?;
+        assert_eq!(code, SqlState::PROGRAM_LIMIT_EXCEEDED, "{message}");
+        assert!(message.contains("5000000 texts is too long"), "{message}");
+        assert!(hint.contains("unnest"), "{hint}");
+    }
     // Several batches; where there is no text there is no embedding.
     let row = client.query_one(
         "WITH e AS (SELECT laser_embed(array_agg(CASE WHEN g % 7 <> 0 THEN 'text ' || g % 100 END
@@ -200,7 +210,11 @@ fn nobody_may_ask_for_more_than_the_machine_has() -> Result<()> {
 }
 
 /// Calls of functions whose arguments mean something; the table has 4,000 rows.
-const CALLS: [(&str, &str); 26] = [
+const CALLS: [(&str, &str); 28] = [
+    (
+        "laser_keep_embedded",
+        "laser_keep_embedded('t', 'body', 'v')",
+    ),
     (
         "laser_embed",
         "laser_embed((SELECT array_agg(body) FROM t))",
@@ -267,6 +281,10 @@ const CALLS: [(&str, &str); 26] = [
     (
         "laser_hybrid_query",
         "laser_hybrid_query(NULL::t, 'body', repeat('many words ', 50000))",
+    ),
+    (
+        "laser_hybrid_statement",
+        "laser_hybrid_statement('t', 'body', repeat('many words ', 50000), 9, NULL, NULL, NULL, NULL, 9, NULL, 1, 1, 60)",
     ),
     ("laser_merge", "laser_merge('t_v_idx')"),
     ("laser_prewarm", "laser_prewarm('t_v_idx')"),
@@ -552,4 +570,117 @@ fn a_limit_below_what_there_is_ends_a_session_at_most() -> Result<()> {
     eprintln!("{failed} failed, {ended} sessions ended");
     ensure!(failed + ended > 4, "{failed} failed, {ended} ended");
     Ok(())
+}
+
+/// The limit moves while threads are made, so that what there was room for a moment ago cannot be had when a
+/// thread begins.
+#[test]
+fn a_limit_that_moves_while_threads_start_ends_no_server() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("max_parallel_maintenance_workers", "7")
+        .start()?;
+    let mut witness = cluster.database("moving")?;
+    witness.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id,
+           (SELECT array_agg(sin(g * (n + 1.7))) FROM generate_series(1, 64) n)::embedding(64) AS v
+         FROM generate_series(1, 600) g;
+         CREATE INDEX ti ON t USING laser (v)",
+    )?;
+    let statements = [
+        "REINDEX INDEX ti",
+        "SELECT count(*) FROM laser_mine('SELECT id, v FROM t', 'SELECT id, v FROM t')",
+    ];
+    let (mut done, mut failed) = (0, 0);
+    for round in 0..150u64 {
+        let mut client = cluster.connect("moving")?;
+        client.batch_execute("SELECT '[1]'::embedding; SET laser.mining_threads = 7")?;
+        let pid = backend(&mut client)?;
+        let statement = statements[round as usize % 2];
+        if round % 3 == 0 {
+            // A cancel that comes while a thread stops for want of memory.
+            client.batch_execute(&format!("SET statement_timeout = {}", 5 + round % 40))?;
+        }
+        let mut mover = cluster.connect("postgres")?;
+        let result = thread::scope(|scope| {
+            let moved = scope.spawn(|| mover.batch_execute(&move_limit(pid, 1 + round)));
+            let result = client.batch_execute(statement);
+            // What moves the limit ends with the session.
+            drop(client);
+            let moved = moved.join().expect("it does not panic");
+            moved.map(|()| result)
+        })?;
+        match result {
+            Ok(()) => done += 1,
+            Err(_) => failed += 1,
+        }
+        unharmed(
+            &cluster,
+            &mut witness,
+            &format!("round {round}, {statement}"),
+        )?;
+    }
+    eprintln!("{done} done, {failed} failed");
+    ensure!(failed > 20, "{done} done, {failed} failed");
+    Ok(())
+}
+
+/// Memory goes while a merge loads a graph to continue it, which usearch does without looking whether it gets what
+/// it asks for.
+#[test]
+fn a_limit_that_falls_while_a_graph_is_loaded_ends_a_session_at_most() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("laser.background_maintenance", "off")
+        .setting("maintenance_work_mem", "512MB")
+        .start()?;
+    let mut witness = cluster.database("loads")?;
+    witness.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id,
+           (SELECT array_agg(sin(g * (n + 1.7))) FROM generate_series(1, 512) n)::embedding(512) AS v
+         FROM generate_series(1, 12000) g;
+         CREATE INDEX ti ON t USING laser (v) WITH (quantization = f32)",
+    )?;
+    let (mut done, mut failed) = (0, 0);
+    for round in 0..60u64 {
+        witness.batch_execute("INSERT INTO t SELECT -id, v FROM t WHERE id BETWEEN 1 AND 300")?;
+        let mut client = cluster.connect("loads")?;
+        client.batch_execute("SELECT '[1]'::embedding")?;
+        let pid = backend(&mut client)?;
+        let mut mover = cluster.connect("postgres")?;
+        let result = thread::scope(|scope| {
+            let work = scope.spawn(|| client.batch_execute("SELECT laser_merge('ti')"));
+            thread::sleep(Duration::from_millis(20 + 5 * round));
+            mover.batch_execute(&fall(pid))?;
+            Ok::<_, postgres::Error>(work.join().expect("it does not panic"))
+        })?;
+        match result {
+            Ok(()) => done += 1,
+            Err(_) => failed += 1,
+        }
+        unharmed(&cluster, &mut witness, &format!("round {round}"))?;
+    }
+    eprintln!("{done} done, {failed} failed");
+    ensure!(failed > 5, "{done} done, {failed} failed");
+    Ok(())
+}
+
+/// A statement that leaves a session no more addresses than it has.
+fn fall(pid: i32) -> String {
+    let script = format!(
+        "read pages rest < /proc/{pid}/statm && prlimit --pid {pid} --as=$((pages * 4096)): 2> /dev/null; true"
+    );
+    format!("COPY (SELECT WHERE false) TO PROGRAM '{script}'")
+}
+
+/// A statement that leaves a session a little more addresses than it has, or all, in turns until the session
+/// ends. Sizes and times are of a sequence without a pattern, the same in each run (Lehmer's generator).
+fn move_limit(pid: i32, seed: u64) -> String {
+    let script = format!(
+        "r={seed}; while read pages rest < /proc/{pid}/statm && [ $pages -gt 0 ]; do
+           r=$((r * 48271 % 2147483647));
+           case $((r % 3)) in 0) b=0;; 1) b=$((r % 80 * 4096));; *) b=$((r % 3145728));; esac;
+           prlimit --pid {pid} --as=$((pages * 4096 + b)):;
+           [ $((r % 5)) -gt 1 ] || prlimit --pid {pid} --as=unlimited:;
+         done 2> /dev/null; true"
+    );
+    format!("COPY (SELECT WHERE false) TO PROGRAM '{script}'")
 }

@@ -395,6 +395,16 @@ fn a_search_shows_progress_and_is_cancelled_within_a_second() -> Result<()> {
             "{done} of {total}"
         );
         ensure!((row.get::<_, i64>(5), row.get::<_, i64>(6)) == (640_000, 40_000));
+        // Others see that it mines.
+        watcher.batch_execute("CREATE ROLE other; SET ROLE other")?;
+        let row = watcher.query_one(
+            "SELECT pid > 0 AND datname = 'mining' AND started_at IS NULL AND phase IS NULL AND source_rows IS NULL
+                 AND target_rows IS NULL AND pairs_done IS NULL AND pairs_total IS NULL AND threads IS NULL AND memory_kb IS NULL
+             FROM laser_mining_progress",
+            &[],
+        )?;
+        ensure!(row.get::<_, bool>(0));
+        watcher.batch_execute("RESET ROLE")?;
 
         // Returns when the server has sent the signal.
         cancel.cancel_query(NoTls)?;

@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use laser_tests::Cluster;
 use laser_tests::pgvector::has_pgvector;
 use postgres::Client;
+use postgres::error::SqlState;
 
 /// A cluster with both extensions and the casts between them, or nothing where pgvector cannot be had.
 fn both() -> Result<Option<(Cluster, Client)>> {
@@ -193,5 +194,25 @@ fn a_dump_is_restored() -> Result<()> {
         let (old, new) = (cluster.psql("source", sql)?, cluster.psql("copy", sql)?);
         ensure!(old == new, "{sql}\n{old}\n{new}");
     }
+    Ok(())
+}
+
+/// The owner of the extension may add types to it, which are not pgvector's for that.
+#[test]
+fn a_type_that_was_added_is_not_theirs() -> Result<()> {
+    let Some((_cluster, mut client)) = both()? else {
+        return Ok(());
+    };
+    client.batch_execute(
+        "CREATE SCHEMA other; CREATE TYPE other.vector AS ENUM ('a', 'b');
+         ALTER EXTENSION vector ADD TYPE other.vector",
+    )?;
+    let error = client
+        .batch_execute(
+            "SELECT * FROM laser_mine('SELECT 1::bigint, ''a''::other.vector', 'SELECT 1::bigint, ''b''::other.vector')",
+        )
+        .expect_err("no embedding");
+    let code = error.code().cloned();
+    ensure!(code == Some(SqlState::DATATYPE_MISMATCH), "{error:?}");
     Ok(())
 }

@@ -8,12 +8,13 @@ use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSymbol};
 
 /// The parts of the extensions' scripts, in the order of `scripts/install.sh`.
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     "types",
     "encode",
     "index",
     "mining",
     "hybrid",
+    "keep",
     "laser_pgvector",
 ];
 

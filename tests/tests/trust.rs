@@ -94,7 +94,7 @@ fn a_table_that_changes_meanwhile_brings_nothing_along() -> Result<()> {
     ] {
         mallory.batch_execute(
             "DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own; SET search_path = own, public;
-             CREATE TABLE docs (id int, body text);
+             CREATE TABLE docs (id int, body text, unread evil);
              INSERT INTO docs SELECT i, 'the text number ' || i FROM generate_series(1, 100) i",
         )?;
         owner.batch_execute(sql)?;
@@ -108,6 +108,33 @@ fn a_table_that_changes_meanwhile_brings_nothing_along() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// `t.ts_stat` is `ts_stat(t)` when the column is gone, a function of the server that executes its argument.
+#[test]
+fn a_row_is_no_argument_of_a_function() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    let mut mallory = cluster.connect("d")?;
+    mallory.batch_execute(MALLORY)?;
+    mallory.batch_execute(
+        "CREATE SCHEMA own; SET search_path = own, public;
+         CREATE FUNCTION own.words() RETURNS tsvector LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM public.steal(); RETURN 'x'; END $$;
+         CREATE VIEW own.v AS SELECT own.words() AS x;
+         CREATE TABLE docs (ts_stat text, w tsvector, z text);
+         INSERT INTO docs VALUES ('table/**/own.v/*', NULL, '*/');
+         CREATE CAST (docs AS text) WITH INOUT AS IMPLICIT",
+    )?;
+    let sql = "SELECT * FROM laser_hybrid(NULL::own.docs, 'ts_stat', 'words', words_column => 'w')";
+    owner.batch_execute(sql)?;
+    let result = raced(
+        &cluster,
+        &mut mallory,
+        "ALTER TABLE own.docs RENAME ts_stat TO other",
+        sql,
+    )?;
+    refused(result, &mut owner)
 }
 
 #[test]
@@ -128,12 +155,10 @@ fn columns_of_a_mining_state_bring_nothing_along() -> Result<()> {
     );
     refused(result, &mut owner)?;
     // Nor in a cursor, or where it is explained.
-    let of: u32 = owner
-        .query_one("SELECT 'state'::regclass::oid", &[])?
+    let mark: String = owner
+        .query_one("SELECT laser_mark('state'::regclass)", &[])?
         .get(0);
-    let marked = format!(
-        "/* laser: of table {of}, and runs nothing of others */ SELECT id FROM state WHERE side = 's'::\"char\""
-    );
+    let marked = format!("{mark}SELECT id FROM state WHERE side = 's'::\"char\"");
     for before in [
         "",
         "EXPLAIN ",
@@ -145,6 +170,9 @@ fn columns_of_a_mining_state_bring_nothing_along() -> Result<()> {
     }
     // Whose types they are may run them.
     mallory.batch_execute("SELECT * FROM laser_mine_stored('state')")?;
+    // A mark of another session says nothing, so that none in a text or a name makes others' statements fail.
+    let marked = format!("{mark}SELECT id FROM state");
+    cluster.connect("d")?.batch_execute(&marked)?;
     Ok(())
 }
 
@@ -170,4 +198,41 @@ fn a_column_that_is_filled_brings_nothing_along() -> Result<()> {
     )?;
     ensure!(result.is_err(), "it ran");
     unchanged(&mut owner)
+}
+
+/// Nobody's lock keeps the name of a schema.
+#[test]
+fn a_view_that_takes_the_name_of_a_table_is_not_read() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut owner = cluster.database("d")?;
+    let mut mallory = cluster.connect("d")?;
+    mallory.batch_execute(MALLORY)?;
+    mallory.batch_execute(
+        "CREATE SCHEMA own; CREATE TABLE own.docs (body text, v embedding); INSERT INTO own.docs VALUES ('some text');
+         CREATE SCHEMA other; CREATE FUNCTION taken() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM steal(); RETURN true; END';
+         CREATE VIEW other.docs AS SELECT 'x'::text AS body, CASE WHEN taken() THEN NULL::embedding END AS v",
+    )?;
+    let change = "LOCK TABLE own.docs IN SHARE UPDATE EXCLUSIVE MODE;
+                  ALTER SCHEMA own RENAME TO first; ALTER SCHEMA other RENAME TO own";
+    let result = raced(
+        &cluster,
+        &mut mallory,
+        change,
+        "CALL laser_embed_table('own.docs', 'body', 'v')",
+    )?;
+    unchanged(&mut owner)?;
+    // The table itself may be embedded, and have the label.
+    let labels: i64 = owner
+        .query_one(
+            "SELECT count(*) FROM pg_seclabels WHERE objoid = 'own.docs'::regclass",
+            &[],
+        )?
+        .get(0);
+    ensure!(labels == 0, "the view has a label");
+    result?;
+    let embedded: i64 = owner
+        .query_one("SELECT count(v) FROM first.docs", &[])?
+        .get(0);
+    ensure!(embedded == 1);
+    Ok(())
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use laser_tests::Cluster;
 use postgres::Client;
+use postgres::error::SqlState;
 
 /// The whole script of a version that upgrades start from; what is installed are the newest one and
 /// the steps to it.
@@ -152,5 +153,87 @@ fn there_is_a_way_from_every_version() -> Result<()> {
            AND source <> target AND path IS NULL";
     ensure!(cluster.psql("postgres", paths)? == "0");
     ensure!(cluster.psql("postgres", &paths.replace("IS NULL", "IS NOT NULL"))? != "0");
+    Ok(())
+}
+
+/// `pg_upgrade` takes indexes as they are, also those that could not be built anew: their model is not there, or they were set to
+/// what no build accepts.
+#[test]
+fn a_cluster_is_upgraded_with_its_indexes() -> Result<()> {
+    let mut old = Cluster::builder().preload(false).start()?;
+    let mut client = old.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id int, v embedding(8));
+         INSERT INTO t SELECT i, (SELECT array_agg(sin(i * n)) FROM generate_series(1, 8) n)::real[]::embedding
+         FROM generate_series(1, 3000) i;
+         CREATE INDEX ti ON t USING laser (v); INSERT INTO t SELECT -id, v FROM t WHERE id < 50;
+         CREATE TABLE gone (body text); CREATE INDEX gi ON gone USING laser (body); ALTER INDEX gi SET (model = 'not-there');
+         CREATE TABLE odd (v embedding(8)); CREATE INDEX oi ON odd USING laser (v); ALTER INDEX oi SET (model = 'not-there');
+         CREATE UNLOGGED TABLE loose (v embedding(8)); INSERT INTO loose SELECT v FROM t; CREATE INDEX li ON loose USING laser (v);
+         CREATE UNLOGGED TABLE lost (body text); CREATE INDEX lo ON lost USING laser (body); ALTER INDEX lo SET (model = 'not-there');
+         CREATE TABLE wide (v embedding(4000)); CREATE INDEX wi ON wide USING laser (v); ALTER INDEX wi SET (quantization = 'f32')",
+    )?;
+    let error = client
+        .batch_execute("ALTER INDEX gi SET (model = 'a@b@c')")
+        .expect_err("no name of a model");
+    ensure!(
+        error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE),
+        "{error:?}"
+    );
+    let nearest = "SELECT array_agg(id) FROM
+         (SELECT id FROM t ORDER BY v <=> (SELECT v FROM t WHERE id = 7) LIMIT 20) s";
+    let before: Vec<i32> = client.query_one(nearest, &[])?.get(0);
+    let binaries = "SELECT setting FROM pg_config WHERE name = 'BINDIR'";
+    let binaries = old.psql("postgres", binaries)?;
+    drop(client);
+    let mut new = Cluster::builder().preload(false).start()?;
+    old.stop("fast")?;
+    new.stop("fast")?;
+    let (from, to) = (old.data(), new.data());
+    let (old_port, new_port) = (old.port().to_string(), new.port().to_string());
+    let output = new
+        .command("pg_upgrade")
+        .current_dir(new.scratch()?)
+        .args(["-b", &binaries, "-B", &binaries, "-U", "postgres"])
+        .args(["-p", &old_port, "-P", &new_port])
+        .arg("-d")
+        .arg(from)
+        .arg("-D")
+        .arg(to)
+        .arg("-s")
+        .arg(new.socket())
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    new.start()?;
+    let mut client = new.connect("d")?;
+    client.batch_execute("SET enable_seqscan = off; ANALYZE t")?;
+    let after: Vec<i32> = client.query_one(nearest, &[])?.get(0);
+    ensure!(after == before, "{after:?} {before:?}");
+    for index in ["ti", "gi", "oi", "wi", "li", "lo"] {
+        let damage = client.query("SELECT laser_index_check($1::text::regclass)", &[&index])?;
+        ensure!(damage.is_empty(), "{index}");
+    }
+    client.batch_execute("INSERT INTO t SELECT id, v FROM t")?;
+    client.batch_execute("VACUUM t")?;
+    // Unlogged ones are empty after a crash, which must not find them without what they begin with.
+    client.batch_execute("ANALYZE loose, lost")?;
+    drop(client);
+    new.stop("immediate")?;
+    new.start()?;
+    let mut client = new.connect("d")?;
+    for index in ["li", "lo"] {
+        let damage = client.query("SELECT laser_index_check($1::text::regclass)", &[&index])?;
+        ensure!(damage.is_empty(), "{index}");
+    }
+    client.batch_execute("INSERT INTO loose SELECT v FROM t")?;
+    let found =
+        "SELECT count(*) FROM (SELECT FROM loose ORDER BY v <=> '[1,2,3,4,5,6,7,8]' LIMIT 20) s";
+    client.batch_execute("SET enable_seqscan = off")?;
+    ensure!(client.query_one(found, &[])?.get::<_, i64>(0) == 20);
     Ok(())
 }

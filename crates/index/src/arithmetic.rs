@@ -40,11 +40,12 @@ impl Arithmetic {
     pub(crate) fn has_cosine(self, length: f64) -> bool {
         self == Self::Own || is_safe(length)
     }
+}
 
-    /// Whether sums of products are within its range, for vectors whose lengths have this product.
-    pub(crate) fn has_product(self, lengths: f64) -> bool {
-        self == Self::Own || lengths < SAFE * SAFE
-    }
+/// Whether sums of products are within the range of `f32`, for vectors whose lengths have this product: no part of the sum
+/// is beyond it, which would leave an infinity where all together are nothing.
+pub(crate) fn has_product(lengths: f64) -> bool {
+    lengths < SAFE * SAFE
 }
 
 /// Whether squares of a vector of this length have the precision of their sum.

@@ -6,11 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use laser_memory::threads;
+use laser_memory::threads::{self, Gate, Thread};
 use memmap2::Mmap;
 
 use crate::background;
@@ -192,7 +191,7 @@ pub struct SegmentBuilder {
     shared: Arc<Shared>,
     options: BuildOptions,
     sender: Option<Sender<Batch>>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<Thread<()>>,
     batch: Batch,
     pushed: usize,
     reserved: usize,
@@ -515,7 +514,7 @@ impl SegmentBuilder {
                 .take();
             return Err(error.unwrap_or_else(|| IndexError::Graph("a thread stopped early".into())));
         }
-        if self.workers.iter().any(JoinHandle::is_finished) && self.sender.is_some() {
+        if self.workers.iter().any(Thread::is_finished) && self.sender.is_some() {
             return Err(IndexError::Graph("a thread stopped early".into()));
         }
         Ok(())
@@ -730,11 +729,17 @@ fn spawn(
     threads: usize,
     shared: &Arc<Shared>,
     batches: &Receiver<Batch>,
-) -> Result<Vec<JoinHandle<()>>> {
+) -> Result<Vec<Thread<()>>> {
     let (mut workers, mut failure) = (Vec::new(), None);
+    let gate = Gate::default();
+    let _closed = gate.close();
     for _ in 0..threads {
-        let (shared, batches) = (shared.clone(), batches.clone());
-        match threads::spawn("laser build", move || shared.work(&batches)) {
+        let (shared, batches, gate) = (shared.clone(), batches.clone(), gate.clone());
+        let work = move || {
+            gate.pass();
+            shared.work(&batches);
+        };
+        match threads::spawn("laser build", work) {
             Ok(worker) => workers.push(worker),
             Err(error) => {
                 failure = Some(error);

@@ -132,7 +132,8 @@ impl Graph {
         // usearch follows whatever edges it finds; a checksum says nothing of who computed it.
         Layout::parse(&codec, bytes)?.verify(&|| ())?;
         let mut graph = Self::empty(codec, m, ef_construction)?;
-        graph.index.load_from_buffer(bytes).map_err(graph_error)?;
+        // What there was room for a moment ago may be gone.
+        laser_memory::unchecked(|| graph.index.load_from_buffer(bytes)).map_err(graph_error)?;
         graph.check_shape()?;
         graph.index.change_expansion_add(ef_construction);
         graph.use_own_distance()?;

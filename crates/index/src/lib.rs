@@ -10,7 +10,7 @@
 //! * [`metric`], [`quantization`], [`arithmetic`] – what distances are, and how precise
 //! * [`space`], [`codec`], [`encoding`], [`raw`], [`kernels`] – the space of a segment, its stored form, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
-//! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments; `seeds` – where walks begin
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
@@ -40,7 +40,9 @@ pub mod raw;
 pub mod reach;
 pub mod refine;
 pub mod reorder;
+mod room;
 pub mod scan;
+mod seeds;
 pub mod segment;
 pub mod size;
 pub mod space;

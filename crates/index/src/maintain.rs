@@ -20,6 +20,7 @@ use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
 use crate::reach::reach;
+use crate::room;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
@@ -238,20 +239,6 @@ fn fits(
     Ok(())
 }
 
-/// Whether there is room for the files of a merge, roughly: vectors, addresses and edges of
-/// `expected` entries.
-fn room(codec: &Codec, expected: usize, options: &BuildOptions) -> Result<()> {
-    let each = codec.len() + codec.fine_len() + 8 * options.parameters.m + 32;
-    let needed = (expected * each) as u64;
-    match crate::cache::free_space(&options.folder) {
-        Some(free) if free < needed => {
-            let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
-            Err(IndexError::io("merge within", &options.folder, full))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Opens a segment to read its entries.
 fn open(
     store: &impl PageStore,
@@ -417,14 +404,18 @@ pub fn merge_reporting<S: PageStore>(
     if Meta::read(store)?.parameters.is_undecided() {
         return compact(store, how.plan).map(|()| 0);
     }
+    drop_dead_pages(store)?;
+    // To seal the list takes a page; an error of the server is more than the warning that this is.
+    room::expect_pages(store, &options.folder)?;
     let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
     let sealed = if short { None } else { pending::seal(store)? };
     let meta = Meta::read(store)?;
     let parameters = &meta.parameters;
-    let mut list = 0;
+    let (mut list, mut placed) = (0, 0);
     if let Some(sealed) = &sealed {
         pending::read(store, parameters, sealed, false, |entry| {
-            list += usize::from(entry.is_live())
+            list += usize::from(entry.is_live());
+            placed += usize::from(entry.is_live() && entry.tid & UNPLACED == 0);
         })?;
     }
     // The largest segment knows best how vectors of this index are stored.
@@ -456,7 +447,9 @@ pub fn merge_reporting<S: PageStore>(
         });
         // What cannot end well is not begun.
         fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
-        room(&codec, expected, options)?;
+        let listed = taken.map_or((0, 0), |_| (placed, list - placed));
+        let needed = room::needed(&codec, parameters.m, &group, listed);
+        room::check(store, needed, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let rotten = |s: &SegmentEntry| {
             f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count)
@@ -779,6 +772,42 @@ fn write(
     Ok((entry, built))
 }
 
+/// Drops the first pages of the pending list, as far as all their entries are dead. That takes no page, of which a
+/// full disk has none: rows of inserts that have failed there make room for the merge.
+fn drop_dead_pages(store: &impl PageStore) -> Result<()> {
+    let meta = Meta::read(store)?;
+    let list = meta.pending;
+    let mut at = list;
+    // To the last page others may add.
+    while at.head != 0 && at.head_seq < list.tail_seq {
+        let one = Pending {
+            tail_seq: at.head_seq,
+            ..at
+        };
+        let mut live = false;
+        let (seq, block) = pending::read(store, &meta.parameters, &one, false, |entry| {
+            live |= entry.is_live()
+        })?;
+        if live {
+            break;
+        }
+        at = Pending {
+            head_seq: seq,
+            head: block,
+            ..at
+        };
+    }
+    if at.head_seq > list.head_seq {
+        replace(store, &[], &[], Some((at.head_seq, at.head)))?;
+        let dropped = Pending {
+            tail_seq: at.head_seq - 1,
+            ..list
+        };
+        free_list(store, &dropped)?;
+    }
+    Ok(())
+}
+
 /// Live and dead entries of the pending list.
 fn list_len(store: &impl PageStore) -> Result<usize> {
     let meta = Meta::read(store)?;
@@ -821,6 +850,7 @@ fn free(store: &impl PageStore, blocks: impl IntoIterator<Item = u32>) -> Result
             store.release(block);
         }
     }
+    store.publish_released();
     Ok(())
 }
 
@@ -876,6 +906,7 @@ pub fn sweep(store: &impl PageStore) -> Result<Swept> {
     }
     swept.reclaimed = orphans.len() as u32;
     swept.free += swept.reclaimed;
+    // Publishes those as well that the map had forgotten.
     free(store, orphans)?;
     Ok(swept)
 }

@@ -1,6 +1,7 @@
 //! A store in memory, for tests: it remembers every committed change, so that a test can go back to
 //! any moment at which a crash might have happened.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::error::{IndexError, Result};
@@ -119,6 +120,16 @@ impl PageStore for MemoryStore {
 
     fn release(&self, block: u32) {
         self.inner().free.push(block);
+    }
+
+    fn publish_released(&self) {}
+
+    fn folder(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn released(&self) -> u32 {
+        self.inner().free.len() as u32
     }
 
     fn pause(&self) {}

@@ -2,7 +2,7 @@
 
 use laser_vector::kernels::{cosine_distance, f32_dot, f32_l2_squared, l2_distance, norm};
 
-use crate::arithmetic::{Arithmetic, HALF_ULP, SAFE, rounding};
+use crate::arithmetic::{Arithmetic, HALF_ULP, SAFE, has_product, rounding};
 use crate::codec::{Codec, Format};
 use crate::error::Result;
 use crate::kernels::DotI8;
@@ -88,7 +88,7 @@ impl Query {
                 let estimate = -f64::from(f32_dot(&self.given, x));
                 let (length, other) = (norm(&self.given), norm(x) + error);
                 let slack = length * (2.0 * relative * other + error);
-                if self.arithmetic.has_product(length * other) {
+                if has_product(length * other) {
                     product(estimate, slack + vanishing(x.len()))
                 } else {
                     product(estimate, f64::INFINITY)
@@ -302,7 +302,7 @@ impl Probe {
         let length = length / self.gain + self.centre_length;
         let relative = rounding(self.dims) + self.arithmetic.rounding(self.dims);
         let slack = self.length * (error / self.gain + 2.0 * relative * length);
-        if !self.arithmetic.has_product(self.length * length) {
+        if !has_product(self.length * length) {
             return product(-(dot + self.offset), f64::INFINITY);
         }
         product(-(dot + self.offset), slack + vanishing(self.dims))
@@ -342,6 +342,37 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// Parts of the operator's sum overflow, though all together are nothing.
+    #[test]
+    fn products_that_cancel_have_bounds() {
+        let dims = 128;
+        let one = |at: usize, x: f32| match at {
+            0 | 32 => x,
+            64 | 96 => -x,
+            _ => 0.0,
+        };
+        let x: Vec<f32> = (0..dims)
+            .map(|i| one(i, 2.2e19) + i as f32 * 1e13)
+            .collect();
+        let q: Vec<f32> = (0..dims).map(|i| one(i, 1.5e19).abs()).collect();
+        let query = Query::new(Metric::InnerProduct, dims, &q).unwrap();
+        let truth = -f64::from(f32_dot(&q, &x));
+        let pending = query.measure(&x, 0.0);
+        assert!(pending.lower <= truth, "{pending:?} {truth}");
+        let rows = vec![x; 4];
+        for codec in (0..5).filter_map(Quantization::from_u8) {
+            let codec = Codec::new(dims, Metric::InnerProduct, codec);
+            let space = Space::fit(Metric::InnerProduct, dims, &rows, true);
+            let probe = Probe::new(codec, &space, &query);
+            let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+            let error = space.enter(&rows[0], 0.0, &mut place);
+            codec.encode(&place, error, &mut stored);
+            let (graph, fine) = stored.split_at(codec.graph_len());
+            let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+            assert!(found.lower <= truth, "{codec:?} {found:?} {truth}");
         }
     }
 

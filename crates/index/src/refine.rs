@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use laser_memory::threads::spawn_scoped;
+use laser_memory::threads::{self, Gate, ScopedThread};
 
 use crate::codec::Codec;
 use crate::error::Result;
@@ -208,20 +208,27 @@ impl Lists {
             }
             Ok(())
         };
-        thread::scope(|scope| {
+        let gate = Gate::default();
+        threads::scope(|scope| {
+            let closed = gate.close();
+            let waiting = || {
+                gate.pass();
+                work(&|| ())
+            };
             let others: Vec<_> = (1..threads)
                 // Where the system has no more threads, those that there are do the work.
-                .map_while(|_| spawn_scoped(scope, "laser build", || work(&|| ())).ok())
+                .map_while(|_| scope.spawn("laser build", waiting).ok())
                 .collect();
+            drop(closed);
             // Where this thread unwinds, the others do not go on for nobody.
             let _leave = Stop(&stop);
             let own = work(pause);
             // One that has stopped for want of memory never ends, but `pause` does not return then.
-            while !others.iter().all(thread::ScopedJoinHandle::is_finished) {
+            while !others.iter().all(ScopedThread::is_finished) {
                 pause();
                 thread::sleep(INTERVAL);
             }
-            let join = |other: thread::ScopedJoinHandle<'_, _>| {
+            let join = |other: ScopedThread<'_, _>| {
                 other.join().unwrap_or_else(|panic| resume_unwind(panic))
             };
             others.into_iter().map(join).fold(own, Result::and)

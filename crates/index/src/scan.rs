@@ -34,10 +34,10 @@ pub enum Iterate {
 
 /// A walk is not cheaper than looking at every vector, which misses none, when it keeps more than this part of them: of
 /// 50,000 rows a thirteenth, of a million a fortieth.
-pub const WALK_PART: usize = 32;
+const WALK_PART: usize = 32;
 /// Nor does any walk keep so many candidates: it cannot be interrupted, and takes a second for a few hundred
 /// thousand.
-pub const WIDEST_WALK: usize = 1 << 16;
+const WIDEST_WALK: usize = 1 << 16;
 /// How many rows a look at every vector keeps at least, and at most, for those that come later it looks again.
 const KEPT: (usize, usize) = (1 << 14, 1 << 20);
 /// How much wider each search is than the one before.
@@ -94,9 +94,14 @@ impl Part {
     /// Whether looking at every vector is no dearer than the walk.
     fn is_small(&self) -> bool {
         // Those without a place are no part of it.
-        self.ef >= WIDEST_WALK
-            || self.ef.saturating_mul(WALK_PART) >= self.view.header().placed() as usize
+        looks_at_all(self.view.header().placed() as usize, self.ef)
     }
+}
+
+/// Whether a search that keeps `ef` candidates looks at all of so many placed entries, because a walk would be no
+/// cheaper.
+pub fn looks_at_all(placed: usize, ef: usize) -> bool {
+    ef >= WIDEST_WALK || ef.saturating_mul(WALK_PART) >= placed
 }
 
 /// A row with the number that it is ordered by.

@@ -1,6 +1,8 @@
 //! Where pages live: PostgreSQL's buffers, or memory in tests. The code above this trait does not
 //! know which.
 
+use std::path::PathBuf;
+
 use crate::error::Result;
 
 /// Pages of one index.
@@ -30,6 +32,16 @@ pub trait PageStore {
     /// Notes that a page belongs to nobody. A hint: it may be lost, and it may be outdated, see
     /// [`WriteSet::allocate`].
     fn release(&self, block: u32);
+
+    /// Has pages that were released taken from now on; before, that is left to chance.
+    fn publish_released(&self);
+
+    /// The folder of the file system that new pages are taken from, where there is one.
+    fn folder(&self) -> Option<PathBuf>;
+
+    /// Pages that were [released](PageStore::release) and not taken since, roughly: none has to be taken
+    /// from the file system in their place.
+    fn released(&self) -> u32;
 
     /// A place where a long operation may be cancelled or slowed down; may unwind.
     fn pause(&self);

@@ -49,6 +49,8 @@ const GRAPH: (usize, (usize, usize)) = (4, (48, 96));
 const BETTER: f64 = 0.005;
 /// By how much it may be worse for queries from elsewhere, and for those who go on.
 const WORSE: f64 = 0.02;
+/// For queries from elsewhere, unless it is better for the rows' own kind by so many times as much.
+const OUTWEIGHS: f64 = 5.0;
 
 /// How much longer than the middle one the longest must be for a merge to try again: among vectors alike none is
 /// hidden.
@@ -148,9 +150,10 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
         pause,
     )
     .ok()?;
+    let better = inner[0] - extended[0];
     Some(
-        if inner[0] > extended[0] + BETTER
-            && inner[1] > extended[1] - WORSE
+        if better > BETTER
+            && inner[1] > extended[1] - WORSE.max(better / OUTWEIGHS)
             && inner[2] > extended[2] - WORSE
         {
             Format::SecondInner
@@ -252,6 +255,11 @@ mod tests {
         assert_eq!(best(3, &sample(3, false), &|| ()), Some(Format::Second));
         assert_eq!(
             best(48, &sample(48, true), &|| ()),
+            Some(Format::SecondInner)
+        );
+        // Many dimensions, to one side of the origin: it finds so much more that queries from elsewhere weigh less.
+        assert_eq!(
+            best(384, &sample(384, false), &|| ()),
             Some(Format::SecondInner)
         );
         assert_eq!(best(3, &sample(3, false)[..100], &|| ()), None);

@@ -15,6 +15,7 @@ use crate::graph::Layout;
 use crate::kernels::dot_i8;
 use crate::meta::{Parameters, SegmentEntry};
 use crate::query::{Estimate, Probe, Query};
+use crate::seeds;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
 use crate::store::PageStore;
 use crate::walk::Walk;
@@ -72,25 +73,8 @@ const MOST_FOR_DEAD: f64 = 4.0;
 /// Candidates of a walk in a segment that does not say how many it needs.
 pub const DEFAULT_EF: usize = 100;
 
-/// Nodes that so many entries share are seeds of walks, so many of them at most.
-const CROWD: usize = 16;
-const CROWDS: usize = 32;
-
 /// A candidate of a search: what is known of its distance, and the number of the entry.
 pub type Candidate = (Estimate, u32);
-
-/// The nodes that most entries share.
-fn crowds(head: &SegmentHeader, bytes: &[u8]) -> Vec<u32> {
-    let size = |node: u32| head.entries(bytes, node as usize).len();
-    let mut crowds: Vec<u32> = (0..head.nodes as u32)
-        .filter(|&node| size(node) >= CROWD)
-        .collect();
-    if crowds.len() > CROWDS {
-        crowds.select_nth_unstable_by_key(CROWDS, |&node| std::cmp::Reverse(size(node)));
-        crowds.truncate(CROWDS);
-    }
-    crowds
-}
 
 impl SegmentView {
     /// Opens a file after comparing its checksums and its directory entry.
@@ -118,7 +102,9 @@ impl SegmentView {
             }
             vectors = head.graph.offset as usize + layout.vector_at(0);
             let found = walk.insert(Walk::new(&layout)?);
-            found.begin_at(crowds(&head, &bytes));
+            found.begin_at(seeds::crowds(&head, &bytes));
+            let hubs = seeds::hubs(&encoding.codec, &encoding.space, found, serialized);
+            found.pass_by(hubs);
         }
         Ok(Self {
             walk,

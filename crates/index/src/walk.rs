@@ -9,7 +9,8 @@
 //! A walk does not begin at one node but looks at all nodes of the highest levels (*seeds*): where data
 //! lie in several places, the neighbours of a node are all in its own, and a walk that came down in
 //! the wrong one would never leave it. Nor would it come to a node that others surround at one distance, as rows
-//! without a value around a ring: nodes that many rows share are seeds as well ([`Walk::begin_at`]).
+//! without a value around a ring: nodes that many rows share are seeds as well ([`Walk::begin_at`]). Of the seeds those
+//! nearest to the query are gone on from; nodes that most queries want are candidates of every walk ([`Walk::pass_by`]).
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -44,6 +45,8 @@ pub struct Walk {
     /// Nodes from which walks begin: all from `seed_level` on, and those of [`Self::begin_at`].
     seeds: Vec<u32>,
     seed_level: usize,
+    /// Those of [`Self::pass_by`].
+    wanted: Vec<u32>,
     first_node: usize,
     /// For every node, and behind the last one, the sum of the levels of those before it.
     levels_before: Vec<u32>,
@@ -145,6 +148,7 @@ impl Walk {
             entry: u32::try_from(layout.entry).unwrap_or(u32::MAX),
             seeds: Vec::new(),
             seed_level: 0,
+            wanted: Vec::new(),
             first_node: layout.first_node(),
             levels_before,
             state: RefCell::default(),
@@ -176,6 +180,11 @@ impl Walk {
                 self.seeds.push(node);
             }
         }
+    }
+
+    /// Has all walks look at these nodes.
+    pub(crate) fn pass_by(&mut self, nodes: Vec<u32>) {
+        self.wanted = nodes;
     }
 
     fn level(&self, node: u32) -> usize {
@@ -235,7 +244,7 @@ impl Walk {
     }
 
     /// Walks down to the lowest level, always to the nearest neighbour. Leaves in `starts` the node
-    /// where it ends, and the nearest of the seeds.
+    /// where it ends, the nearest of the seeds, and what is passed by.
     fn descend(
         &self,
         graph: &[u8],
@@ -263,6 +272,7 @@ impl Walk {
             }
         }
         starts.push(best);
+        self.measure(graph, &self.wanted, distance, starts);
     }
 
     /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.

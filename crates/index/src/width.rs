@@ -13,6 +13,7 @@ use crate::kernels::dot_i8;
 use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
+use crate::seeds;
 use crate::space::Space;
 use crate::walk::Walk;
 
@@ -49,11 +50,13 @@ fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
 /// # Errors
 /// Damage.
 pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
-    let walk = Walk::new(&Layout::parse(codec, graph)?)?;
+    let mut walk = Walk::new(&Layout::parse(codec, graph)?)?;
     let nodes = walk.nodes;
     if nodes <= WIDTHS[0] {
         return Ok(WIDTHS[0]);
     }
+    let hubs = seeds::hubs(codec, space, &walk, graph);
+    walk.pass_by(hubs);
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let step = (nodes / QUERIES).max(1);
     let mut queries = Vec::new();

@@ -238,7 +238,7 @@ fn recall_of_every_quantization_and_metric() {
             Meta::create(&store, options.parameters.clone()).unwrap();
             build(&store, &options, &rows);
             let (mut found, mut asked) = (0, 0);
-            for q in rows.choose_multiple(&mut rng, 40) {
+            for q in rows.choose_multiple(&mut rng, 200) {
                 let q: Vec<f32> = q
                     .iter()
                     .map(|x| x + 0.05 * (rng.random::<f32>() - 0.5))

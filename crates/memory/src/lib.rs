@@ -13,6 +13,7 @@ pub mod threads;
 use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::fmt;
+use std::thread::LocalKey;
 
 /// There was no memory for so many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,27 @@ impl std::error::Error for OutOfMemory {}
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, OutOfMemory>;
 
+/// How many calls of a kind a thread is in.
+type Depth = LocalKey<Cell<u32>>;
+
+/// Calls `f`, one deeper until it returns or unwinds.
+fn within<T>(depth: &'static Depth, f: impl FnOnce() -> T) -> T {
+    struct End(&'static Depth);
+    impl Drop for End {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() - 1);
+        }
+    }
+    depth.set(depth.get() + 1);
+    let _end = End(depth);
+    f()
+}
+
+/// Whether the calling thread is in such a call; a thread that ends, and has lost the variable, is in none.
+fn is_within(depth: &'static Depth) -> bool {
+    depth.try_with(|depth| depth.get() > 0) == Ok(true)
+}
+
 thread_local! {
     /// Calls of [`attempt`] that this thread is in.
     static ATTEMPTS: Cell<u32> = const { Cell::new(0) };
@@ -43,20 +65,28 @@ thread_local! {
 
 /// Calls `f`, whose requests for memory may fail: it looks at the result of each.
 pub fn attempt<T>(f: impl FnOnce() -> T) -> T {
-    struct End;
-    impl Drop for End {
-        fn drop(&mut self) {
-            ATTEMPTS.set(ATTEMPTS.get() - 1);
-        }
-    }
-    ATTEMPTS.set(ATTEMPTS.get() + 1);
-    let _end = End;
-    f()
+    within(&ATTEMPTS, f)
+}
+
+thread_local! {
+    /// Calls of [`unchecked`] that this thread is in.
+    static UNCHECKED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Calls `f`, code of a library that maps memory without looking whether it got it. Who makes mappings for it (the
+/// extension) asks [`is_unchecked`] before it returns that there was none.
+pub fn unchecked<T>(f: impl FnOnce() -> T) -> T {
+    within(&UNCHECKED, f)
+}
+
+/// Whether the calling thread is in [`unchecked`].
+pub fn is_unchecked() -> bool {
+    is_within(&UNCHECKED)
 }
 
 /// Whether the calling thread is in [`attempt`].
 pub fn attempting() -> bool {
-    ATTEMPTS.try_with(|attempts| attempts.get() > 0) == Ok(true)
+    is_within(&ATTEMPTS)
 }
 
 /// Makes room in a collection; `bytes` is what to say that there was none for.
@@ -202,6 +232,14 @@ mod tests {
             collect(all.iter().copied().filter(|v| *v == 7)).unwrap(),
             [7; 3]
         );
+    }
+
+    #[test]
+    fn what_is_unchecked_ends_when_it_unwinds() {
+        assert!(!is_unchecked());
+        unchecked(|| assert!(is_unchecked()));
+        let panicked = std::panic::catch_unwind(|| unchecked(|| panic!("on purpose")));
+        assert!(panicked.is_err() && !is_unchecked());
     }
 
     #[test]

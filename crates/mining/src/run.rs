@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use laser_memory::threads;
+use laser_memory::threads::{self, Gate};
 
 use crate::Error;
 use crate::control::Control;
@@ -44,16 +44,20 @@ impl Run<'_> {
             self.engine.prepare_thread();
             return worker();
         }
-        std::thread::scope(|scope| {
+        let gate = Gate::default();
+        threads::scope(|scope| {
+            let closed = gate.close();
             let spawn = |_| {
                 let work = || {
+                    gate.pass();
                     self.engine.prepare_thread();
                     worker()
                 };
-                threads::spawn_scoped(scope, "laser mining", work).ok()
+                scope.spawn("laser mining", work).ok()
             };
             // Where the system has no more threads, those that there are do the work.
             let handles: Vec<_> = (0..count).map_while(spawn).collect();
+            drop(closed);
             if handles.is_empty() {
                 self.engine.prepare_thread();
                 return worker();

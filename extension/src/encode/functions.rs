@@ -6,6 +6,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};
 
 use super::embed::{check_array, embed_each, score_each, score_texts};
+use super::keep::forget_embedding;
 use super::recent::embed_once;
 use super::texts::{Texts, text};
 use crate::encoding::to_server;
@@ -175,5 +176,6 @@ macro_rules! sql_function {
 
 sql_function!("laser_embed", embed_one);
 sql_function!("laser_embed_array", embed_array);
+sql_function!("laser_forget_embedding", forget_embedding);
 sql_function!("laser_rerank", rerank_one);
 sql_function!("laser_rerank_array", rerank_array);

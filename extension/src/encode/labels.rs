@@ -7,14 +7,15 @@
 #![allow(unsafe_code)]
 
 pub use laser_model::base::hex;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 
 use laser_protocol::valid_model_name;
 use pgrx::{PgSqlErrorCode as Code, pg_extern, pg_guard, pg_sys};
 
 use super::embed::describe_model;
+use crate::catalogs;
 use crate::encoding::to_server;
-use crate::types::raise_hint;
+use crate::types::{raise, raise_hint};
 
 const PROVIDER: &CStr = c"laser";
 
@@ -48,13 +49,18 @@ pub fn init() {
     unsafe { pg_sys::register_label_provider(PROVIDER.as_ptr(), Some(check)) };
 }
 
-/// The label of a column, if it has one.
-pub fn of(table: pg_sys::Oid, column: i16) -> Option<Label> {
-    let object = pg_sys::ObjectAddress {
+/// A column as the server's catalogs name it.
+fn address(table: pg_sys::Oid, column: i16) -> pg_sys::ObjectAddress {
+    pg_sys::ObjectAddress {
         classId: pg_sys::RelationRelationId,
         objectId: table,
         objectSubId: i32::from(column),
-    };
+    }
+}
+
+/// The label of a column, if it has one.
+pub fn of(table: pg_sys::Oid, column: i16) -> Option<Label> {
+    let object = address(table, column);
     // SAFETY: a look-up in a catalogue; the result is a new C string, or null.
     unsafe {
         let label = pg_sys::GetSecurityLabel(&object, PROVIDER.as_ptr());
@@ -104,6 +110,44 @@ fn laser_column_label(table: pg_sys::Oid, attribute: i16) -> Option<String> {
         Some(fingerprint) => format!("{} {fingerprint}", label.model),
         None => label.model,
     })
+}
+
+/// Gives a column a label as `SECURITY LABEL` does, whatever name its table has by now.
+#[pg_extern(sql = "")]
+fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &str) {
+    // No text of the server has a zero.
+    let label = CString::new(label).unwrap_or_default();
+    let object = address(table, attribute);
+    let may = || {
+        // SAFETY: plain questions to the server. A column that was dropped has no type.
+        let (kind, column) = unsafe {
+            let kind = pg_sys::get_rel_relkind(table) as u8;
+            (kind, pg_sys::get_atttype(table, attribute))
+        };
+        let is_table =
+            [pg_sys::RELKIND_RELATION, pg_sys::RELKIND_PARTITIONED_TABLE].contains(&kind);
+        if attribute <= 0 || !is_table || column == pg_sys::InvalidOid || !catalogs::owns(table) {
+            raise(
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                "only the owner of a table labels its columns, which are there".to_owned(),
+            );
+        }
+    };
+    // SAFETY: the server raises an error, or does nothing.
+    unsafe {
+        let name = c"laser_label_column()".as_ptr();
+        pg_sys::PreventCommandIfReadOnly(name);
+        pg_sys::PreventCommandIfParallelMode(name);
+    }
+    // Before anything is locked: nobody holds up a table of others.
+    may();
+    // SAFETY: a relation that was there; the label is a C string, and the object's column exists, under the lock.
+    unsafe {
+        pg_sys::LockRelationOid(table, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+        may();
+        check(&object, label.as_ptr());
+        pg_sys::SetSecurityLabel(&object, PROVIDER.as_ptr(), label.as_ptr());
+    }
 }
 
 /// The label for what a model embeds; an empty name means that in `laser.model`.

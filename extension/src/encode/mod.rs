@@ -19,6 +19,7 @@ mod functions;
 mod guc;
 mod heartbeat;
 mod installation;
+mod keep;
 mod labels;
 mod log;
 mod mixing;

@@ -4,7 +4,9 @@
 use std::cell::Cell;
 
 use pgrx::pg_sys::{self, Datum};
-use pgrx::varlena;
+use pgrx::{PgSqlErrorCode, varlena};
+
+use crate::types::raise_hint;
 
 /// An argument of type `text[]`.
 pub struct Texts<'a> {
@@ -22,6 +24,8 @@ impl<'a> Texts<'a> {
             let argument = (*fcinfo).args.as_slice((*fcinfo).nargs as usize)[at].value;
             let array =
                 pg_sys::pg_detoast_datum(argument.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+            let dims = array.add(1).cast::<i32>();
+            check_length(pg_sys::ArrayGetNItems((*array).ndim, dims));
             let mut elements = std::ptr::null_mut();
             let mut nulls = std::ptr::null_mut();
             let mut count = 0;
@@ -107,6 +111,20 @@ impl<'a> Texts<'a> {
             );
             Datum::from(result)
         }
+    }
+}
+
+/// Elements of an array, nulls among them: the server takes arrays apart and puts them together without
+/// looking for interrupts, half a second for so many.
+const MAX_ELEMENTS: i32 = 4 << 20;
+
+fn check_length(elements: i32) {
+    if elements > MAX_ELEMENTS {
+        raise_hint(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("array of {elements} texts is too long, the limit is {MAX_ELEMENTS}"),
+            "Call the function on parts of the array, or on the rows of unnest().",
+        );
     }
 }
 

@@ -17,16 +17,18 @@ fn laser_in_transaction_block() -> bool {
     unsafe { pg_sys::IsTransactionBlock() }
 }
 
-/// Locks a table as UPDATE does, until the transaction ends, and returns its name as statements are to
-/// write it. A procedure that commits has no lock in between, so that the name it was given may belong to
-/// another table by now, or to one that somebody has put before it in the search path.
+/// Locks a table as UPDATE does, or so that nobody else labels its columns (*alone*), until the transaction ends, and
+/// returns its name as statements are to write it. A procedure that commits has no lock in between, so that the name it
+/// was given may belong to another table by now, or to one that somebody has put before it in the search path.
 ///
-/// The name is that of the locked table: nobody can rename, move or drop it. Who can still put
-/// another one in its place, the owner of its schema, by renaming that, can do as much to any
-/// statement.
+/// The name is that of the locked table: nobody can rename, move or drop it. The owner of its schema can still
+/// put another one in its place, by renaming that: statements that have the name have a mark ([`crate::trust`]).
 #[pg_extern(sql = "")]
-fn laser_lock_table(table: pg_sys::Oid) -> CString {
-    let lock = pg_sys::RowExclusiveLock as pg_sys::LOCKMODE;
+fn laser_lock_table(table: pg_sys::Oid, alone: bool) -> CString {
+    let lock = match alone {
+        true => pg_sys::ShareUpdateExclusiveLock,
+        false => pg_sys::RowExclusiveLock,
+    } as pg_sys::LOCKMODE;
     // SAFETY: look-ups in system caches within a transaction, which is where a lock is taken too. What
     // they return is null or a C string.
     unsafe {

@@ -275,6 +275,11 @@ pub unsafe extern "C-unwind" fn build(
 ) -> *mut pg_sys::IndexBuildResult {
     // SAFETY: the server passes open relations and their index info.
     unsafe {
+        if pg_sys::IsBinaryUpgrade {
+            // The files of the old cluster take the place of what would be made here of no rows, which may lack what these
+            // have, as a model that is not installed yet, and would keep a whole cluster from being upgraded.
+            return pg_sys::palloc0(size_of::<pg_sys::IndexBuildResult>()).cast();
+        }
         if (*index).rd_createSubid != 0 {
             statistics::forget((*index).rd_id);
         }
@@ -362,7 +367,30 @@ pub unsafe extern "C-unwind" fn build(
 pub unsafe extern "C-unwind" fn build_empty(index: pg_sys::Relation) {
     // SAFETY: the server passes an open index without an init fork.
     unsafe {
+        if pg_sys::IsBinaryUpgrade {
+            // As in `build`: the first VACUUM or ANALYZE of the new cluster fills it.
+            return;
+        }
         let parameters = element::parameters(index);
+        pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
+    }
+}
+
+/// Fills the init fork that an upgrade has left empty, with what the index knows by now.
+///
+/// # Safety
+/// The index is open, and nobody else vacuums or analyzes its table.
+pub unsafe fn fill_init_fork(index: pg_sys::Relation) {
+    // SAFETY: by contract.
+    unsafe {
+        if !pages::lacks_init_fork(index) {
+            return;
+        }
+        let parameters = Meta::read(&RelationStore::new(index))
+            .or_report()
+            .parameters;
+        // Nothing else may give this transaction a number, without which its commit waits for no WAL.
+        pg_sys::ForceSyncCommit();
         pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
     }
 }

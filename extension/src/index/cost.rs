@@ -21,7 +21,7 @@ use std::cell::Cell;
 
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
-use laser_index::scan::{Iterate, SURE, WALK_PART, WIDEST_WALK};
+use laser_index::scan::{Iterate, SURE, looks_at_all};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
@@ -207,7 +207,7 @@ impl Shape {
 
     /// Distances computed to find `ef` candidates among `n` entries.
     fn walk(&self, n: f64, ef: f64) -> f64 {
-        if ef * WALK_PART as f64 >= n || ef >= WIDEST_WALK as f64 {
+        if looks_at_all(n as usize, ef as usize) {
             return n;
         }
         let levels = n.ln() / self.m.ln();
@@ -228,7 +228,7 @@ impl Shape {
 
     /// Whether the first search looks at every vector.
     fn is_exhaustive(&self) -> bool {
-        let every = |&(n, ef): &(f64, f64)| ef * WALK_PART as f64 >= n;
+        let every = |&(n, ef): &(f64, f64)| looks_at_all(n as usize, ef as usize);
         self.segments.iter().all(every)
     }
 

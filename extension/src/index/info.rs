@@ -14,7 +14,7 @@ use pgrx::{PgRelation, PgSqlErrorCode as Code};
 
 use super::element::{self, Element};
 use super::errors::OrReport;
-use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::pages::{MergeLock, RelationStore};
 use super::rights::{self, Use};
 use super::table::Table;
 use super::{build, cache, merge};
@@ -387,14 +387,10 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
     // SAFETY: the index is open.
     let lock = unsafe { MergeLock::wait(opened.raw()) };
     maintain::sweep(&store).or_report();
-    // SAFETY: the index is open.
-    unsafe { vacuum_free_space_map(opened.raw()) };
     // SAFETY: the index is open, and its lock is held.
     let made = unsafe { merge::merge(opened.raw(), &store, Plan::All) }.or_report();
     maintain::sweep(&store).or_report();
     drop(lock);
-    // SAFETY: the index is open.
-    unsafe { vacuum_free_space_map(opened.raw()) };
     made as i32
 }
 

@@ -108,6 +108,10 @@ pub unsafe fn merge_reporting(
         index: oid,
         start: Instant::now(),
     };
+    if FAILED.with_borrow(|failed| failed.contains_key(&oid)) {
+        // What the last attempt has taken and left is used by this one.
+        maintain::sweep(store)?;
+    }
     let mut options = build_options(&Meta::read(store)?.parameters, 0);
     let attempt_with = |options: &BuildOptions| {
         let how = Merge { plan, options };
@@ -121,7 +125,7 @@ pub unsafe fn merge_reporting(
         options.memory = LEAST_MEMORY;
         made = attempt_with(&options);
     }
-    // What was replaced before an error came has files as well.
+    // What was replaced before an error came has files as well, and pages.
     // SAFETY: by contract.
     unsafe { cache::tidy(index, store) };
     let made = made?;

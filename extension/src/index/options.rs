@@ -7,8 +7,12 @@ use std::ptr::addr_of_mut;
 
 use laser_index::codec::Quantization;
 use laser_index::scan::Iterate;
+use laser_protocol::valid_model_name;
+use pgrx::PgSqlErrorCode as Code;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::pg_sys;
+
+use crate::types::raise_hint;
 
 /// What a scan does when its first search is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
@@ -30,6 +34,7 @@ static ITERATIVE_SCAN: GucSetting<IterativeScan> =
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(0);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BACKGROUND_MAINTENANCE: GucSetting<bool> = GucSetting::<bool>::new(true);
+static MAINTENANCE_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(3);
 
 thread_local! {
     /// Whether a session, and not a default for many of them, has set `laser.ef_search`.
@@ -96,6 +101,11 @@ pub fn scan_notices() -> bool {
 /// `laser.background_maintenance`.
 pub fn background_maintenance() -> bool {
     BACKGROUND_MAINTENANCE.get()
+}
+
+/// `laser.maintenance_workers`.
+pub fn maintenance_workers() -> usize {
+    MAINTENANCE_WORKERS.get().max(0) as usize
 }
 
 /// `laser.iterative_scan`.
@@ -308,6 +318,16 @@ pub fn init() {
         GucContext::Userset,
         flags,
     );
+    GucRegistry::define_int_guc(
+        c"laser.maintenance_workers",
+        c"Sets how many databases may have a maintenance worker at once.",
+        c"Each takes a place below max_worker_processes. In the other databases the insert that fills a list merges it.",
+        &MAINTENANCE_WORKERS,
+        0,
+        1024,
+        GucContext::Sighup,
+        flags,
+    );
     // Changing these needs no stronger lock than a REINDEX that makes them effective.
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: called once, when the library is loaded.
@@ -356,8 +376,27 @@ pub fn init() {
             c"model".as_ptr(),
             c"Model that embeds the text".as_ptr(),
             std::ptr::null(),
-            None,
+            Some(check_model),
             lock,
         );
+    }
+}
+
+/// Called by the server for what `model` is set to, and for its default. What an old cluster has is no matter of an upgrade.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn check_model(name: *const c_char) {
+    // SAFETY: null, or a C string of the server.
+    unsafe {
+        if name.is_null() || pg_sys::IsBinaryUpgrade {
+            return;
+        }
+        let name = CStr::from_ptr(name).to_str();
+        if !name.is_ok_and(|name| name.is_empty() || valid_model_name(name)) {
+            raise_hint(
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "invalid name of a model",
+                "View laser_models lists those that are installed.",
+            );
+        }
     }
 }

@@ -7,7 +7,9 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
+use std::ffi::{CStr, OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use super::bufpage;
 use laser_index::page::{self, BODY, HEADER};
@@ -32,6 +34,8 @@ pub struct RelationStore {
     relation: pg_sys::Relation,
     in_vacuum: bool,
     blocks: Cell<u32>,
+    /// Whether pages were released of which the upper levels of the free space map do not know.
+    unpublished: Cell<bool>,
     /// Of the scan that reads, if one does.
     #[cfg_attr(any(feature = "pg17", feature = "pg18"), allow(dead_code))]
     snapshot: pg_sys::Snapshot,
@@ -47,6 +51,7 @@ impl RelationStore {
             relation,
             in_vacuum: false,
             blocks: Cell::new(0),
+            unpublished: Cell::new(false),
             snapshot: std::ptr::null_mut(),
         }
     }
@@ -71,6 +76,7 @@ impl RelationStore {
             relation,
             in_vacuum: true,
             blocks: Cell::new(0),
+            unpublished: Cell::new(false),
             snapshot: std::ptr::null_mut(),
         }
     }
@@ -166,6 +172,50 @@ impl PageStore for RelationStore {
     fn release(&self, block: u32) {
         // SAFETY: the relation is open.
         unsafe { pg_sys::RecordFreeIndexPage(self.relation, block) };
+        self.unpublished.set(true);
+    }
+
+    /// Lets the upper levels of the free space map know of released pages: whoever takes one begins there
+    /// (`ginInsertCleanup` in `src/backend/access/gin/ginfast.c` does the same).
+    fn publish_released(&self) {
+        if self.unpublished.replace(false) {
+            // SAFETY: the relation is open.
+            unsafe { pg_sys::IndexFreeSpaceMapVacuum(self.relation) };
+        }
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        // SAFETY: the relation is open. The path is relative to the data folder, which is where the server
+        // works.
+        unsafe {
+            #[cfg(any(feature = "pg14", feature = "pg15"))]
+            let (database, tablespace) = {
+                let node = (*self.relation).rd_node;
+                (node.dbNode, node.spcNode)
+            };
+            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+            let (database, tablespace) = {
+                let locator = (*self.relation).rd_locator;
+                (locator.dbOid, locator.spcOid)
+            };
+            let path = pg_sys::GetDatabasePath(database, tablespace);
+            let folder = OsStr::from_bytes(CStr::from_ptr(path).to_bytes()).into();
+            pg_sys::pfree(path.cast());
+            Some(folder)
+        }
+    }
+
+    fn released(&self) -> u32 {
+        let mut count = 0;
+        for block in 0..self.blocks() {
+            if block % 1024 == 0 {
+                self.pause();
+            }
+            // SAFETY: the relation is open. Free pages of an index are recorded as wholly free
+            // (`RecordFreeIndexPage`), all others as full.
+            count += u32::from(unsafe { pg_sys::GetRecordedFreeSpace(self.relation, block) } > 0);
+        }
+        count
     }
 
     fn pause(&self) {
@@ -421,13 +471,17 @@ impl Drop for MergeLock {
     }
 }
 
-/// Lets the free space map's upper levels know what was released.
+/// Whether an index is unlogged and its init fork has no page.
 ///
 /// # Safety
 /// `relation` is open.
-pub unsafe fn vacuum_free_space_map(relation: pg_sys::Relation) {
-    // SAFETY: the relation is open.
-    unsafe { pg_sys::IndexFreeSpaceMapVacuum(relation) };
+pub unsafe fn lacks_init_fork(relation: pg_sys::Relation) -> bool {
+    const INIT: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::INIT_FORKNUM;
+    // SAFETY: the relation is open; an unlogged one has an init fork.
+    unsafe {
+        (*(*relation).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
+            && pg_sys::RelationGetNumberOfBlocksInFork(relation, INIT) == 0
+    }
 }
 
 /// Writes the metapage of an unlogged index's init fork, which recovery copies over the main fork

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_int};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode as Code};
 
+use crate::catalogs::{owns, reads_all_statistics};
 use crate::encoding;
 use crate::types::{raise, raise_hint};
 
@@ -76,24 +77,10 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
 pub fn sees_statistics(database: Oid, index: Oid) -> bool {
     // SAFETY: plain questions to the server, about a relation that is there.
     unsafe {
-        let all = Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS);
-        pg_sys::has_privs_of_role(pg_sys::GetUserId(), all)
+        reads_all_statistics()
             || (database == pg_sys::MyDatabaseId
                 && pg_sys::get_rel_relkind(index) as u8 == pg_sys::RELKIND_INDEX
                 && owns(index))
-    }
-}
-
-/// Whether the current role owns a relation: as a member of the owner's role, or as a superuser.
-fn owns(relation: Oid) -> bool {
-    // SAFETY: plain questions to the server.
-    unsafe {
-        #[cfg(any(feature = "pg14", feature = "pg15"))]
-        let owner = pg_sys::pg_class_ownercheck(relation, pg_sys::GetUserId());
-        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-        let owner =
-            pg_sys::object_ownercheck(pg_sys::RelationRelationId, relation, pg_sys::GetUserId());
-        owner
     }
 }
 

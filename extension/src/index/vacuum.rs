@@ -8,10 +8,11 @@ use laser_index::meta::Meta;
 use laser_index::pending;
 use pgrx::pg_sys;
 
+use super::build;
 use super::element;
 use super::errors::OrReport;
 use super::merge;
-use super::pages::{MergeLock, RelationStore, vacuum_free_space_map};
+use super::pages::{MergeLock, RelationStore};
 use super::tid::unpack;
 
 /// # Safety
@@ -66,6 +67,7 @@ pub unsafe extern "C-unwind" fn cleanup(
 ) -> *mut pg_sys::IndexBulkDeleteResult {
     // SAFETY: the server passes an open index.
     unsafe {
+        build::fill_init_fork((*info).index);
         if (*info).analyze_only {
             return stats;
         }
@@ -75,7 +77,6 @@ pub unsafe extern "C-unwind" fn cleanup(
         let lock = MergeLock::wait(index);
         // First what merges that failed have left: on a full disk there is no other room for this one.
         maintain::sweep(&store).or_report();
-        vacuum_free_space_map(index);
         // Rows that were never committed may have decided the number of dimensions.
         let forget = element::is_undeclared(index) && count(&store) == 0;
         let plan = if forget { Plan::All } else { Plan::Vacuum };
@@ -87,7 +88,6 @@ pub unsafe extern "C-unwind" fn cleanup(
         let swept = maintain::sweep(&store).or_report();
         let live = count(&store);
         drop(lock);
-        vacuum_free_space_map(index);
         stats.num_pages = swept.pages;
         stats.pages_free = swept.free;
         stats.pages_newly_deleted = stats.pages_newly_deleted.max(swept.reclaimed);

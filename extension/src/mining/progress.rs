@@ -16,6 +16,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::guc;
+use crate::catalogs::reads_all_statistics;
 
 const FOLDER: &str = "pg_stat_tmp";
 const PREFIX: &str = "laser_mining.";
@@ -121,7 +122,14 @@ fn runs(pid: i32) -> bool {
     reached || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-/// One row for each session that mines.
+/// Whether the current role may see how far a session of another one is, as `pg_stat_progress_*` have it
+/// (`HAS_PGSTAT_PERMISSIONS`, src/backend/utils/adt/pgstatfuncs.c).
+fn sees(role: pg_sys::Oid) -> bool {
+    // SAFETY: a plain question to the server.
+    reads_all_statistics() || unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
+}
+
+/// One row for each session that mines; of other roles' sessions no more than that they do.
 #[pg_extern(sql = "")]
 #[allow(clippy::type_complexity)]
 fn laser_mining_progress() -> TableIterator<
@@ -130,14 +138,14 @@ fn laser_mining_progress() -> TableIterator<
         name!(pid, i32),
         name!(datid, pg_sys::Oid),
         name!(usesysid, pg_sys::Oid),
-        name!(started_at, TimestampWithTimeZone),
-        name!(phase, String),
-        name!(source_rows, i64),
-        name!(target_rows, i64),
-        name!(pairs_done, i64),
-        name!(pairs_total, i64),
-        name!(threads, i32),
-        name!(memory_kb, i64),
+        name!(started_at, Option<TimestampWithTimeZone>),
+        name!(phase, Option<String>),
+        name!(source_rows, Option<i64>),
+        name!(target_rows, Option<i64>),
+        name!(pairs_done, Option<i64>),
+        name!(pairs_total, Option<i64>),
+        name!(threads, Option<i32>),
+        name!(memory_kb, Option<i64>),
     ),
 > {
     let mut rows = Vec::new();
@@ -165,18 +173,21 @@ fn laser_mining_progress() -> TableIterator<
         let Ok(started) = TimestampWithTimeZone::try_from(n[0]) else {
             continue;
         };
+        let role = pg_sys::Oid::from(n[2] as u32);
+        let seen = sees(role).then_some(());
+        let number = |at: usize| seen.map(|()| n[at]);
         rows.push((
             pid,
             pg_sys::Oid::from(n[1] as u32),
-            pg_sys::Oid::from(n[2] as u32),
-            started,
-            phase.to_owned(),
-            n[3],
-            n[4],
-            n[5],
-            n[6],
-            n[7] as i32,
-            n[8],
+            role,
+            seen.map(|()| started),
+            seen.map(|()| phase.to_owned()),
+            number(3),
+            number(4),
+            number(5),
+            number(6),
+            number(7).map(|threads| threads as i32),
+            number(8),
         ));
     }
     TableIterator::new(rows)

@@ -40,11 +40,11 @@ pub fn search<T: Send>(
         folder: Some(load::spill_folder()),
         control: Some(&control),
     };
-    std::thread::scope(|scope| {
+    threads::scope(|scope| {
         // Dropped before the scope joins its threads, also when an interrupt unwinds.
         let stop = Stop(&control);
         let (sender, receiver) = mpsc::channel();
-        let spawned = threads::spawn_scoped(scope, "laser mining", || {
+        let spawned = scope.spawn("laser mining", || {
             // The receiver is gone only when the result is no longer wanted.
             let _ = sender.send(job(&options));
             drop(sender);
@@ -65,9 +65,12 @@ pub fn search<T: Send>(
                     if terminated() {
                         // The process ends without unwinding: nobody else waits for the threads.
                         drop(stop);
-                        if !memory::thread_stopped() {
-                            let _ = receiver.recv();
-                        }
+                        while !memory::thread_stopped()
+                            && matches!(
+                                receiver.recv_timeout(PULSE),
+                                Err(RecvTimeoutError::Timeout)
+                            )
+                        {}
                         check_for_interrupts!();
                         return Err(Error::Cancelled);
                     }

@@ -16,7 +16,8 @@ pub struct Pgvector {
     pub namespace: Oid,
 }
 
-/// What a type is, if it is pgvector's: by its name, and because it belongs to that extension.
+/// What a type is, if it is pgvector's: by its name, because it belongs to that extension, and because only a superuser
+/// can have made it. The extension's owner may add types to it, but none whose values are laid out by their own functions.
 pub fn pgvector(oid: Oid) -> Option<Pgvector> {
     // SAFETY: rows of this cache; the name of an extension is a new C string, or null.
     unsafe {
@@ -26,7 +27,8 @@ pub fn pgvector(oid: Oid) -> Option<Pgvector> {
                 b"halfvec" => Some(true),
                 _ => None,
             };
-            (is_half, form.typnamespace)
+            let is_varlena = form.typtype as u8 == pg_sys::TYPTYPE_BASE && form.typlen == -1;
+            (is_half.filter(|_| is_varlena), form.typnamespace)
         };
         let (is_half, namespace) = catalogs::row(SysCacheIdentifier::TYPEOID, oid, look)?;
         let is_half = is_half?;

@@ -16,8 +16,11 @@ use std::ffi::{c_int, c_void};
 
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
+use pgrx::pg_sys::SysCacheIdentifier::RELOID;
 
+use super::super::statistics;
 use super::storage::{FOLDER, NO_BACKEND, Storage};
+use crate::catalogs;
 
 #[derive(Default)]
 struct Leaving {
@@ -25,6 +28,8 @@ struct Leaving {
     storage: Vec<Storage>,
     /// The database that goes with it.
     database: Option<u32>,
+    /// Relations that it has dropped, whose counts go with it.
+    relations: Vec<pg_sys::Oid>,
 }
 
 thread_local! {
@@ -100,12 +105,21 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
             let storage = dropped();
-            LEAVING.with_borrow_mut(|leaving| leaving.storage = storage);
+            LEAVING.with_borrow_mut(|leaving| {
+                leaving.storage = storage;
+                // A savepoint may have brought them back.
+                leaving
+                    .relations
+                    .retain(|relation| !catalogs::is_cached(RELOID, *relation));
+            });
         }
         pg_sys::XactEvent::XACT_EVENT_COMMIT => {
             let Ok(leaving) = LEAVING.try_with(RefCell::take) else {
                 return;
             };
+            for relation in leaving.relations {
+                statistics::release(relation);
+            }
             if leaving.storage.is_empty() && leaving.database.is_none() {
                 return;
             }
@@ -166,9 +180,23 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: with the arguments that the server has passed.
         unsafe { next(access, class, object, sub, argument) };
     }
-    if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::DatabaseRelationId {
-        // SAFETY: what is called has a guard.
-        unsafe { leave_database(object) };
+    if access != pg_sys::ObjectAccessType::OAT_DROP {
+        return;
+    }
+    // SAFETY: what is called has a guard.
+    unsafe {
+        if class == pg_sys::DatabaseRelationId {
+            leave_database(object);
+        } else if class == pg_sys::RelationRelationId && sub == 0 {
+            leave_relation(object);
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
+    if statistics::is_counted(relation) {
+        LEAVING.with_borrow_mut(|leaving| leaving.relations.push(relation));
     }
 }
 

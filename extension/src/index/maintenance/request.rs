@@ -172,7 +172,7 @@ fn wake(worker: i32) {
     }
 }
 
-/// Starts a worker, unless others have just done so, or in vain.
+/// Starts a worker, unless others have just done so, or in vain, or other databases have as many as there may be.
 fn start() -> Answer {
     let (database, now) = (database(), now());
     let starts = match Starts::of(database) {
@@ -189,7 +189,9 @@ fn start() -> Answer {
             _ => {}
         }
     }
-    if starts.note(starts.count + 1, now).is_err() {
+    if state::at_work_besides(database).count() >= options::maintenance_workers()
+        || starts.note(starts.count + 1, now).is_err()
+    {
         return Answer::Session;
     }
     let registered = BackgroundWorkerBuilder::new(NAME)

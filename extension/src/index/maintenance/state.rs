@@ -27,6 +27,13 @@ pub fn worker_of(database: u32) -> Option<i32> {
     file_lock::holder(&path(database, "lock")).ok().flatten()
 }
 
+/// Other databases that have a worker. A process that looks at the lock that it has loses it (fcntl(2)).
+pub fn at_work_besides(database: u32) -> impl Iterator<Item = u32> {
+    databases()
+        .into_iter()
+        .filter(move |&other| other != database && worker_of(other).is_some())
+}
+
 /// A merge at work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {

@@ -68,6 +68,11 @@ pub extern "C-unwind" fn laser_maintenance_worker(argument: Datum) {
             return;
         }
     };
+    // Of those that began at the same time, and have not seen each other, these stay. Its start is noted as one in vain.
+    let before = state::at_work_besides(database).filter(|&other| other < database);
+    if before.count() >= options::maintenance_workers() {
+        return;
+    }
     // SAFETY: the place of this process in shared memory, before others look at it: connecting copies the flag
     // to where they do.
     unsafe {

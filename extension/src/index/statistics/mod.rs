@@ -8,4 +8,4 @@
 mod status;
 mod table;
 
-pub use table::{Counter, Place, forget, init, of};
+pub use table::{Counter, Place, forget, init, is_counted, of, release};

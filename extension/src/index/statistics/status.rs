@@ -8,7 +8,8 @@ use super::super::info::Opened;
 use super::super::rights::Use;
 use super::table::{self, COUNTED, Counter};
 
-/// One row: counts of an index of this database, all null where the server counts nothing.
+/// One row: counts of an index of this database, all null where the server counts nothing, or not this one: all
+/// places are other indexes'.
 #[pg_extern(sql = "")]
 #[allow(clippy::type_complexity)]
 fn laser_index_statistics(
@@ -33,7 +34,7 @@ fn laser_index_statistics(
             let (counts, reset) = place.read();
             (Some(counts), TimestampWithTimeZone::try_from(reset).ok())
         }
-        None => (table::is_on().then_some([0; COUNTED]), None),
+        None => (table::may_count(index).then_some([0; COUNTED]), None),
     };
     let count = |counter| counts.map(|counts| counts[counter as usize].cast_signed());
     let milliseconds = count(Counter::MergeMicroseconds).map(|n| n as f64 / 1000.0);

@@ -7,7 +7,8 @@
 //! for nobody. A process that is killed leaves nothing half done, for a place is taken by one number, the key. Counts begin
 //! at zero with the server.
 //!
-//! Places of indexes that are gone are taken over by others when there is no free one nearby; who finds none is not counted.
+//! An index gives up its place when it is dropped. Places of those that went otherwise, with their database or in a crash, are
+//! taken over by others when there is no free one nearby; who finds none is not counted.
 //! An index that is made anew under the OID of one that is gone begins at zero ([`forget`]).
 #![allow(unsafe_code)]
 
@@ -17,6 +18,9 @@ use std::time::Duration;
 
 use laser_model::shared::Shared;
 use pgrx::pg_sys;
+use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
+
+use crate::catalogs;
 
 /// Places for indexes.
 const PLACES: usize = 2048;
@@ -166,19 +170,37 @@ pub fn of(index: pg_sys::Oid) -> Option<Place> {
     })
 }
 
+/// Whether an index of this database that has no place may get one.
+pub fn may_count(index: pg_sys::Oid) -> bool {
+    candidates(key(index)).any(|place| {
+        let other = place[0].load(Ordering::Acquire);
+        other == 0 || is_gone(other)
+    })
+}
+
+/// Whether anything of an index of this database was counted.
+pub fn is_counted(index: pg_sys::Oid) -> bool {
+    find(index).is_some()
+}
+
+/// Gives up the place of an index that this transaction has dropped, once it has committed: sessions of other
+/// databases could not see that it is gone.
+pub fn release(index: pg_sys::Oid) {
+    if let Some(place) = find(index) {
+        place.0[0].store(0, Ordering::Release);
+    }
+}
+
 /// Whether an index, or its database, does not exist any more.
 fn is_gone(key: u64) -> bool {
     let database = pg_sys::Oid::from((key >> 32) as u32);
     let index = pg_sys::Oid::from(key as u32);
-    // SAFETY: look-ups in system caches, within a transaction.
-    unsafe {
-        let (cache, oid) = if database == pg_sys::MyDatabaseId {
-            (pg_sys::SysCacheIdentifier::RELOID, index)
-        } else {
-            (pg_sys::SysCacheIdentifier::DATABASEOID, database)
-        };
-        let none = pg_sys::Datum::from(0);
-        !pg_sys::SearchSysCacheExists(cache as i32, pg_sys::Datum::from(oid), none, none, none)
+    // SAFETY: a plain variable of the session.
+    let own = unsafe { pg_sys::MyDatabaseId };
+    if database == own {
+        !catalogs::is_cached(RELOID, index)
+    } else {
+        !catalogs::is_cached(DATABASEOID, database)
     }
 }
 

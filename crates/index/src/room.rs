@@ -1,0 +1,83 @@
+//! Whether there is room for what a merge writes, before it begins: one that fails on a full disk fails
+//! what others write there meanwhile, and leaves pages to nobody until VACUUM finds them.
+//!
+//! A merge writes vectors, addresses and edges twice: to a file, where the graph is made and from which it is
+//! searched afterwards, and to pages of the index.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::builder::BuildOptions;
+use crate::cache::free_space;
+use crate::codec::Codec;
+use crate::error::{IndexError, Result};
+use crate::meta::SegmentEntry;
+use crate::page::BODY;
+use crate::store::PageStore;
+
+/// Bytes of an entry beside its vector and edges, roughly.
+const OVERHEAD: usize = 32;
+/// Bytes of an edge of the lowest level, where a node has twice as many as above (HNSW, 4.1).
+const EDGE: usize = 8;
+
+/// Bytes of the segment that segments and entries of a list become, roughly. Of segments it is known what their
+/// entries take: many have no vector, or share one.
+pub fn needed(
+    codec: &Codec,
+    m: usize,
+    segments: &[SegmentEntry],
+    (placed, unplaced): (usize, usize),
+) -> u64 {
+    let live = |s: &SegmentEntry| s.bytes as f64 * f64::from(s.live()) / f64::from(s.count.max(1));
+    let each = codec.len() + codec.fine_len() + EDGE * m + OVERHEAD;
+    let list = placed * each + unplaced * OVERHEAD;
+    segments.iter().map(live).sum::<f64>() as u64 + list as u64
+}
+
+/// Bytes of a merge's pages beside its segment, more than enough: where it lies, which rows are dead, the list's
+/// new end.
+const FEW: u64 = 16 * BODY as u64;
+
+/// # Errors
+/// There is no room for the few pages that any merge takes.
+pub fn expect_pages(store: &impl PageStore, files: &Path) -> Result<()> {
+    expect(store, files, (FEW, FEW))
+}
+
+/// # Errors
+/// There is less room than a merge needs whose segment has so many bytes.
+pub fn check(store: &impl PageStore, needed: u64, options: &BuildOptions) -> Result<()> {
+    let files = options.folder.as_path();
+    if free_space(files).is_some_and(|free| free < needed) {
+        return Err(full(files));
+    }
+    expect(store, files, (needed, needed + FEW))
+}
+
+/// Whether pages of so many bytes can be had, by those that were released as well, beside so many bytes of files
+/// where both lie in one file system.
+fn expect(store: &impl PageStore, files: &Path, (filed, paged): (u64, u64)) -> Result<()> {
+    let Some(pages) = store.folder() else {
+        return Ok(());
+    };
+    let shared = same_system(files, &pages);
+    let needed = paged + if shared { filed } else { 0 };
+    let free = free_space(&pages).unwrap_or(u64::MAX);
+    // Looked for only where it matters: that takes a while.
+    let released = || u64::from(store.released()) * BODY as u64;
+    if free < needed && free.saturating_add(released()) < needed {
+        return Err(full(&pages));
+    }
+    Ok(())
+}
+
+fn full(folder: &Path) -> IndexError {
+    let full = io::Error::from_raw_os_error(libc::ENOSPC);
+    IndexError::io("merge within", folder, full)
+}
+
+fn same_system(one: &Path, other: &Path) -> bool {
+    let device = |folder: &Path| folder.metadata().ok().map(|found| found.dev());
+    device(one).is_some() && device(one) == device(other)
+}

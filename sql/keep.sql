@@ -1,0 +1,105 @@
+-- laser: columns of embeddings that stay in step with their text
+
+CREATE FUNCTION laser_forget_embedding() RETURNS trigger
+AS 'MODULE_PATHNAME', 'laser_forget_embedding'
+LANGUAGE c;
+
+COMMENT ON FUNCTION laser_forget_embedding()
+IS 'internal: what the triggers of laser_keep_embedded call; takes away the embedding of a text that changes';
+
+CREATE FUNCTION laser_keep_embedded(tbl regclass, text_column name, embedding_column name) RETURNS void
+LANGUAGE plpgsql STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    named text;
+    trigger_name text := 'zz_laser_keep_' || embedding_column;
+    part name;
+    found_type oid;
+    is_right boolean;
+    forget constant regprocedure := '@extschema@.laser_forget_embedding()';
+BEGIN
+    -- The last of the triggers before an update, by its name: it sees what others have made of the row.
+    IF octet_length(trigger_name) > 63 THEN
+        trigger_name := 'zz_laser_keep_' || md5(embedding_column::text);
+    END IF;
+    named := @extschema@.laser_lock_table(tbl, true);
+    FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
+        SELECT a.atttypid INTO found_type FROM pg_attribute a
+        WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
+        IF found_type IS NULL THEN
+            RAISE EXCEPTION USING errcode = 'undefined_column',
+                message = format('column "%s" of table "%s" does not exist', part, tbl);
+        END IF;
+        IF part = text_column THEN
+            is_right := (SELECT t.typcategory = 'S' FROM pg_type t WHERE t.oid = found_type);
+        ELSE
+            is_right := found_type IN ('@extschema@.embedding'::regtype, '@extschema@.halfembedding'::regtype)
+                OR EXISTS (
+                    SELECT FROM pg_type t JOIN pg_depend d ON d.objid = t.oid JOIN pg_extension x ON x.oid = d.refobjid
+                    WHERE t.oid = found_type AND t.typname IN ('vector', 'halfvec') AND d.classid = 'pg_type'::regclass
+                      AND d.refclassid = 'pg_extension'::regclass AND x.extname = 'vector');
+        END IF;
+        IF NOT is_right THEN
+            RAISE EXCEPTION USING errcode = 'datatype_mismatch',
+                message = format('column "%s" of table "%s" is of type %s', part, tbl, format_type(found_type, NULL)),
+                hint = 'Name a column of text, and one of type embedding or halfembedding, or of pgvector''s vector or halfvec.';
+        END IF;
+    END LOOP;
+    -- One that is there already may keep the embedding of another text.
+    EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L)',
+        CASE WHEN EXISTS (SELECT FROM pg_trigger t
+                          WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget)
+             THEN 'OR REPLACE' ELSE '' END,
+        trigger_name, named, '@extschema@', text_column, embedding_column);
+    -- Schemas are renamed whatever is locked, and the name may have been another table's by then.
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget) THEN
+        RAISE EXCEPTION USING errcode = 'object_in_use',
+            message = format('table "%s" was renamed meanwhile', tbl),
+            hint = 'Call laser_keep_embedded again.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name)
+IS 'has embeddings become null when their text changes, for laser_embed_table to make them anew';
+
+CREATE VIEW laser_kept_columns AS
+SELECT k.relation, k.text_column, k.embedding_column, k.enabled,
+       pg_catalog.split_part(l.label, ' ', 1) AS model,
+       (SELECT pg_catalog.round(s.null_frac::pg_catalog.numeric OPERATOR(pg_catalog.*) c.reltuples::pg_catalog.numeric)::pg_catalog.int8
+        FROM pg_catalog.pg_stats s
+        WHERE s.schemaname OPERATOR(pg_catalog.=) n.nspname AND s.tablename OPERATOR(pg_catalog.=) c.relname
+          AND s.attname OPERATOR(pg_catalog.=) k.embedding_column
+        ORDER BY s.inherited DESC LIMIT 1) AS waiting
+FROM (SELECT t.tgrelid::pg_catalog.regclass AS relation,
+             pg_catalog.convert_from(
+                 pg_catalog.substring(t.tgargs, 1, b.first OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.getdatabaseencoding())::pg_catalog.name AS text_column,
+             pg_catalog.convert_from(
+                 pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1,
+                     pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) b.first OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.getdatabaseencoding())::pg_catalog.name AS embedding_column,
+             t.tgenabled OPERATOR(pg_catalog.<>) 'D' AS enabled
+      FROM pg_catalog.pg_trigger t
+      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, '\x00'::pg_catalog.bytea) AS first OFFSET 0) b
+      WHERE t.tgfoid OPERATOR(pg_catalog.=) '@extschema@.laser_forget_embedding()'::pg_catalog.regprocedure::pg_catalog.oid
+        AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid AND t.tgnargs OPERATOR(pg_catalog.=) 2
+        -- Before an update of each row.
+        AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2) k
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) k.relation::pg_catalog.oid
+JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+LEFT JOIN pg_catalog.pg_attribute a
+  ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) k.embedding_column AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_seclabel l
+  ON l.objoid OPERATOR(pg_catalog.=) c.oid AND l.objsubid OPERATOR(pg_catalog.=) a.attnum::pg_catalog.int4
+ AND l.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+ AND l.provider OPERATOR(pg_catalog.=) 'laser';
+
+GRANT SELECT ON laser_kept_columns TO PUBLIC;
+
+COMMENT ON VIEW laser_kept_columns IS 'columns of embeddings that laser_keep_embedded keeps in step with their text';
+COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled';
+COMMENT ON COLUMN laser_kept_columns.model IS 'of the embeddings, see laser_models_used';
+COMMENT ON COLUMN laser_kept_columns.waiting IS
+    'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';
