@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // the size of a page
 
 use std::fs;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -602,6 +603,7 @@ fn a_limit_that_moves_while_threads_start_ends_no_server() -> Result<()> {
         }
         let mut mover = cluster.connect("postgres")?;
         let result = thread::scope(|scope| {
+            let _ends = ends(pid);
             let moved = scope.spawn(|| mover.batch_execute(&move_limit(pid, 1 + round)));
             let result = client.batch_execute(statement);
             // What moves the limit ends with the session.
@@ -647,6 +649,7 @@ fn a_limit_that_falls_while_a_graph_is_loaded_ends_a_session_at_most() -> Result
         let pid = backend(&mut client)?;
         let mut mover = cluster.connect("postgres")?;
         let result = thread::scope(|scope| {
+            let _ends = ends(pid);
             let work = scope.spawn(|| client.batch_execute("SELECT laser_merge('ti')"));
             thread::sleep(Duration::from_millis(20 + 5 * round));
             mover.batch_execute(&fall(pid))?;
@@ -661,6 +664,34 @@ fn a_limit_that_falls_while_a_graph_is_loaded_ends_a_session_at_most() -> Result
     eprintln!("{done} done, {failed} failed");
     ensure!(failed > 5, "{done} done, {failed} failed");
     Ok(())
+}
+
+/// Until what this returns is dropped, which is to be soon: a session that goes on for two minutes is killed, for which
+/// the test fails, and what its threads were doing is printed.
+fn ends(pid: i32) -> mpsc::Sender<()> {
+    let (ended, end) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if end.recv_timeout(Duration::from_secs(120)) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        eprintln!("session {pid} hangs");
+        for thread in fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            for file in ["comm", "stat", "syscall", "wchan", "stack"] {
+                let text = fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+                eprintln!(
+                    "{} {file}: {}",
+                    thread.file_name().display(),
+                    text.trim_end()
+                );
+            }
+        }
+        laser_tests::signal(pid.cast_unsigned(), libc::SIGKILL);
+    });
+    ended
 }
 
 /// A statement that leaves a session no more addresses than it has.

@@ -4,8 +4,8 @@
 //! whoever makes it                       the thread
 //! ----------------                       ----------
 //! NEW, pthread_create                    has a stack, and no thread-local variable of ours
-//! parks                                  asks for ROOM and gives it back to its own heap
-//!                                          no room: NO_MEMORY, unparks, returns
+//! parks                                  asks for ROOM and gives it back to its heap
+//!                                          no room, no heap: NO_MEMORY, unparks, returns
 //!                                          room:    makes its variables from it, takes the body,
 //! NO_MEMORY: joins, drops the body                  RUNS, unparks, calls the body
 //! RUNS: has a thread
@@ -186,11 +186,13 @@ extern "C" fn begin(argument: *mut c_void) -> *mut c_void {
     // SAFETY: plain allocation; the block is not used. It stays in the heap that the thread has been
     // given by asking for it: the C library trims only larger ones.
     let room = unsafe { libc::malloc(ROOM) };
-    if room.is_null() {
+    if room.is_null() || is_mapping(room) {
         // SAFETY: the maker has a reference of its own until it has joined this thread. Setting the
         // state and waking the maker are an atomic store each and a system call.
         let start = unsafe { &*argument };
         let maker = &start.maker;
+        // SAFETY: what malloc has given, or null.
+        unsafe { libc::free(room) };
         start.state.store(NO_MEMORY, Ordering::Release);
         maker.unpark();
         return ptr::null_mut();
@@ -214,6 +216,15 @@ extern "C" fn begin(argument: *mut c_void) -> *mut c_void {
         body();
     }
     ptr::null_mut()
+}
+
+/// Whether a block of [`ROOM`] bytes is a mapping of its own, which goes back to the system when it is freed: the C
+/// library gives those to a thread for which it could not make a heap (some 64 MB of addresses), and would give one for
+/// each of its variables, if it can be had by then.
+fn is_mapping(block: *mut c_void) -> bool {
+    // A mapping is whole pages; what is in a heap is larger than what was asked for by some words.
+    // SAFETY: a block that was allocated.
+    cfg!(target_env = "gnu") && unsafe { libc::malloc_usable_size(block) } > ROOM + 1024
 }
 
 /// Makes the calling thread's copy of this library's variables and of C++'s runtime, which the first
