@@ -722,6 +722,12 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
     client.batch_execute("SELECT nested(0)")?;
     client.batch_execute("RESET temp_file_limit; SET laser.mining_memory = '100MB'")?;
     ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
+    // So is the memory: each has half of that of the one in whose query it runs.
+    client.batch_execute("SELECT nested(2); SET max_stack_depth = '6MB'")?;
+    let (code, message, _) = failure(&mut client, "SELECT nested(30)")?;
+    ensure!(code == SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
+    client.batch_execute("RESET max_stack_depth")?;
+    ensure!(client.query_one(mine, &[])?.get::<_, i64>(0) == 4000);
 
     // A file that cannot grow, in the middle of reading rows. The limit is that of this session
     // alone; its own account may set it.

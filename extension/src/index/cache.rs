@@ -52,9 +52,10 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
 /// `index` is open.
 pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
     // SAFETY: by contract.
-    let (path, oid) = unsafe { (path(index, entry.nonce), (*index).rd_id) };
+    let path = unsafe { path(index, entry.nonce) };
     if built.keep(&path).is_ok()
-        && let Some(counts) = statistics::of(oid)
+        // SAFETY: by contract.
+        && let Some(counts) = unsafe { statistics::of(index) }
     {
         counts.add(Counter::FilesMade, 1);
     }
@@ -137,7 +138,7 @@ pub unsafe fn views(
                     made |= is_new;
                     let view = Rc::new(cache::open(store, &meta.parameters, entry, &path)?);
                     // SAFETY: by contract.
-                    if let Some(counts) = statistics::of(unsafe { (*relation).rd_id }) {
+                    if let Some(counts) = unsafe { statistics::of(relation) } {
                         counts.add(Counter::FilesOpened, 1);
                         counts.add(Counter::FilesMade, u64::from(is_new));
                     }

@@ -130,7 +130,8 @@ pub unsafe fn merge_reporting(
     unsafe { cache::tidy(index, store) };
     let made = made?;
     if made > 0
-        && let Some(counts) = statistics::of(oid)
+        // SAFETY: by contract.
+        && let Some(counts) = unsafe { statistics::of(index) }
     {
         counts.add_merge(attempt.start.elapsed());
     }

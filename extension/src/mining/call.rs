@@ -67,6 +67,7 @@ pub struct Call {
     pub progress: Progress,
     /// What it keeps.
     pub room: Room,
+    _running: guc::Running,
 }
 
 impl Call {
@@ -78,6 +79,7 @@ impl Call {
             namespace: unsafe { pg_sys::get_func_namespace((*(*fcinfo).flinfo).fn_oid) },
             progress: Progress::start(),
             room: Room::default(),
+            _running: guc::Running::begin(),
         }
     }
 

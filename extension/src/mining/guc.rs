@@ -1,6 +1,8 @@
 //! The settings of mining.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::pg_sys;
 
@@ -27,10 +29,34 @@ static THREADS: GucSetting<i32> = GucSetting::<i32>::new(0);
 pub const MORE_MEMORY: &str =
     "Mine in smaller parts, or raise laser.mining_memory, up to laser.mining_memory_limit.";
 
+thread_local! {
+    /// Mining functions that run, each in a query of the one before.
+    static RUNNING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A mining function that runs, until this is dropped.
+pub struct Running(());
+
+impl Running {
+    pub fn begin() -> Self {
+        RUNNING.set(RUNNING.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.set(RUNNING.get() - 1);
+    }
+}
+
 /// Bytes that a mining function may use for embeddings and tiles: what its user asks for, but no
-/// more than a superuser allows.
+/// more than a superuser allows; and half of that of the function in whose query it runs, so that all of a
+/// session's have less than twice as much.
 pub fn memory() -> usize {
-    (MEMORY.get() as usize * 1024).min(memory_limit())
+    let all = (MEMORY.get() as usize * 1024).min(memory_limit());
+    all.checked_shr(RUNNING.get().saturating_sub(1))
+        .unwrap_or(0)
 }
 
 /// `laser.mining_memory_limit`; a quarter of the machine's memory unless it is set.

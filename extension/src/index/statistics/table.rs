@@ -7,8 +7,8 @@
 //! for nobody. A process that is killed leaves nothing half done, for a place is taken by one number, the key. Counts begin
 //! at zero with the server.
 //!
-//! An index gives up its place when it is dropped. Places of those that went otherwise, with their database or in a crash, are
-//! taken over by others when there is no free one nearby; who finds none is not counted.
+//! An index gets its place once the transaction that made it has committed, and gives it up when it is dropped. Places of those
+//! that went otherwise, with their database, by two phases or in a crash, are taken over by others when there is no free one nearby; who finds none is not counted.
 //! An index that is made anew under the OID of one that is gone begins at zero ([`forget`]).
 #![allow(unsafe_code)]
 
@@ -141,14 +141,23 @@ pub fn find(index: pg_sys::Oid) -> Option<Place> {
         .map(Place)
 }
 
-/// The place of an index of this database, which it gets now if it has none. Within a transaction; locks nothing.
-pub fn of(index: pg_sys::Oid) -> Option<Place> {
+/// The place of an index of this database, which it gets now if it has none. One that this transaction has made gets
+/// none: others cannot see it, and would not hear of it where the transaction is rolled back.
+///
+/// # Safety
+/// The index is open.
+pub unsafe fn of(index: pg_sys::Relation) -> Option<Place> {
     if !is_on() {
         return None;
     }
+    // SAFETY: by contract.
+    let (index, made_here) = unsafe { ((*index).rd_id, (*index).rd_createSubid != 0) };
     let key = key(index);
     if let Some(place) = find(index) {
         return Some(place);
+    }
+    if made_here {
+        return None;
     }
     let take = |place: &'static [AtomicU64], from: u64| {
         let taken = place[0].compare_exchange(from, key, Ordering::AcqRel, Ordering::Acquire);
