@@ -1213,7 +1213,20 @@ fn embed_table_stays_with_its_table() -> Result<()> {
         "SELECT public.laser_lock_table('public.t'::regclass, false)",
     )?;
     assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
-    client.batch_execute("RESET ROLE; DROP ROLE nobody_in_particular")?;
+    // Who may update one does not hold up its maintenance.
+    client.batch_execute(
+        "RESET ROLE; GRANT UPDATE ON public.t TO nobody_in_particular; SET ROLE nobody_in_particular;
+         SELECT public.laser_lock_table('public.t'::regclass, false)",
+    )?;
+    let (code, message, _) = failure(
+        &mut client,
+        "SELECT public.laser_lock_table('public.t'::regclass, true)",
+    )?;
+    assert_eq!(code, SqlState::INSUFFICIENT_PRIVILEGE);
+    assert_eq!(message, "must be owner of table t");
+    client.batch_execute(
+        "RESET ROLE; DROP OWNED BY nobody_in_particular; DROP ROLE nobody_in_particular",
+    )?;
     let (code, ..) = failure(
         &mut client,
         "SELECT public.laser_lock_table('pg_settings'::regclass, false)",

@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use pgrx::prelude::*;
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
+use crate::catalogs::owns;
 use crate::encoding;
 use crate::types::{raise, raise_hint};
 
@@ -32,10 +33,11 @@ fn laser_lock_table(table: pg_sys::Oid, alone: bool) -> CString {
     // SAFETY: look-ups in system caches within a transaction, which is where a lock is taken too. What
     // they return is null or a C string.
     unsafe {
-        // Before anything is locked: nobody holds up a table that he may not update.
-        may_update(table);
+        // Before anything is locked: nobody holds up a table that he may not update, or the maintenance of one that
+        // is not his.
+        may_lock(table, alone);
         pg_sys::LockRelationOid(table, lock);
-        may_update(table);
+        may_lock(table, alone);
         let (relation, schema) = (
             pg_sys::get_rel_name(table),
             pg_sys::get_namespace_name(pg_sys::get_rel_namespace(table)),
@@ -48,8 +50,8 @@ fn laser_lock_table(table: pg_sys::Oid, alone: bool) -> CString {
     }
 }
 
-/// Raises an error unless the current role may update a column of a table that exists.
-fn may_update(table: pg_sys::Oid) {
+/// Raises an error unless there is a table that the current role owns (*alone*), or may update a column of.
+fn may_lock(table: pg_sys::Oid, alone: bool) {
     // SAFETY: plain questions to the server.
     unsafe {
         let name = pg_sys::get_rel_name(table);
@@ -62,6 +64,15 @@ fn may_update(table: pg_sys::Oid) {
                 Code::ERRCODE_WRONG_OBJECT_TYPE,
                 format!("\"{}\" is not a table", encoding::shown(name)),
             );
+        }
+        if alone {
+            if !owns(table) {
+                raise(
+                    Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                    format!("must be owner of table {}", encoding::shown(name)),
+                );
+            }
+            return;
         }
         let (role, update) = (pg_sys::GetUserId(), pg_sys::ACL_UPDATE as pg_sys::AclMode);
         let granted = |check| check == pg_sys::AclResult::ACLCHECK_OK;
