@@ -12,14 +12,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::RELOID;
 
 use super::super::statistics;
-use super::storage::{FOLDER, NO_BACKEND, Storage};
+use super::storage::{FOLDER_NAME, NO_BACKEND, Storage};
 use crate::catalogs;
 
 #[derive(Default)]
@@ -49,15 +49,27 @@ pub fn init() {
     }
 }
 
-/// Shows the names of all files, and removes those for which `useless` says so.
+/// Shows the names of all files, and removes those for which `useless` says so. It allocates nothing but what the C
+/// library opens a folder with, and removes nothing where there is no memory for that: a commit that has happened must
+/// not fail.
 fn remove(mut useless: impl FnMut(&str) -> bool) {
-    let Ok(folder) = std::fs::read_dir(FOLDER) else {
-        return;
-    };
-    for file in folder.flatten() {
-        if file.file_name().to_str().is_some_and(&mut useless) {
-            let _ = std::fs::remove_file(file.path());
+    // SAFETY: the folder is open until it is closed; a name ends with a zero, and is read before the next call.
+    unsafe {
+        let folder = libc::opendir(FOLDER_NAME.as_ptr());
+        if folder.is_null() {
+            return;
         }
+        loop {
+            let file = libc::readdir(folder);
+            if file.is_null() {
+                break;
+            }
+            let name = CStr::from_ptr((*file).d_name.as_ptr());
+            if name.to_str().is_ok_and(&mut useless) {
+                libc::unlinkat(libc::dirfd(folder), name.as_ptr(), 0);
+            }
+        }
+        libc::closedir(folder);
     }
 }
 

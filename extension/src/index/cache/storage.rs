@@ -6,7 +6,12 @@ use std::ffi::CStr;
 use pgrx::pg_sys;
 
 /// Folder for files of segments, relative to the data directory.
-pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+pub const FOLDER: &str = match FOLDER_NAME.to_str() {
+    Ok(name) => name,
+    Err(_) => panic!("ASCII"),
+};
+/// [`FOLDER`], for the C library.
+pub const FOLDER_NAME: &CStr = c"base/pgsql_tmp/pgsql_tmp.laser";
 
 /// The backend of what is no temporary relation (`InvalidBackendId`).
 pub const NO_BACKEND: i32 = -1;
