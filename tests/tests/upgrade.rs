@@ -171,6 +171,8 @@ fn a_cluster_is_upgraded_with_its_indexes() -> Result<()> {
          CREATE TABLE odd (v embedding(8)); CREATE INDEX oi ON odd USING laser (v); ALTER INDEX oi SET (model = 'not-there');
          CREATE UNLOGGED TABLE loose (v embedding(8)); INSERT INTO loose SELECT v FROM t; CREATE INDEX li ON loose USING laser (v);
          CREATE UNLOGGED TABLE lost (body text); CREATE INDEX lo ON lost USING laser (body); ALTER INDEX lo SET (model = 'not-there');
+         CREATE UNLOGGED TABLE open (v embedding); INSERT INTO open SELECT v FROM t; CREATE INDEX op ON open USING laser (v);
+         CREATE UNLOGGED TABLE early (v embedding(8)); INSERT INTO early SELECT v FROM t; CREATE INDEX ea ON early USING laser (v);
          CREATE TABLE wide (v embedding(4000)); CREATE INDEX wi ON wide USING laser (v); ALTER INDEX wi SET (quantization = 'f32')",
     )?;
     let error = client
@@ -214,26 +216,34 @@ fn a_cluster_is_upgraded_with_its_indexes() -> Result<()> {
     client.batch_execute("SET enable_seqscan = off; ANALYZE t")?;
     let after: Vec<i32> = client.query_one(nearest, &[])?.get(0);
     ensure!(after == before, "{after:?} {before:?}");
-    for index in ["ti", "gi", "oi", "wi", "li", "lo"] {
+    for index in ["ti", "gi", "oi", "wi", "li", "lo", "op", "ea"] {
         let damage = client.query("SELECT laser_index_check($1::text::regclass)", &[&index])?;
         ensure!(damage.is_empty(), "{index}");
     }
     client.batch_execute("INSERT INTO t SELECT id, v FROM t")?;
     client.batch_execute("VACUUM t")?;
     // Unlogged ones are empty after a crash, which must not find them without what they begin with.
-    client.batch_execute("ANALYZE loose, lost")?;
+    client.batch_execute("ANALYZE loose, lost, open")?;
     drop(client);
     new.stop("immediate")?;
     new.start()?;
     let mut client = new.connect("d")?;
-    for index in ["li", "lo"] {
+    for index in ["li", "lo", "op", "ea"] {
         let damage = client.query("SELECT laser_index_check($1::text::regclass)", &[&index])?;
         ensure!(damage.is_empty(), "{index}");
     }
-    client.batch_execute("INSERT INTO loose SELECT v FROM t")?;
-    let found =
-        "SELECT count(*) FROM (SELECT FROM loose ORDER BY v <=> '[1,2,3,4,5,6,7,8]' LIMIT 20) s";
     client.batch_execute("SET enable_seqscan = off")?;
-    ensure!(client.query_one(found, &[])?.get::<_, i64>(0) == 20);
+    // Nobody has analyzed the second before the crash.
+    for table in ["loose", "early"] {
+        client.batch_execute(&format!("INSERT INTO {table} SELECT v FROM t"))?;
+        let found = format!(
+            "SELECT count(*) FROM (SELECT FROM {table} ORDER BY v <=> '[1,2,3,4,5,6,7,8]' LIMIT 20) s"
+        );
+        ensure!(client.query_one(&found, &[])?.get::<_, i64>(0) == 20);
+    }
+    client.batch_execute("VACUUM early")?;
+    client.batch_execute("VACUUM open")?;
+    // The number of dimensions is what the next rows say.
+    client.batch_execute("INSERT INTO open VALUES ('[1,2]')")?;
     Ok(())
 }

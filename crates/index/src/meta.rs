@@ -46,6 +46,12 @@ impl Parameters {
     pub fn is_undecided(&self) -> bool {
         self.element & UNDECIDED != 0
     }
+
+    /// As before the first vector came. The index has none.
+    pub fn forget_dimensions(&mut self) {
+        self.element |= UNDECIDED;
+        (self.dims, self.raw) = (1, RawForm::F32);
+    }
 }
 
 /// The metapage, read.

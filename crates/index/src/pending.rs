@@ -9,7 +9,7 @@
 //! these pages and begins the next.
 
 use crate::error::{IndexError, Result};
-use crate::meta::{META_BLOCK, Meta, Parameters, Pending, UNDECIDED};
+use crate::meta::{META_BLOCK, Meta, Parameters, Pending};
 use crate::page::{
     self, DEAD, HEADER, PAYLOAD, PENDING_HEADER, PageKind, PendingHeader, TID, UNPLACED,
 };
@@ -400,9 +400,7 @@ pub fn forget_dimensions(store: &impl PageStore) -> Result<()> {
         }
         begin(body, list.tail_seq, &Form::bare(&meta.parameters));
     }
-    let parameters = &mut meta.parameters;
-    parameters.element |= UNDECIDED;
-    (parameters.dims, parameters.raw) = (1, RawForm::F32);
+    meta.parameters.forget_dimensions();
     meta.generation += 1;
     meta.write(set.page(META_BLOCK))?;
     set.commit();

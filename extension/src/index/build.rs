@@ -16,7 +16,7 @@ use pgrx::pg_sys::{self, Datum};
 use super::cache;
 use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
-use super::pages::{self, MergeLock, RelationStore};
+use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
 use super::tid::pack;
 use super::{sample, statistics, undecided};
@@ -359,38 +359,5 @@ pub unsafe extern "C-unwind" fn build(
         (*result).heap_tuples = tuples;
         (*result).index_tuples = state.finished as f64;
         result
-    }
-}
-
-/// `ambuildempty`: the init fork of an unlogged index.
-#[pgrx::pg_guard]
-pub unsafe extern "C-unwind" fn build_empty(index: pg_sys::Relation) {
-    // SAFETY: the server passes an open index without an init fork.
-    unsafe {
-        if pg_sys::IsBinaryUpgrade {
-            // As in `build`: the first VACUUM or ANALYZE of the new cluster fills it.
-            return;
-        }
-        let parameters = element::parameters(index);
-        pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
-    }
-}
-
-/// Fills the init fork that an upgrade has left empty, with what the index knows by now.
-///
-/// # Safety
-/// The index is open, and nobody else vacuums or analyzes its table.
-pub unsafe fn fill_init_fork(index: pg_sys::Relation) {
-    // SAFETY: by contract.
-    unsafe {
-        if !pages::lacks_init_fork(index) {
-            return;
-        }
-        let parameters = Meta::read(&RelationStore::new(index))
-            .or_report()
-            .parameters;
-        // Nothing else may give this transaction a number, without which its commit waits for no WAL.
-        pg_sys::ForceSyncCommit();
-        pages::write_init_fork(index, |body| Meta::new(parameters).write(body)).or_report();
     }
 }

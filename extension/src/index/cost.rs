@@ -27,7 +27,7 @@ use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::pages::RelationStore;
-use super::{notice, options};
+use super::{notice, options, unlogged};
 use crate::encode;
 use crate::encoding;
 use crate::lists::node;
@@ -70,6 +70,7 @@ unsafe fn metapage(index: &pg_sys::IndexOptInfo) -> Option<(Meta, usize)> {
     // SAFETY: the planner holds a lock on the index.
     unsafe {
         let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        unlogged::revive(relation);
         let meta = Meta::read(&RelationStore::new(relation));
         let ef_search = options::of(relation).ef_search;
         pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys::{self, Datum};
 
-use super::{build, cost, insert, options, scan, vacuum, validate};
+use super::{build, cost, insert, options, scan, unlogged, vacuum, validate};
 
 #[unsafe(no_mangle)]
 #[doc(hidden)]
@@ -32,7 +32,7 @@ pub extern "C-unwind" fn laser_handler(_fcinfo: pg_sys::FunctionCallInfo) -> Dat
     routine.amparallelvacuumoptions = pg_sys::VACUUM_OPTION_NO_PARALLEL as u8;
     routine.amkeytype = pg_sys::InvalidOid;
     routine.ambuild = Some(build::build);
-    routine.ambuildempty = Some(build::build_empty);
+    routine.ambuildempty = Some(unlogged::build_empty);
     routine.ambuildphasename = Some(build::phase_name);
     routine.aminsert = Some(insert::insert);
     routine.ambulkdelete = Some(vacuum::bulk_delete);

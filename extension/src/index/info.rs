@@ -17,7 +17,7 @@ use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore};
 use super::rights::{self, Use};
 use super::table::Table;
-use super::{build, cache, merge};
+use super::{build, cache, merge, unlogged};
 use crate::encode::hex;
 use crate::encoding;
 use crate::types::{raise, raise_hint};
@@ -162,7 +162,10 @@ impl Opened {
     /// Its pages.
     pub fn store(&self) -> RelationStore {
         // SAFETY: the relation stays open as long as `self`, and locked longer.
-        unsafe { RelationStore::new(self.raw()) }
+        unsafe {
+            unlogged::revive(self.raw());
+            RelationStore::new(self.raw())
+        }
     }
 }
 

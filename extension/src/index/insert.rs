@@ -15,6 +15,7 @@ use super::options;
 use super::pages::{MergeLock, RelationStore};
 use super::tid::pack;
 use super::undecided;
+use super::unlogged;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded. A list that has
 /// become too long is left to the worker of the database, or merged here where there is none.
@@ -32,6 +33,7 @@ pub unsafe extern "C-unwind" fn insert(
 ) -> bool {
     // SAFETY: the server passes an open index and one value.
     unsafe {
+        unlogged::revive(index);
         let store = RelationStore::new(index);
         let tid = pack(tid);
         let mut attempts = 0;

@@ -5,6 +5,7 @@
 //!  options    settings and storage parameters
 //!  element    indexed columns: their types, metrics and values
 //!  undecided  indexes on columns without a declared number of dimensions
+//!  unlogged   indexes of UNLOGGED tables: what they begin with, and after a crash
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
@@ -70,6 +71,7 @@ mod table;
 mod text;
 mod tid;
 mod undecided;
+mod unlogged;
 mod vacuum;
 mod validate;
 

@@ -477,11 +477,53 @@ impl Drop for MergeLock {
 /// `relation` is open.
 pub unsafe fn lacks_init_fork(relation: pg_sys::Relation) -> bool {
     const INIT: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::INIT_FORKNUM;
-    // SAFETY: the relation is open; an unlogged one has an init fork.
+    // SAFETY: the relation is open; its storage is as well, once it has been asked for its size. While it is being
+    // built it has no such fork yet.
     unsafe {
-        (*(*relation).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
+        is_unlogged(relation)
+            && !lacks_pages(relation)
+            && pg_sys::smgrexists((*relation).rd_smgr, INIT)
             && pg_sys::RelationGetNumberOfBlocksInFork(relation, INIT) == 0
     }
+}
+
+/// Whether an unlogged index has no page.
+///
+/// # Safety
+/// `relation` is open.
+pub unsafe fn lacks_pages(relation: pg_sys::Relation) -> bool {
+    const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: by contract.
+    unsafe { is_unlogged(relation) && pg_sys::RelationGetNumberOfBlocksInFork(relation, MAIN) == 0 }
+}
+
+/// # Safety
+/// `relation` is open.
+unsafe fn is_unlogged(relation: pg_sys::Relation) -> bool {
+    // SAFETY: by contract.
+    unsafe { (*(*relation).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED }
+}
+
+/// Writes the metapage of an unlogged index that has no page, unless somebody else has meanwhile.
+///
+/// # Safety
+/// As for [`lacks_pages`].
+pub unsafe fn write_main_fork(
+    relation: pg_sys::Relation,
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut content = vec![0; BODY];
+    fill(&mut content)?;
+    let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: by contract; what recovery empties is not logged.
+    unsafe {
+        pg_sys::LockRelationForExtension(relation, mode);
+        if lacks_pages(relation) {
+            write_first_page(relation, pg_sys::ForkNumber::MAIN_FORKNUM, &content, |_| ());
+        }
+        pg_sys::UnlockRelationForExtension(relation, mode);
+    }
+    Ok(())
 }
 
 /// Writes the metapage of an unlogged index's init fork, which recovery copies over the main fork
@@ -495,11 +537,35 @@ pub unsafe fn write_init_fork(
 ) -> Result<()> {
     let mut content = vec![0; BODY];
     fill(&mut content)?;
-    // SAFETY: the relation is open; the new page is locked until it is logged.
+    // SAFETY: by contract; the page is locked and marked.
+    unsafe {
+        write_first_page(
+            relation,
+            pg_sys::ForkNumber::INIT_FORKNUM,
+            &content,
+            |buffer| {
+                pg_sys::log_newpage_buffer(buffer, true);
+            },
+        );
+    }
+    Ok(())
+}
+
+/// Adds a page with this content to a fork, which `log` logs.
+///
+/// # Safety
+/// The relation is open, and nobody else adds to that fork. `log` raises no error.
+unsafe fn write_first_page(
+    relation: pg_sys::Relation,
+    fork: pg_sys::ForkNumber::Type,
+    content: &[u8],
+    log: impl FnOnce(pg_sys::Buffer),
+) {
+    // SAFETY: by contract; the new page is locked until it is logged.
     unsafe {
         let buffer = pg_sys::ReadBufferExtended(
             relation,
-            pg_sys::ForkNumber::INIT_FORKNUM,
+            fork,
             NO_BLOCK,
             pg_sys::ReadBufferMode::RBM_ZERO_AND_LOCK,
             std::ptr::null_mut(),
@@ -507,13 +573,12 @@ pub unsafe fn write_init_fork(
         let page = pg_sys::BufferGetPage(buffer);
         pg_sys::CritSectionCount += 1;
         pg_sys::PageInit(page, pg_sys::BLCKSZ as usize, 0);
-        body(page).copy_from_slice(&content);
-        let end = PAGE_HEADER + HEADER + page::header(&content).len as usize;
+        body(page).copy_from_slice(content);
+        let end = PAGE_HEADER + HEADER + page::header(content).len as usize;
         (*page.cast::<pg_sys::PageHeaderData>()).pd_lower = end as u16;
         pg_sys::MarkBufferDirty(buffer);
-        pg_sys::log_newpage_buffer(buffer, true);
+        log(buffer);
         pg_sys::CritSectionCount -= 1;
         pg_sys::UnlockReleaseBuffer(buffer);
     }
-    Ok(())
 }

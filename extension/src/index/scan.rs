@@ -22,7 +22,7 @@ use super::rows::{Look, Rows};
 use super::runs;
 use super::statistics::{self, Counter};
 use super::tid::unpack;
-use super::{cache, notice, options};
+use super::{cache, notice, options, unlogged};
 use crate::encode::{self, Known};
 use crate::encoding;
 use crate::interrupts::pause;
@@ -229,7 +229,7 @@ unsafe extern "C-unwind" fn step(
             let (search, recheck, complete) = start(scan, state);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
             (state.doubtful, state.look) = (None, None);
-            (state.counts, state.looked) = (statistics::of((*(*scan).indexRelation).rd_id), 0);
+            (state.counts, state.looked) = (statistics::of((*scan).indexRelation), 0);
             if let Some(counts) = state.counts {
                 counts.add(Counter::Searches, 1);
             }
@@ -420,6 +420,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
         }
         count(scan);
         let index = (*scan).indexRelation;
+        unlogged::revive(index);
         let store = RelationStore::for_scan(index, snapshot);
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;

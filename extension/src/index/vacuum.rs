@@ -8,12 +8,12 @@ use laser_index::meta::Meta;
 use laser_index::pending;
 use pgrx::pg_sys;
 
-use super::build;
 use super::element;
 use super::errors::OrReport;
 use super::merge;
 use super::pages::{MergeLock, RelationStore};
 use super::tid::unpack;
+use super::unlogged;
 
 /// # Safety
 /// `stats` is null or what an earlier call has returned.
@@ -43,6 +43,7 @@ pub unsafe extern "C-unwind" fn bulk_delete(
     unsafe {
         let stats = statistics(stats);
         let index = (*info).index;
+        unlogged::revive(index);
         let store = RelationStore::in_vacuum(index);
         let callback = callback.expect("a callback is passed");
         let lock = MergeLock::wait(index);
@@ -67,7 +68,8 @@ pub unsafe extern "C-unwind" fn cleanup(
 ) -> *mut pg_sys::IndexBulkDeleteResult {
     // SAFETY: the server passes an open index.
     unsafe {
-        build::fill_init_fork((*info).index);
+        unlogged::revive((*info).index);
+        unlogged::fill_init_fork((*info).index);
         if (*info).analyze_only {
             return stats;
         }
