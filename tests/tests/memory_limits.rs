@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::{Cluster, failure};
-use postgres::Client;
 use postgres::error::SqlState;
+use postgres::{Client, SimpleQueryMessage};
 
 const MIB: u64 = 1 << 20;
 
@@ -496,7 +496,10 @@ fn threads_start_within_what_there_is() -> Result<()> {
 
 #[test]
 fn without_threads_there_is_an_error() -> Result<()> {
-    let cluster = Cluster::new()?;
+    let cluster = Cluster::builder()
+        .setting("laser.background_maintenance", "off")
+        .setting("autovacuum", "off")
+        .start()?;
     let mut witness = cluster.database("threads")?;
     witness.batch_execute(
         "CREATE TABLE t AS SELECT g AS id, format('[%s,%s]', sin(g), cos(g))::embedding(2) AS v
@@ -513,6 +516,22 @@ fn without_threads_there_is_an_error() -> Result<()> {
         assert_eq!(code, SqlState::INSUFFICIENT_RESOURCES, "{message}");
         unharmed(&cluster, &mut witness, sql)?;
     }
+    // What is inserted or vacuumed is in the index already; merging can wait until there are some.
+    witness.batch_execute(
+        "CREATE INDEX ON t USING laser (v) WITH (pending_list_limit = 64); DELETE FROM t WHERE id % 3 = 0",
+    )?;
+    let mut client = cluster.connect("threads")?;
+    client.batch_execute("SELECT '[1]'::embedding")?;
+    limit(&cluster, &mut client, "nproc=1")?;
+    client.batch_execute("INSERT INTO t SELECT -id, v FROM t")?;
+    client.batch_execute("VACUUM t")?;
+    let rows = "SET enable_seqscan = off; SELECT count(*) FROM (SELECT id FROM t ORDER BY v <=> '[1,2]' LIMIT 9999) s";
+    let found = client.simple_query(rows)?;
+    let count = found.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    assert_eq!(count, Some("4000"));
     Ok(())
 }
 

@@ -139,7 +139,7 @@ pub unsafe fn merge_reporting(
     Ok(made)
 }
 
-/// As [`merge`], where a lack of room or memory is a warning.
+/// As [`merge`], where a lack of room, memory or threads is a warning.
 ///
 /// # Errors
 /// Damage.
@@ -154,7 +154,13 @@ pub unsafe fn try_merge(
     // SAFETY: by contract.
     match unsafe { merge(index, store, plan) } {
         Ok(_) => Ok(()),
-        Err(error @ (IndexError::Io { .. } | IndexError::TooManySegments(_))) => {
+        Err(
+            error @ (IndexError::Io { .. }
+            | IndexError::TooManySegments(_)
+            | IndexError::OutOfMemory(_)
+            | IndexError::GraphMemory
+            | IndexError::Thread(_)),
+        ) => {
             pgrx::warning!("{}", failure(&error));
             Ok(())
         }
