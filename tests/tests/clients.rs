@@ -108,7 +108,7 @@ fn every_page_works_as_it_says() -> Result<()> {
     let Some(python) = python()? else {
         return Ok(());
     };
-    let cluster = Cluster::new()?;
+    let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
     let mut pages = Vec::new();
     for entry in fs::read_dir(root().join("docs/clients"))? {
         let path = entry?.path();
@@ -122,14 +122,10 @@ fn every_page_works_as_it_says() -> Result<()> {
         }
     }
     ensure!(pages.len() >= 5, "{pages:?}");
-    std::thread::scope(|scope| {
-        let runs: Vec<_> = pages
-            .iter()
-            .map(|name| scope.spawn(|| run(&cluster, &python, name)))
-            .collect();
-        let ended = runs.into_iter().map(|run| run.join().expect("no panic"));
-        let failed: Vec<_> = ended.filter_map(Result::err).collect();
-        ensure!(failed.is_empty(), "{failed:#?}");
-        Ok(())
-    })
+    // One after the other: where a table was updated before its index was made, the server leaves the index alone while
+    // a transaction runs that is older, in whichever database.
+    for name in &pages {
+        run(&cluster, &python, name)?;
+    }
+    Ok(())
 }
