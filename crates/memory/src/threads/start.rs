@@ -185,7 +185,15 @@ extern "C" fn begin(argument: *mut c_void) -> *mut c_void {
     let argument: *const Start = argument.cast();
     // SAFETY: plain allocation; the block is not used. It stays in the heap that the thread has been
     // given by asking for it: the C library trims only larger ones.
-    let room = unsafe { libc::malloc(ROOM) };
+    let mut room = unsafe { libc::malloc(ROOM) };
+    if is_mapping(room) {
+        share_heaps();
+        // SAFETY: what malloc has given is given back, and asked for once more.
+        room = unsafe {
+            libc::free(room);
+            libc::malloc(ROOM)
+        };
+    }
     if room.is_null() || is_mapping(room) {
         // SAFETY: the maker has a reference of its own until it has joined this thread. Setting the
         // state and waking the maker are an atomic store each and a system call.
@@ -220,11 +228,20 @@ extern "C" fn begin(argument: *mut c_void) -> *mut c_void {
 
 /// Whether a block of [`ROOM`] bytes is a mapping of its own, which goes back to the system when it is freed: the C
 /// library gives those to a thread for which it could not make a heap (some 64 MB of addresses), and would give one for
-/// each of its variables, if it can be had by then.
+/// each of its variables, if it can be had by then. Null is none.
 fn is_mapping(block: *mut c_void) -> bool {
     // A mapping is whole pages; what is in a heap is larger than what was asked for by some words.
     // SAFETY: a block that was allocated.
     cfg!(target_env = "gnu") && unsafe { libc::malloc_usable_size(block) } > ROOM + 1024
+}
+
+/// Has threads that begin from now on use the heaps that there are: one more cannot be had.
+fn share_heaps() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number, under a lock of the C library's.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
 }
 
 /// Makes the calling thread's copy of this library's variables and of C++'s runtime, which the first
