@@ -1000,6 +1000,7 @@ DECLARE
     trigger_name text := 'zz_laser_keep_' || embedding_column;
     part name;
     found_type oid;
+    generated "char";
     is_right boolean;
     forget constant regprocedure := '@extschema@.laser_forget_embedding()';
 BEGIN
@@ -1009,11 +1010,17 @@ BEGIN
     END IF;
     named := @extschema@.laser_lock_table(tbl, true);
     FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
-        SELECT a.atttypid INTO found_type FROM pg_attribute a
+        SELECT a.atttypid, a.attgenerated INTO found_type, generated FROM pg_attribute a
         WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
         IF found_type IS NULL THEN
             RAISE EXCEPTION USING errcode = 'undefined_column',
                 message = format('column "%s" of table "%s" does not exist', part, tbl);
+        END IF;
+        IF generated <> '' THEN
+            -- They are computed after all triggers before an update.
+            RAISE EXCEPTION USING errcode = 'invalid_column_reference',
+                message = format('column "%s" of table "%s" is generated, so that no trigger sees it change', part, tbl),
+                hint = 'Have a trigger of your own set an ordinary column, or create a laser index on the text, which needs no column of embeddings.';
         END IF;
         IF part = text_column THEN
             is_right := (SELECT t.typcategory = 'S' FROM pg_type t WHERE t.oid = found_type);
@@ -1033,7 +1040,9 @@ BEGIN
     -- One that is there already may keep the embedding of another text.
     EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L)',
         CASE WHEN EXISTS (SELECT FROM pg_trigger t
-                          WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget)
+                          WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
+                            AND substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)
+                                = convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea)
              THEN 'OR REPLACE' ELSE '' END,
         trigger_name, named, '@extschema@', text_column, embedding_column);
     -- Schemas are renamed whatever is locked, and the name may have been another table's by then.

@@ -1,9 +1,10 @@
 //! What the disk can do to an index: other formats, damage, no room. Errors say what is wrong and
 //! what to do, nothing that is committed is lost, and REINDEX mends.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::Model;
@@ -203,6 +204,56 @@ fn damaged_pages_are_named() -> Result<()> {
     client.batch_execute("REINDEX INDEX ti")?;
     ensure!(problems(&mut client)?.is_empty());
     ensure!(nearest(&mut client)? == 7);
+    Ok(())
+}
+
+/// An unlogged index without pages is empty after a crash alone; one that has lost them, or that is being built, is not
+/// taken for such.
+#[test]
+fn an_unlogged_index_does_not_begin_anew_unasked() -> Result<()> {
+    let mut cluster = Cluster::builder().setting("autovacuum", "off").start()?;
+    let mut client = cluster.database("damage")?;
+    client.batch_execute(
+        "CREATE UNLOGGED TABLE t (id int, v embedding(2)); INSERT INTO t SELECT i, ARRAY[1, i] FROM generate_series(1, 500) i;
+         CREATE INDEX ti ON t USING laser (v)",
+    )?;
+    // While CREATE INDEX CONCURRENTLY waits for another transaction.
+    let mut other = cluster.connect("damage")?;
+    other.batch_execute("BEGIN; UPDATE t SET id = id WHERE id = 1")?;
+    let mut maker = cluster.connect("damage")?;
+    let making = thread::spawn(move || {
+        maker.batch_execute("CREATE INDEX CONCURRENTLY tj ON t USING laser (v)")
+    });
+    wait_until("the index is there", || {
+        let index = client.query_one("SELECT to_regclass('tj') IS NOT NULL", &[])?;
+        Ok(index.get(0))
+    })?;
+    for call in ["laser_merge('tj')", "laser_index_recall('tj', 1, 10)"] {
+        ensure!(
+            client.batch_execute(&format!("SELECT {call}")).is_err(),
+            "{call}"
+        );
+    }
+    other.batch_execute("COMMIT")?;
+    making.join().expect("it does not panic")?;
+
+    let file = client.query_one("SELECT pg_relation_filepath('ti')", &[])?;
+    let file = cluster.data().join(file.get::<_, &str>(0));
+    drop((client, other));
+    cluster.stop("fast")?;
+    fs::write(&file, [])?;
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    client.batch_execute("SET enable_seqscan = off; DROP INDEX tj")?;
+    let search = "SELECT id FROM t ORDER BY v <=> '[1,2]' LIMIT 10";
+    ensure!(client.batch_execute(search).is_err());
+    ensure!(
+        client
+            .batch_execute("INSERT INTO t VALUES (0, '[1,2]')")
+            .is_err()
+    );
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(client.query(search, &[])?.len() == 10);
     Ok(())
 }
 

@@ -378,8 +378,8 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
 #[pg_extern(sql = "")]
 fn laser_merge(index: pg_sys::Oid) -> i32 {
     let opened = Opened::to_change(index);
-    let store = opened.store();
     opened.expect_ready();
+    let store = opened.store();
     if !opened.is_valid() {
         raise_hint(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

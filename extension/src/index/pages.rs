@@ -480,14 +480,16 @@ pub unsafe fn lacks_init_fork(relation: pg_sys::Relation) -> bool {
     // SAFETY: the relation is open; its storage is as well, once it has been asked for its size. While it is being
     // built it has no such fork yet.
     unsafe {
-        is_unlogged(relation)
-            && !lacks_pages(relation)
-            && pg_sys::smgrexists((*relation).rd_smgr, INIT)
+        if !is_unlogged(relation) {
+            return false;
+        }
+        pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
+        pg_sys::smgrexists((*relation).rd_smgr, INIT)
             && pg_sys::RelationGetNumberOfBlocksInFork(relation, INIT) == 0
     }
 }
 
-/// Whether an unlogged index has no page.
+/// Whether an unlogged index has no page in its main fork.
 ///
 /// # Safety
 /// `relation` is open.

@@ -49,11 +49,12 @@ pub unsafe fn fill_init_fork(index: pg_sys::Relation) {
 /// whose init fork an upgrade has left empty, and nobody has filled ([`fill_init_fork`]).
 ///
 /// # Safety
-/// The index is open, and not being built.
+/// The index is open.
 pub unsafe fn revive(index: pg_sys::Relation) {
     // SAFETY: by contract.
     unsafe {
-        if pages::lacks_pages(index) {
+        // One with a page in its init fork has lost others by damage, and one that is being built has no such fork.
+        if pages::lacks_pages(index) && pages::lacks_init_fork(index) {
             let parameters = element::parameters(index);
             pages::write_main_fork(index, |body| Meta::new(parameters).write(body)).or_report();
         }
