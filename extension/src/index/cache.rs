@@ -20,11 +20,9 @@ use pgrx::pg_sys;
 
 use super::pages::RelationStore;
 use super::statistics::{self, Counter};
+use super::storage::{FOLDER, NO_BACKEND, Storage};
 
 mod files;
-mod storage;
-
-use storage::{FOLDER, NO_BACKEND, Storage};
 
 /// The folder, for who will create files there: they go when the session ends, however it does.
 pub fn folder() -> PathBuf {

@@ -17,6 +17,7 @@
 //!  statistics what scans and merges have done
 //!  recall     how much of exact search a search finds, and how wide it must be for that
 //!  size       how large an index will be
+//!  storage    where the server keeps a relation, and the names of its files of segments
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how
 //!  resources  threads and memory of builds and merges
@@ -67,6 +68,7 @@ mod sample;
 mod scan;
 mod size;
 mod statistics;
+mod storage;
 mod table;
 mod text;
 mod tid;

@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::bufpage;
+use super::storage::Storage;
 use laser_index::page::{self, BODY, HEADER};
 use laser_index::store::{PageStore, SET_PAGES, WriteSet};
 use laser_index::{IndexError, Result};
@@ -72,12 +73,11 @@ impl RelationStore {
     /// # Safety
     /// As for [`RelationStore::new`].
     pub unsafe fn in_vacuum(relation: pg_sys::Relation) -> Self {
+        // SAFETY: by contract.
+        let store = unsafe { Self::new(relation) };
         Self {
-            relation,
             in_vacuum: true,
-            blocks: Cell::new(0),
-            unpublished: Cell::new(false),
-            snapshot: std::ptr::null_mut(),
+            ..store
         }
     }
 
@@ -188,17 +188,8 @@ impl PageStore for RelationStore {
         // SAFETY: the relation is open. The path is relative to the data folder, which is where the server
         // works.
         unsafe {
-            #[cfg(any(feature = "pg14", feature = "pg15"))]
-            let (database, tablespace) = {
-                let node = (*self.relation).rd_node;
-                (node.dbNode, node.spcNode)
-            };
-            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-            let (database, tablespace) = {
-                let locator = (*self.relation).rd_locator;
-                (locator.dbOid, locator.spcOid)
-            };
-            let path = pg_sys::GetDatabasePath(database, tablespace);
+            let storage = Storage::of(self.relation);
+            let path = pg_sys::GetDatabasePath(storage.database.into(), storage.tablespace.into());
             let folder = OsStr::from_bytes(CStr::from_ptr(path).to_bytes()).into();
             pg_sys::pfree(path.cast());
             Some(folder)
@@ -514,18 +505,17 @@ pub unsafe fn write_main_fork(
     relation: pg_sys::Relation,
     fill: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut content = vec![0; BODY];
-    fill(&mut content)?;
     let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: by contract; what recovery empties is not logged.
     unsafe {
         pg_sys::LockRelationForExtension(relation, mode);
-        if lacks_pages(relation) {
-            write_first_page(relation, pg_sys::ForkNumber::MAIN_FORKNUM, &content, |_| ());
-        }
+        let written = match lacks_pages(relation) {
+            true => write_first_page(relation, pg_sys::ForkNumber::MAIN_FORKNUM, fill, |_| ()),
+            false => Ok(()),
+        };
         pg_sys::UnlockRelationForExtension(relation, mode);
+        written
     }
-    Ok(())
 }
 
 /// Writes the metapage of an unlogged index's init fork, which recovery copies over the main fork
@@ -537,32 +527,26 @@ pub unsafe fn write_init_fork(
     relation: pg_sys::Relation,
     fill: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut content = vec![0; BODY];
-    fill(&mut content)?;
     // SAFETY: by contract; the page is locked and marked.
     unsafe {
-        write_first_page(
-            relation,
-            pg_sys::ForkNumber::INIT_FORKNUM,
-            &content,
-            |buffer| {
-                pg_sys::log_newpage_buffer(buffer, true);
-            },
-        );
+        write_first_page(relation, pg_sys::ForkNumber::INIT_FORKNUM, fill, |buffer| {
+            pg_sys::log_newpage_buffer(buffer, true);
+        })
     }
-    Ok(())
 }
 
-/// Adds a page with this content to a fork, which `log` logs.
+/// Adds a page to a fork, whose content is what `fill` makes of zeros, and which `log` logs.
 ///
 /// # Safety
 /// The relation is open, and nobody else adds to that fork. `log` raises no error.
 unsafe fn write_first_page(
     relation: pg_sys::Relation,
     fork: pg_sys::ForkNumber::Type,
-    content: &[u8],
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
     log: impl FnOnce(pg_sys::Buffer),
-) {
+) -> Result<()> {
+    let mut content = vec![0; BODY];
+    fill(&mut content)?;
     // SAFETY: by contract; the new page is locked until it is logged.
     unsafe {
         let buffer = pg_sys::ReadBufferExtended(
@@ -575,12 +559,13 @@ unsafe fn write_first_page(
         let page = pg_sys::BufferGetPage(buffer);
         pg_sys::CritSectionCount += 1;
         pg_sys::PageInit(page, pg_sys::BLCKSZ as usize, 0);
-        body(page).copy_from_slice(content);
-        let end = PAGE_HEADER + HEADER + page::header(content).len as usize;
+        body(page).copy_from_slice(&content);
+        let end = PAGE_HEADER + HEADER + page::header(&content).len as usize;
         (*page.cast::<pg_sys::PageHeaderData>()).pd_lower = end as u16;
         pg_sys::MarkBufferDirty(buffer);
         log(buffer);
         pg_sys::CritSectionCount -= 1;
         pg_sys::UnlockReleaseBuffer(buffer);
     }
+    Ok(())
 }

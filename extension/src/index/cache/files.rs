@@ -19,7 +19,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::RELOID;
 
 use super::super::statistics;
-use super::storage::{FOLDER_NAME, NO_BACKEND, Storage};
+use super::super::storage::{FOLDER_NAME, NO_BACKEND, Storage};
 use crate::catalogs;
 
 #[derive(Default)]
@@ -160,21 +160,8 @@ fn dropped() -> Vec<Storage> {
             return Vec::new();
         }
         let all = std::slice::from_raw_parts(found, count as usize);
-        let storage = all
-            .iter()
-            .map(|node| {
-                #[cfg(any(feature = "pg14", feature = "pg15"))]
-                let (database, tablespace, number) = (node.dbNode, node.spcNode, node.relNode);
-                #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-                let (database, tablespace, number) = (node.dbOid, node.spcOid, node.relNumber);
-                Storage {
-                    database: database.to_u32(),
-                    tablespace: tablespace.to_u32(),
-                    relation: number.to_u32(),
-                    backend: NO_BACKEND,
-                }
-            })
-            .collect();
+        let at = |locator| Storage::at(locator, NO_BACKEND);
+        let storage = all.iter().map(at).collect();
         pg_sys::pfree(found.cast());
         storage
     }

@@ -1,4 +1,4 @@
-//! Which relation a file of a segment belongs to, and its name.
+//! Where the server keeps a relation, and the names of its files of segments.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -25,31 +25,36 @@ pub struct Storage {
     pub backend: i32,
 }
 
+/// Where the server keeps a relation.
+#[cfg(any(feature = "pg14", feature = "pg15"))]
+type Locator = pg_sys::RelFileNode;
+#[cfg(not(any(feature = "pg14", feature = "pg15")))]
+type Locator = pg_sys::RelFileLocator;
+
 impl Storage {
     /// # Safety
     /// `relation` is open.
     pub unsafe fn of(relation: pg_sys::Relation) -> Self {
         // SAFETY: by contract.
-        unsafe {
-            let relation = &*relation;
-            #[cfg(any(feature = "pg14", feature = "pg15"))]
-            let (database, tablespace, number) = (
-                relation.rd_node.dbNode,
-                relation.rd_node.spcNode,
-                relation.rd_node.relNode,
-            );
-            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-            let (database, tablespace, number) = (
-                relation.rd_locator.dbOid,
-                relation.rd_locator.spcOid,
-                relation.rd_locator.relNumber,
-            );
-            Self {
-                database: database.to_u32(),
-                tablespace: tablespace.to_u32(),
-                relation: number.to_u32(),
-                backend: relation.rd_backend,
-            }
+        let relation = unsafe { &*relation };
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let locator = &relation.rd_node;
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let locator = &relation.rd_locator;
+        Self::at(locator, relation.rd_backend)
+    }
+
+    /// That of a backend's relation, or of one that is not temporary ([`NO_BACKEND`]).
+    pub fn at(locator: &Locator, backend: i32) -> Self {
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let (database, tablespace, relation) = (locator.dbNode, locator.spcNode, locator.relNode);
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let (database, tablespace, relation) = (locator.dbOid, locator.spcOid, locator.relNumber);
+        Self {
+            database: database.to_u32(),
+            tablespace: tablespace.to_u32(),
+            relation: relation.to_u32(),
+            backend,
         }
     }
 
