@@ -27,6 +27,26 @@ fn create(client: &mut Client, rows: i32) -> Result<()> {
     Ok(())
 }
 
+/// A server that makes and drops many indexes quickly.
+fn cluster() -> Result<Cluster> {
+    Cluster::builder()
+        .setting("autovacuum", "off")
+        .setting("fsync", "off")
+        .start()
+}
+
+/// A new database with a table of one row without an index, and a setting that has the planner use one.
+fn one_row(cluster: &Cluster, database: &str) -> Result<Client> {
+    let mut client = cluster.database(database)?;
+    client.batch_execute(
+        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off",
+    )?;
+    Ok(client)
+}
+
+/// Of [`one_row`].
+const NEAREST: &str = "SELECT FROM t ORDER BY v <=> '[1,1]' LIMIT 1";
+
 const SEARCH: &str = "SELECT id FROM t ORDER BY v <=> '[1,2,3,4,5,6,7,8]' LIMIT 10";
 
 #[test]
@@ -180,14 +200,8 @@ fn everybody_sees_counts_and_owners_reset_them() -> Result<()> {
 /// There is room for so many indexes at a time; those that are gone make room.
 #[test]
 fn indexes_that_are_gone_make_room() -> Result<()> {
-    let cluster = Cluster::builder()
-        .setting("autovacuum", "off")
-        .setting("fsync", "off")
-        .start()?;
-    let mut client = cluster.database("d")?;
-    client.batch_execute(
-        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off",
-    )?;
+    let cluster = cluster()?;
+    let mut client = one_row(&cluster, "d")?;
     client.batch_execute(
         "DO $$
          BEGIN
@@ -198,7 +212,7 @@ fn indexes_that_are_gone_make_room() -> Result<()> {
          END $$;
          CREATE INDEX ti ON t USING laser (v)",
     )?;
-    client.batch_execute("SELECT FROM t ORDER BY v <=> '[1,1]' LIMIT 1")?;
+    client.batch_execute(NEAREST)?;
     ensure!(counts(&mut client, "ti")?[0] == 1);
     Ok(())
 }
@@ -206,14 +220,8 @@ fn indexes_that_are_gone_make_room() -> Result<()> {
 /// Indexes whose creation is rolled back take no room, of which nobody would hear that they are gone.
 #[test]
 fn indexes_that_never_were_take_no_room() -> Result<()> {
-    let cluster = Cluster::builder()
-        .setting("autovacuum", "off")
-        .setting("fsync", "off")
-        .start()?;
-    let mut client = cluster.database("d")?;
-    client.batch_execute(
-        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off",
-    )?;
+    let cluster = cluster()?;
+    let mut client = one_row(&cluster, "d")?;
     client.batch_execute(
         "DO $$
          BEGIN
@@ -227,12 +235,9 @@ fn indexes_that_never_were_take_no_room() -> Result<()> {
              END LOOP;
          END $$",
     )?;
-    let mut other = cluster.database("e")?;
-    other.batch_execute(
-        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off;
-         CREATE INDEX ti ON t USING laser (v)",
-    )?;
-    other.batch_execute("SELECT FROM t ORDER BY v <=> '[1,1]' LIMIT 1")?;
+    let mut other = one_row(&cluster, "e")?;
+    other.batch_execute("CREATE INDEX ti ON t USING laser (v)")?;
+    other.batch_execute(NEAREST)?;
     ensure!(counts(&mut other, "ti")?[0] == 1);
     Ok(())
 }
@@ -274,14 +279,8 @@ fn nothing_is_counted_where_the_library_is_not_preloaded() -> Result<()> {
 /// Those of one database do not keep others' from being counted.
 #[test]
 fn indexes_of_other_databases_that_are_gone_make_room() -> Result<()> {
-    let cluster = Cluster::builder()
-        .setting("autovacuum", "off")
-        .setting("fsync", "off")
-        .start()?;
-    let mut other = cluster.database("other")?;
-    other.batch_execute(
-        "CREATE TABLE t (v embedding(2)); INSERT INTO t VALUES ('[1,2]'); SET enable_seqscan = off",
-    )?;
+    let cluster = cluster()?;
+    let mut other = one_row(&cluster, "other")?;
     other.batch_execute(
         "DO $$
          BEGIN

@@ -423,19 +423,27 @@ fn an_index_that_is_inserted_into_uses_its_pages_again() -> Result<()> {
     Ok(())
 }
 
+/// A tablespace `small` on a disk of its own of so many kB; none where nobody may mount one.
+fn small_tablespace(cluster: &Cluster, client: &mut Client, kb: u64) -> Result<Option<SmallDisk>> {
+    let folder = cluster.scratch()?;
+    let disk = SmallDisk::mount(&folder, kb)?;
+    if disk.is_some() {
+        client.batch_execute(&format!(
+            "CREATE TABLESPACE small LOCATION '{}'",
+            folder.display()
+        ))?;
+    }
+    Ok(disk)
+}
+
 /// A merge for which there is no room where the index lies takes none: others may keep theirs there.
 #[test]
 fn a_merge_without_room_in_its_tablespace_takes_none() -> Result<()> {
     let cluster = cluster()?;
-    let folder = cluster.scratch()?;
-    let Some(disk) = SmallDisk::mount(&folder, 32 << 10)? else {
+    let mut client = create(&cluster, 0, 768)?;
+    let Some(disk) = small_tablespace(&cluster, &mut client, 32 << 10)? else {
         return Ok(());
     };
-    let mut client = create(&cluster, 0, 768)?;
-    client.batch_execute(&format!(
-        "CREATE TABLESPACE small LOCATION '{}'",
-        folder.display()
-    ))?;
     client.batch_execute(
         "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 10000) i;
          CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 2097151) TABLESPACE small;
@@ -468,15 +476,10 @@ fn a_merge_without_room_in_its_tablespace_takes_none() -> Result<()> {
 #[test]
 fn nulls_are_merged_where_there_is_little_room() -> Result<()> {
     let cluster = cluster()?;
-    let folder = cluster.scratch()?;
-    let Some(disk) = SmallDisk::mount(&folder, 40 << 10)? else {
+    let mut client = create(&cluster, 0, 1000)?;
+    let Some(disk) = small_tablespace(&cluster, &mut client, 40 << 10)? else {
         return Ok(());
     };
-    let mut client = create(&cluster, 0, 1000)?;
-    client.batch_execute(&format!(
-        "CREATE TABLESPACE small LOCATION '{}'",
-        folder.display()
-    ))?;
     client.batch_execute(
         "INSERT INTO t (e) SELECT CASE WHEN i < 11 THEN vector(i) END FROM generate_series(1, 40000) i;
          CREATE INDEX ti ON t USING laser (e) TABLESPACE small;

@@ -229,11 +229,11 @@ mod x86 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Numbers between -1 and 1.
-    fn values(n: usize, seed: u32) -> Vec<f32> {
+    pub(crate) fn values(n: usize, seed: u32) -> Vec<f32> {
         (0..n as u32)
             .map(|i| {
                 let bits = (i + 1).wrapping_mul(seed | 1).wrapping_mul(0x9e37_79b9) >> 8;

@@ -464,15 +464,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn values(n: usize, seed: u32) -> Vec<f32> {
-        (0..n as u32)
-            .map(|i| {
-                let bits = (i + 1).wrapping_mul(seed | 1).wrapping_mul(0x9e37_79b9) >> 8;
-                bits as f32 / (1 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
+    use crate::rows::tests::values;
 
     fn bias(head: usize, distance: isize) -> f64 {
         (head as f64 + 1.0) * (distance as f64 * 0.7).sin()
