@@ -2,9 +2,12 @@
 //! process. They are there without a preloaded library, tell who holds them, and end with their process.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+use pgrx::pg_sys::{self, Datum};
 
 /// Folder of the files that server processes share. Names in it begin with `pgsql_tmp`, which base backups
 /// and pg_rewind leave out: nothing there outlives its purpose.
@@ -32,10 +35,24 @@ impl Lock {
         }
     }
 
+    /// Keeps the lock until the process ends: until its transaction has, and before it leaves its database. Who
+    /// sees that it has left (CREATE DATABASE … TEMPLATE) finds the lock free. To be called before the process
+    /// connects: callbacks run in the reverse order (ipc.c), and connecting adds the one that ends transactions.
+    pub fn until_exit(self) {
+        let file = Datum::from(self.file.into_raw_fd());
+        // SAFETY: registers a function of the type that the server asks for, and a number.
+        unsafe { pg_sys::before_shmem_exit(Some(release), file) };
+    }
+
     /// The locked file.
     pub fn file(&self) -> &File {
         &self.file
     }
+}
+
+unsafe extern "C-unwind" fn release(_code: c_int, file: Datum) {
+    // SAFETY: the file of [`Lock::until_exit`], which nothing else has.
+    unsafe { libc::close(file.value() as c_int) };
 }
 
 /// The process that has locked a file, if one has. Takes no lock, so it keeps nobody from taking it.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use laser_tests::{Cluster, process_exists, signal, wait_until, was_ended};
 use postgres::Client;
 use postgres::error::SqlState;
@@ -47,25 +47,39 @@ fn long_merge(cluster: &Cluster, client: &mut Client) -> Result<i32> {
         "SET laser.background_maintenance = off; SET maintenance_work_mem = '1MB'",
     )?;
     client.batch_execute("ALTER INDEX ti SET (pending_list_limit = 100000)")?;
-    insert(client, 6000)?;
+    insert(client, 15_000)?;
     client.batch_execute("ALTER INDEX ti SET (pending_list_limit = 64)")?;
     client.batch_execute("RESET laser.background_maintenance")?;
-    insert(client, 100)?;
-    merging(cluster)
+    merging_for(cluster, client)
+}
+
+/// The same, with a writer: a list is merged when somebody inserts.
+fn merging_for(cluster: &Cluster, client: &mut Client) -> Result<i32> {
+    let mut pid = None;
+    wait_until("the worker is merging for a writer", || {
+        insert(client, 1)?;
+        pid = at_work(cluster)?;
+        Ok(pid.is_some())
+    })?;
+    pid.context("no process")
+}
+
+/// The process of the worker, if it is merging.
+fn at_work(cluster: &Cluster) -> Result<Option<i32>> {
+    let sql = "SELECT pid FROM laser_index_maintenance WHERE phase = 'loading vectors'";
+    Ok(cluster.psql("m", sql)?.parse().ok())
 }
 
 const LONG: &str = "m = 48, ef_construction = 1000";
 
 /// The process of the worker, once it is merging.
 fn merging(cluster: &Cluster) -> Result<i32> {
-    let mut pid = 0;
+    let mut pid = None;
     wait_until("the worker is merging", || {
-        let sql = "SELECT pid FROM laser_index_maintenance WHERE phase = 'loading vectors'";
-        let found = cluster.psql("m", sql)?;
-        pid = found.parse().unwrap_or(0);
-        Ok(pid > 0)
+        pid = at_work(cluster)?;
+        Ok(pid.is_some())
     })?;
-    Ok(pid)
+    pid.context("no process")
 }
 
 fn workers(cluster: &Cluster) -> Result<String> {
@@ -206,15 +220,13 @@ fn the_worker_is_in_nobodys_way() -> Result<()> {
     })?;
     timed("postgres", "CREATE DATABASE n TEMPLATE m")?;
     let mut client = cluster.connect("m")?;
-    insert(&mut client, 100)?;
-    merging(&cluster)?;
+    merging_for(&cluster, &mut client)?;
     // Who waits for the merge lock has it soon.
     timed("m", "SELECT laser_index_check('ti')")?;
     merging(&cluster)?;
     timed("m", "ALTER TABLE t ADD COLUMN more int")?;
     clean(&cluster)?;
-    insert(&mut client, 100)?;
-    merging(&cluster)?;
+    merging_for(&cluster, &mut client)?;
     timed("m", "DROP INDEX ti")?;
     client.batch_execute(&format!(
         "CREATE INDEX ti ON t USING laser (e) WITH ({LONG})"
@@ -245,8 +257,7 @@ fn a_worker_may_end_at_any_time() -> Result<()> {
     wait_until("the worker has ended", || Ok(!process_exists(pid as u32)))?;
     println!("ended after {:?}", start.elapsed());
     clean(&cluster)?;
-    insert(&mut client, 100)?;
-    let pid = merging(&cluster)?;
+    let pid = merging_for(&cluster, &mut client)?;
     signal(pid as u32, libc::SIGKILL);
     wait_until("the server has restarted", || {
         Ok(client.batch_execute("SELECT 1").is_err() && client.is_closed())
@@ -257,8 +268,7 @@ fn a_worker_may_end_at_any_time() -> Result<()> {
     clean(&cluster)?;
     // A fast shutdown waits for no merge.
     let mut client = cluster.connect("m")?;
-    insert(&mut client, 100)?;
-    merging(&cluster)?;
+    merging_for(&cluster, &mut client)?;
     let start = Instant::now();
     cluster.stop("fast")?;
     println!("stopped after {:?}", start.elapsed());

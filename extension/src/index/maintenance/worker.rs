@@ -57,8 +57,8 @@ unsafe extern "C-unwind" {
 pub extern "C-unwind" fn laser_maintenance_worker(argument: Datum) {
     let database = argument.value() as u32;
     handle_signals();
-    let _lock = match state::lock_worker(database) {
-        Ok(Some(lock)) => lock,
+    match state::lock_worker(database) {
+        Ok(Some(lock)) => lock.until_exit(),
         // Another one was faster.
         Ok(None) => return,
         Err(error) => {
@@ -67,7 +67,7 @@ pub extern "C-unwind" fn laser_maintenance_worker(argument: Datum) {
             ));
             return;
         }
-    };
+    }
     // Of those that began at the same time, and have not seen each other, these stay. Its start is noted as one in vain.
     let before = state::at_work_besides(database).filter(|&other| other < database);
     if before.count() >= options::maintenance_workers() {
