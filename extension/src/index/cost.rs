@@ -17,7 +17,8 @@
 //! `src/backend/optimizer/path/costsize.c`).
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
@@ -83,6 +84,23 @@ fn text_model(meta: &Meta) -> Option<String> {
     (element::of(parameters) == Element::Text).then(|| parameters.model.clone())
 }
 
+/// The indexes of a table whose model is the session's, as the statement's plans find them.
+#[derive(Default)]
+struct OfModel {
+    statement: notice::Statement,
+    model: String,
+    /// All indexes of the table of this access method.
+    all: Vec<pg_sys::Oid>,
+    /// Those of the model.
+    found: HashSet<pg_sys::Oid>,
+}
+
+thread_local! {
+    /// Kept for a statement: every index of a table asks, and an answer reads all their metapages, which
+    /// would make plans quadratic in the number of indexes.
+    static OF_MODEL: RefCell<OfModel> = RefCell::default();
+}
+
 /// Whether another index of the table has the same column or expression, and this model.
 ///
 /// # Safety
@@ -90,21 +108,42 @@ fn text_model(meta: &Meta) -> Option<String> {
 unsafe fn has_twin(index: &pg_sys::IndexOptInfo, model: &str) -> bool {
     // SAFETY: a list of the planner's descriptions of indexes, each with a key at least.
     unsafe {
-        let all = (*index.rel).indexlist;
-        (0..(*all).length as usize).any(|at| {
-            let other = &*(*(*all).elements.add(at))
-                .ptr_value
-                .cast::<pg_sys::IndexOptInfo>();
-            other.indexoid != index.indexoid
-                && other.relam == index.relam
-                && !other.hypothetical
-                && (other.indpred.is_null() || other.predOK)
-                && *other.indexkeys == *index.indexkeys
-                && pg_sys::equal(other.indexprs.cast(), index.indexprs.cast())
-                && metapage(other)
-                    .and_then(|(meta, _)| text_model(&meta))
-                    .as_deref()
-                    == Some(model)
+        let list = (*index.rel).indexlist;
+        let relatives: Vec<&pg_sys::IndexOptInfo> = (0..(*list).length as usize)
+            .map(|at| &*(*(*list).elements.add(at)).ptr_value.cast())
+            .filter(|other: &&pg_sys::IndexOptInfo| {
+                other.relam == index.relam && !other.hypothetical
+            })
+            .collect();
+        let known = OfModel {
+            statement: notice::Statement::current(),
+            model: model.to_owned(),
+            all: relatives.iter().map(|other| other.indexoid).collect(),
+            found: HashSet::new(),
+        };
+        let is_known = OF_MODEL.with_borrow(|of| {
+            (of.statement, &of.model, &of.all) == (known.statement, &known.model, &known.all)
+        });
+        if !is_known {
+            let is_of = |other: &&&pg_sys::IndexOptInfo| {
+                let its = metapage(other).and_then(|(meta, _)| text_model(&meta));
+                its.as_deref() == Some(model)
+            };
+            let found = relatives
+                .iter()
+                .filter(is_of)
+                .map(|other| other.indexoid)
+                .collect();
+            OF_MODEL.set(OfModel { found, ..known });
+        }
+        OF_MODEL.with_borrow(|of| {
+            relatives.iter().any(|other| {
+                other.indexoid != index.indexoid
+                    && of.found.contains(&other.indexoid)
+                    && (other.indpred.is_null() || other.predOK)
+                    && *other.indexkeys == *index.indexkeys
+                    && pg_sys::equal(other.indexprs.cast(), index.indexprs.cast())
+            })
         })
     }
 }

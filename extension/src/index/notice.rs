@@ -14,7 +14,8 @@ use super::options;
 pub struct Statement(pg_sys::TimestampTz, i32);
 
 impl Statement {
-    fn current() -> Self {
+    /// The one that runs.
+    pub fn current() -> Self {
         // SAFETY: plain questions to the server. A portal that runs has its statements, each of which is
         // a plan or stands in one; before that there is none.
         unsafe {
