@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// Marks a space inside of pieces.
@@ -256,7 +258,7 @@ impl SentencePiece {
         if !self.charsmap.is_empty() {
             normalizers.push(json!({
                 "type": "Precompiled",
-                "precompiled_charsmap": base64(&self.charsmap),
+                "precompiled_charsmap": BASE64_STANDARD.encode(&self.charsmap),
             }));
         }
         if self.remove_extra_whitespaces {
@@ -311,39 +313,11 @@ impl SentencePiece {
     }
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let n = chunk.iter().fold(0u32, |n, &b| n << 8 | u32::from(b)) << (8 * (3 - chunk.len()));
-        for i in 0..4 {
-            if i <= chunk.len() {
-                out.push(char::from(DIGITS[(n >> (18 - 6 * i)) as usize & 63]));
-            } else {
-                out.push('=');
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn base64_of_rfc_4648() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 
     proptest! {
         #[test]

@@ -7,6 +7,7 @@
 
 pub mod base;
 pub mod catalog;
+mod charsmap;
 pub mod config;
 mod error;
 mod files;

@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
-use crate::ModelError;
+use crate::{ModelError, charsmap};
 
 /// Longest romanised word that has n-grams, in characters: what is longer is a sentence in a script
 /// without spaces, whose beginning says nothing special.
@@ -52,6 +52,7 @@ pub fn read_tokenizer(json: &[u8]) -> Result<(Tokenizer, Option<NgramConfig>), M
         tokenizer: Tokenizer,
     }
     let error = |message: String| ModelError::Tokenizer(message);
+    charsmap::check(json).map_err(error)?;
     // The deserialisers of `tokenizers` contain assertions; a hostile file must not end the process.
     let read = || -> Result<_, serde_json::Error> {
         // The first key tells the forms apart, so that a file of many megabytes is read once.
