@@ -997,6 +997,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     named text;
+    kept text;
     trigger_name text := 'zz_laser_keep_' || embedding_column;
     part name;
     found_type oid;
@@ -1038,12 +1039,17 @@ BEGIN
         END IF;
     END LOOP;
     -- One that is there already may keep the embedding of another text.
+    SELECT convert_from(substring(t.tgargs, 1, position('\x00'::bytea IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
+    FROM pg_trigger t
+    WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
+      AND substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)
+          = convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea;
+    IF kept <> text_column THEN
+        RAISE NOTICE 'column "%" of table "%" is no longer kept in step with column "%", but with "%"',
+            embedding_column, tbl, kept, text_column;
+    END IF;
     EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L)',
-        CASE WHEN EXISTS (SELECT FROM pg_trigger t
-                          WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
-                            AND substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)
-                                = convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea)
-             THEN 'OR REPLACE' ELSE '' END,
+        CASE WHEN kept IS NOT NULL THEN 'OR REPLACE' ELSE '' END,
         trigger_name, named, '@extschema@', text_column, embedding_column);
     -- Schemas are renamed whatever is locked, and the name may have been another table's by then.
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget) THEN

@@ -98,7 +98,20 @@ unsafe fn column(
                 "Drop the trigger, and call laser_keep_embedded() again with the columns as they are named now.",
             );
         }
-        number as usize - 1
+        let column = number as usize - 1;
+        // It may have become one since the trigger was made: such a column is computed after all triggers.
+        if (*description).attrs.as_slice((*description).natts as usize)[column].attgenerated != 0 {
+            raise_hint(
+                Code::ERRCODE_INVALID_COLUMN_REFERENCE,
+                format!(
+                    "column \"{}\" of table \"{}\" is generated, so that no trigger sees it change",
+                    encoding::shown(name),
+                    encoding::shown((*(*relation).rd_rel).relname.data.as_ptr())
+                ),
+                "Drop the trigger that laser_keep_embedded() has made, or have an ordinary column of that name.",
+            );
+        }
+        column
     }
 }
 
