@@ -32,3 +32,7 @@ fi
 
 say "cargo clippy"
 cargo clippy --locked --release --workspace --all-targets "${features[@]}" -- -D warnings
+
+# They are run by hand and for hours, and had stopped to compile more than once.
+say "the fuzz targets compile"
+CARGO_TARGET_DIR=$target/fuzz-check cargo check --locked --manifest-path fuzz/Cargo.toml --bins
