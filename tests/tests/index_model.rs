@@ -1,9 +1,12 @@
 //! Indexes on text and `laser.model`: the index and the operator `<=>` of a query mean the same model, or
 //! the index is left alone.
 
-use anyhow::{Result, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
 use laser_tests::model::with_two_models;
-use laser_tests::{Cluster, Notices, failure};
+use laser_tests::{Cluster, Notices, failure, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -154,5 +157,79 @@ fn kept_plans_follow_the_model() -> Result<()> {
     ensure!(hint.contains("SET laser.model = 'one'"), "{hint}");
     client.batch_execute("ROLLBACK")?;
     ensure!(agrees(&mut client, NEAR)?);
+    Ok(())
+}
+
+/// What a session saw that searched all the while.
+#[derive(Default)]
+struct Seen {
+    /// Searches by the model before and after.
+    searches: [usize; 2],
+    notices: Vec<String>,
+}
+
+/// As docs/models.md tells to: nobody is without an answer, nor without an index.
+#[test]
+fn a_model_is_changed_under_searches() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let (mut client, _) = create(&cluster)?;
+    let stop = AtomicBool::new(false);
+    let search = || -> Result<Seen> {
+        let (mut client, notices) = cluster.connect_with_notices("models")?;
+        let mut seen = Seen::default();
+        for id in (1..=2000).cycle() {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let model: String = client.query_one("SHOW laser.model", &[])?.get(0);
+            let found = client.query_one(
+                "SELECT id, (SELECT n.id FROM t n ORDER BY n.body <=> t.body LIMIT 1)
+                 FROM t WHERE id = $1",
+                &[&id],
+            )?;
+            ensure!(found.get::<_, i32>(0) == found.get::<_, i32>(1), "{id}");
+            seen.searches[usize::from(model == "two")] += 1;
+        }
+        seen.notices = notices.take();
+        Ok(seen)
+    };
+    let seen = thread::scope(|scope| -> Result<Vec<Seen>> {
+        let searching: Vec<_> = (0..2).map(|_| scope.spawn(search)).collect();
+        let change = (|| {
+            client.batch_execute(
+                "CREATE INDEX CONCURRENTLY of_two ON t USING laser (body) WITH (model = 'two')",
+            )?;
+            cluster.set("laser.model", "two")?;
+            cluster.reload();
+            let searches = |client: &mut Client| -> Result<i64> {
+                let row = client.query_one(
+                    "SELECT searches FROM pg_stat_laser_indexes WHERE indexrelid = 'of_one'::regclass",
+                    &[],
+                )?;
+                row.get::<_, Option<i64>>(0).context("counted")
+            };
+            // Both sessions have come to the new one when the old one is not searched any more.
+            let mut before = -1;
+            wait_until("nobody searches the old index", || {
+                let now = searches(&mut client)?;
+                thread::sleep(std::time::Duration::from_millis(200));
+                Ok(std::mem::replace(&mut before, now) == now)
+            })?;
+            client.batch_execute("DROP INDEX CONCURRENTLY of_one")?;
+            ensure!(index(&mut client, NEAR)?.as_deref() == Some("of_two"));
+            ensure!(agrees(&mut client, NEAR)?);
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let seen = searching
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect();
+        change.and(seen)
+    })?;
+    for seen in seen {
+        ensure!(seen.searches.iter().all(|n| *n > 0), "{:?}", seen.searches);
+        ensure!(seen.notices.is_empty(), "{:?}", seen.notices);
+    }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The SQL of README.md, docs/mining.md, docs/hybrid.md and docs/switching.md runs as it stands there.
+//! The SQL of README.md, docs/mining.md, docs/hybrid.md, docs/models.md and docs/switching.md runs as it stands there.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -108,6 +108,18 @@ fn every_statement_of_the_mining_guide_works() -> Result<()> {
 fn every_statement_of_the_hybrid_guide_works() -> Result<()> {
     every_statement_works(
         "docs/hybrid.md",
+        |cluster, _| {
+            cluster.psql("postgres", "CREATE EXTENSION laser")?;
+            Ok(())
+        },
+        |_| None,
+    )
+}
+
+#[test]
+fn every_statement_of_the_guide_to_models_works() -> Result<()> {
+    every_statement_works(
+        "docs/models.md",
         |cluster, _| {
             cluster.psql("postgres", "CREATE EXTENSION laser")?;
             Ok(())
