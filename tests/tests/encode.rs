@@ -760,13 +760,17 @@ fn a_killed_encoder_is_started_again() -> Result<()> {
 #[test]
 fn a_hung_encoder_is_ended_and_started_again() -> Result<()> {
     let (_models, builder) = models()?;
-    let cluster = builder.setting("laser.encoder_timeout", "1s").start()?;
+    let cluster = builder
+        .setting("laser.encoder_timeout", "4s")
+        .setting("laser.encoder_start_timeout", "3s")
+        .start()?;
     let mut client = cluster.database("d")?;
     let expected = embed(&mut client, "text")?;
     let server = start_time(&mut client)?;
     let encoder = running_encoder(&mut client)?;
     stop(encoder)?;
-    // One has a connection, the other makes one: both get their answers from the next process.
+    // One has a connection, the other makes one: both get their answers from the next process. What the other waits
+    // for the one that hangs is no time in which a process was started.
     let mut other = cluster.connect("d")?;
     let waiting = std::thread::spawn(move || embed(&mut other, "text"));
     assert_eq!(embed(&mut client, "text")?, expected);
@@ -779,7 +783,7 @@ fn a_hung_encoder_is_ended_and_started_again() -> Result<()> {
 
     // One that answers and has nothing to do is left alone.
     let encoder = running_encoder(&mut client)?;
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(6));
     assert_eq!(running_encoder(&mut client)?, encoder);
     assert_eq!(start_time(&mut client)?, server);
     Ok(())

@@ -172,7 +172,8 @@ pub(super) fn connect() -> Result<Connection, CallError> {
     if let Some(connection) = take_connection() {
         return Ok(connection);
     }
-    let start = Instant::now();
+    // Of a wait for a process that is started.
+    let mut start = Instant::now();
     let timeout = Duration::from_millis(guc::START_TIMEOUT.get() as u64);
     let mut pause = 5;
     let mut starter: Option<Lock> = None;
@@ -181,11 +182,14 @@ pub(super) fn connect() -> Result<Connection, CallError> {
         match Connection::open() {
             // A process that is there is waited for like for any other answer: it may have a slow
             // batch before it, and if it hangs, the worker ends it.
-            Ok(Some(mut connection)) => match connection.greet(None) {
-                Ok(()) => return Ok(connection),
-                Err(ConnectionError::Failed(error)) => return Err(error),
-                Err(ConnectionError::Disconnected) => {}
-            },
+            Ok(Some(mut connection)) => {
+                let greeted = Instant::now();
+                match connection.greet(None) {
+                    Ok(()) => return Ok(connection),
+                    Err(ConnectionError::Failed(error)) => return Err(error),
+                    Err(ConnectionError::Disconnected) => start += greeted.elapsed(),
+                }
+            }
             Ok(None) => {}
             Err(e) => problem = format!("could not connect: {e}"),
         }
