@@ -923,6 +923,48 @@ fn an_index_is_taken_and_has_to_stay() -> Result<()> {
     Ok(())
 }
 
+/// A transaction that began before another update does not see what that has written.
+#[test]
+fn an_update_is_of_what_others_have_left() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("mining")?;
+    random_tables(&mut client, 300, 2)?;
+    client.batch_execute("CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL)")?;
+    let update =
+        "SELECT * FROM laser_mine_update('state', 'SELECT id, e FROM x', 'SELECT id, e FROM y')";
+    client.batch_execute(update)?;
+    let mut other = cluster.connect("mining")?;
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        other.batch_execute(&format!(
+            "BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM x"
+        ))?;
+        client.batch_execute("INSERT INTO x SELECT max(id) + 1, '[1,0.001]' FROM x")?;
+        client.batch_execute(update)?;
+        other.batch_execute("INSERT INTO y SELECT max(id) + 1, '[1,0.002]' FROM y")?;
+        let (code, message, hint) = failure(&mut other, update)?;
+        ensure!(code == SqlState::T_R_SERIALIZATION_FAILURE, "{message}");
+        ensure!(hint.contains("run it again"), "{hint}");
+        other.batch_execute("ROLLBACK")?;
+        // Again, and twice in the transaction: its own rows are no other's.
+        other.batch_execute(&format!(
+            "BEGIN ISOLATION LEVEL {level}; {update};
+             INSERT INTO y SELECT max(id) + 1, '[1,0.002]' FROM y; {update}; COMMIT"
+        ))?;
+        let pairs = |client: &mut Client, from: &str| -> Result<Vec<(i64, i64)>> {
+            let sql = format!("SELECT source_id, target_id FROM {from} ORDER BY 1, 2");
+            let rows = client.query(&sql, &[])?;
+            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        };
+        let stored = pairs(&mut client, "laser_mine_stored('state')")?;
+        let mined = pairs(
+            &mut client,
+            "laser_mine('SELECT id, e FROM x', 'SELECT id, e FROM y')",
+        )?;
+        ensure!(stored == mined && !mined.is_empty(), "{level}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_state_with_a_null_in_a_list_is_an_error() -> Result<()> {
     let cluster = Cluster::new()?;

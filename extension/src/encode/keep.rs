@@ -7,8 +7,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
+use pgrx::{PgSqlErrorCode as Code, PgTupleDesc};
 
 use super::texts::text;
 use crate::encoding;
@@ -100,7 +100,7 @@ unsafe fn column(
         }
         let column = number as usize - 1;
         // It may have become one since the trigger was made: such a column is computed after all triggers.
-        if (*description).attrs.as_slice((*description).natts as usize)[column].attgenerated != 0 {
+        if attribute(description, column).attgenerated != 0 {
             raise_hint(
                 Code::ERRCODE_INVALID_COLUMN_REFERENCE,
                 format!(
@@ -113,6 +113,19 @@ unsafe fn column(
         }
         column
     }
+}
+
+/// One of the columns of a description, which versions of PostgreSQL keep in different places.
+///
+/// # Safety
+/// The description has the column.
+unsafe fn attribute(
+    description: pg_sys::TupleDesc,
+    column: usize,
+) -> pg_sys::FormData_pg_attribute {
+    // SAFETY: by contract; what wraps the description neither counts nor frees it.
+    let description = unsafe { PgTupleDesc::from_pg_unchecked(description) };
+    *description.get(column).expect("a column of the table")
 }
 
 /// The values of a row.
@@ -156,8 +169,8 @@ impl Row {
         }
         // SAFETY: by contract; values that are not null are of the column's type.
         unsafe {
-            let attributes = (*description).attrs.as_slice((*description).natts as usize);
-            let (by_value, length) = (attributes[column].attbyval, attributes[column].attlen);
+            let attribute = attribute(description, column);
+            let (by_value, length) = (attribute.attbyval, attribute.attlen);
             let (own, others) = (self.values[column], other.values[column]);
             let bytes = |value: Datum| match usize::try_from(length) {
                 Ok(length) => std::slice::from_raw_parts(value.cast_mut_ptr::<u8>(), length),

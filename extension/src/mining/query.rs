@@ -46,6 +46,8 @@ pub enum Snapshot {
     Caller,
     /// What a statement sees that begins now.
     New,
+    /// What is committed now, whatever the transaction's isolation, and what it has done itself.
+    Latest,
 }
 
 /// A statement that writes, with parameters.
@@ -264,18 +266,25 @@ impl<'a> Query<'a> {
         }
         let plan = prepare(&sorted);
         // SAFETY: the plan has no parameters. A read-only cursor uses the active snapshot, which is
-        // that of the calling query, another one takes a new snapshot.
+        // that of the calling query unless another one is pushed, and keeps it; others take a new one.
         let portal = unsafe {
             if !pg_sys::SPI_is_cursor_plan(plan) {
                 not_a_select(self.name);
             }
-            pg_sys::SPI_cursor_open(
+            if snapshot == Snapshot::Latest {
+                pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+            }
+            let portal = pg_sys::SPI_cursor_open(
                 std::ptr::null(),
                 plan,
                 std::ptr::null_mut(),
                 std::ptr::null(),
-                snapshot == Snapshot::Caller,
-            )
+                snapshot != Snapshot::New,
+            );
+            if snapshot == Snapshot::Latest {
+                pg_sys::PopActiveSnapshot();
+            }
+            portal
         };
         // Functions that other queries call meanwhile may say CLOSE ALL. An error unpins.
         // SAFETY: the portal was opened above.

@@ -57,6 +57,9 @@ row::rows! {
     /// A row's embedding.
     struct Stored { id: i64, embedding: Vec<f32> }
 
+    /// What stands in a whole table.
+    struct Extent { rows: i64, hash: i64 }
+
     /// A row's neighbours, best first.
     struct Near { id: i64, neighbours: Vec<i64>, cosines: Vec<f64> }
 }
@@ -120,16 +123,20 @@ impl<'a> Table<'a> {
     }
 
     /// Calls `take` for the rows of a side in ascending order of ids.
-    fn read<T: Row>(&self, side: Side, mut take: impl FnMut(T)) {
+    fn read<T: Row>(&self, side: Side, take: impl FnMut(T)) {
         let columns: Vec<&str> = T::COLUMNS.iter().map(|column| column.name).collect();
         let sql = format!(
-            "{}SELECT {} FROM {} WHERE {}",
-            self.mark,
+            "SELECT {} FROM {} WHERE {}",
             columns.join(", "),
             self.name,
             of_side(side)
         );
-        let sql = encoding::statement(&sql);
+        self.each(&sql, self.snapshot, take);
+    }
+
+    /// Calls `take` for the rows of a query of the table, sorted by the first column.
+    fn each<T: Row>(&self, sql: &str, snapshot: Snapshot, mut take: impl FnMut(T)) {
+        let sql = encoding::statement(&format!("{}{sql}", self.mark));
         let query = Query::parse(
             self.spi,
             "state",
@@ -137,10 +144,42 @@ impl<'a> Table<'a> {
             T::COLUMNS,
             self.namespace,
         );
-        row::each(&query, self.snapshot, 1, |row| match row {
+        row::each(&query, snapshot, 1, |row| match row {
             Ok(row) => take(row),
             Err(column) => self.damaged(&format!("a value of {column} is null, or a part of it")),
         });
+    }
+
+    /// Raises an error if the table has changed since the transaction's snapshot was taken: a transaction that sees
+    /// the same all the while (REPEATABLE READ) may have been begun before another update, whose rows it would neither
+    /// see nor compare with, nor would anybody later. Nothing changes any more once the table is locked.
+    fn check_snapshot(&self) {
+        // SAFETY: reads a variable of the session.
+        if unsafe { pg_sys::XactIsoLevel } < pg_sys::XACT_REPEATABLE_READ as i32 {
+            return;
+        }
+        let sql = format!(
+            "SELECT pg_catalog.count(*) AS rows, COALESCE(pg_catalog.bit_xor(pg_catalog.hashtextextended(
+                 ROW(side, id, content, neighbours, cosines)::pg_catalog.text, 0)), 0) AS hash FROM {}",
+            self.name
+        );
+        let [seen, latest] = [self.snapshot, Snapshot::Latest].map(|snapshot| {
+            let mut extent = None;
+            self.each(&sql, snapshot, |row: Extent| {
+                extent = Some((row.rows, row.hash));
+            });
+            extent
+        });
+        if seen != latest {
+            raise_hint(
+                PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                format!(
+                    "could not serialize access to {} due to a concurrent update",
+                    encoding::to_server(&self.name)
+                ),
+                "The transaction began before another laser_mine_update() ended: run it again.",
+            );
+        }
     }
 
     /// The neighbours of the rows of a side.
@@ -498,6 +537,7 @@ fn laser_mine_update(
     // One update at a time; readers go on.
     let lock = format!("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE", table.name);
     Statement::prepare(&call.spi, &lock, &[]).run(Vec::new);
+    table.check_snapshot();
 
     let (source, target) = load::parse([source, target], &call.spi, call.namespace);
     let progress = &mut call.progress;
