@@ -241,7 +241,7 @@ fn a_backend_that_dies_takes_its_requests_along() -> Result<()> {
     });
     wait_until("the query runs", || {
         let row = client.query_one(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'Extension'",
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event IN ('Extension', 'LaserEncoder')",
             &[&pid],
         )?;
         Ok(row.get::<_, i64>(0) == 1)
@@ -290,7 +290,7 @@ fn databases_can_be_dropped() -> Result<()> {
     let query = std::thread::spawn(move || embed(&mut client, "two"));
     wait_until("the query runs", || {
         let row = admin.query_one(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'Extension'",
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event IN ('Extension', 'LaserEncoder')",
             &[&pid],
         )?;
         Ok(row.get::<_, i64>(0) == 1)
@@ -329,7 +329,7 @@ fn a_full_queue_is_waited_for_or_an_error() -> Result<()> {
         let mut admin = cluster.connect("d")?;
         wait_until("all sessions wait", || {
             let row = admin.query_one(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'Extension'
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('Extension', 'LaserEncoder')
                  AND backend_type = 'client backend'",
                 &[],
             )?;

@@ -160,6 +160,72 @@ fn kept_plans_follow_the_model() -> Result<()> {
     Ok(())
 }
 
+/// Whoever rebuilds an index does not change its model.
+#[test]
+fn an_index_keeps_the_model_it_was_made_with() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let (mut client, _) = create(&cluster)?;
+    client.batch_execute(
+        "CREATE INDEX CONCURRENTLY also_one ON t USING laser (body) WITH (m = 8) WHERE id > 0",
+    )?;
+    client.batch_execute(
+        "CREATE ROLE other; GRANT TRUNCATE, INSERT, SELECT ON t TO other;
+         CREATE TABLE twin (LIKE t INCLUDING ALL)",
+    )?;
+    let models = |client: &mut Client| -> Result<Vec<String>> {
+        let rows = client.query(
+            "SELECT i.model || array_to_string(c.reloptions, ',', '') FROM pg_class c, laser_index_info(c.oid) i
+             WHERE c.relam = (SELECT oid FROM pg_am WHERE amname = 'laser') ORDER BY c.relname",
+            &[],
+        )?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    };
+    let expected = [
+        "onem=8,model=one",
+        "onemodel=one",
+        "onemodel=one",
+        "onem=8,model=one",
+    ];
+    ensure!(
+        models(&mut client)? == expected,
+        "{:?}",
+        models(&mut client)
+    );
+    client.batch_execute("SET laser.model = 'two'")?;
+    for rebuild in [
+        "REINDEX TABLE t",
+        "REINDEX TABLE CONCURRENTLY t",
+        "VACUUM FULL t",
+        "CREATE TABLE as_well (LIKE t INCLUDING ALL); DROP TABLE as_well",
+        "ALTER TABLE t ALTER body TYPE varchar USING body || ''",
+        "SET ROLE other; TRUNCATE t; RESET ROLE",
+    ] {
+        client
+            .batch_execute(rebuild)
+            .with_context(|| rebuild.to_owned())?;
+        let found = models(&mut client)?;
+        ensure!(found == expected, "{rebuild}: {found:?}");
+    }
+    // The model that is asked for by name, or again after it was asked to be forgotten.
+    client.batch_execute(
+        "ALTER INDEX of_one SET (model = 'two'); ALTER INDEX also_one RESET (model); REINDEX TABLE t",
+    )?;
+    let found = models(&mut client)?;
+    ensure!(found[..2] == ["twom=8", "twomodel=two"], "{found:?}");
+    // A temporary table that is emptied at each commit.
+    client.batch_execute(
+        "CREATE TEMP TABLE temporary (body text) ON COMMIT DELETE ROWS;
+         CREATE INDEX ON temporary USING laser (body);
+         SET laser.model = 'one'",
+    )?;
+    client.batch_execute("INSERT INTO temporary VALUES ('a')")?;
+    ensure!(models(&mut client)?.contains(&"twomodel=two".to_owned()));
+    // What an old version made, or was asked to forget its model, has none written down by whoever empties the table.
+    client.batch_execute("BEGIN; TRUNCATE t; COMMIT")?;
+    ensure!(models(&mut client)?[0] == "onem=8");
+    Ok(())
+}
+
 /// What a session saw that searched all the while.
 #[derive(Default)]
 struct Seen {

@@ -19,7 +19,7 @@ use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
 use super::tid::pack;
-use super::{sample, statistics, undecided};
+use super::{model, sample, statistics, undecided};
 use crate::interrupts::pause;
 use crate::types::raise_hint;
 
@@ -284,12 +284,15 @@ pub unsafe extern "C-unwind" fn build(
             statistics::forget((*index).rd_id);
         }
         let parameters = element::parameters(index);
+        let element = element::of(&parameters);
+        if element == Element::Text {
+            model::remember(index, &parameters.model);
+        }
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.
         let lock = MergeLock::wait(index);
         Meta::create(&store, parameters.clone()).or_report();
         let estimate = (*(*heap).rd_rel).reltuples.max(0.0) as usize;
-        let element = element::of(&parameters);
         let mut state = Build {
             index,
             store,

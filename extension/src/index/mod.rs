@@ -4,6 +4,7 @@
 //!  handler    what the access method can do, and its callbacks
 //!  options    settings and storage parameters
 //!  element    indexed columns: their types, metrics and values
+//!  model      the model of an index on text, which rebuilding does not change
 //!  undecided  indexes on columns without a declared number of dimensions
 //!  unlogged   indexes of UNLOGGED tables: what they begin with, and after a crash
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
@@ -55,6 +56,7 @@ mod kinds;
 mod maintenance;
 mod mentions;
 mod merge;
+mod model;
 mod notice;
 pub mod options;
 mod pages;
