@@ -193,6 +193,54 @@ fn encoder_memory_bounds_the_models() -> Result<()> {
     Ok(())
 }
 
+/// A file that is larger than any model may be is not read to its end, which would keep the thread that loads models
+/// from all others.
+#[test]
+fn files_beyond_the_memory_are_not_read() -> Result<()> {
+    let models = tempfile::tempdir()?;
+    for name in ["one", "two", "config", "tokenizer", "weights"] {
+        Model::tiny(name, 32).write(models.path())?;
+    }
+    for (name, file) in [
+        ("config", "config.json"),
+        ("tokenizer", "tokenizer.json"),
+        ("weights", "model.safetensors"),
+    ] {
+        // Not a block of it is on the disk.
+        std::fs::File::options()
+            .write(true)
+            .open(models.path().join(name).join(file))?
+            .set_len(1 << 41)?;
+    }
+    let cluster = Cluster::builder()
+        .models(models.path(), "one")
+        .setting("laser.encode_in_backend", "off")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute("SET statement_timeout = '30s'")?;
+    let rows = client.query(
+        "SELECT name, error FROM laser_models WHERE NOT name ~ 'laser' ORDER BY name",
+        &[],
+    )?;
+    for row in &rows {
+        let (name, error): (String, Option<String>) = (row.get(0), row.get(1));
+        let sound = ["one", "two"].contains(&&*name);
+        ensure!(error.is_none() == sound, "{name}: {error:?}");
+        let sql = format!("SELECT laser_embed('a text', '{name}')");
+        if sound {
+            client.batch_execute(&sql)?;
+        } else {
+            let (_, message, _) = failure(&mut client, &sql)?;
+            ensure!(
+                message.contains("laser.encoder_memory is") || message.contains("too large"),
+                "{message}"
+            );
+        }
+    }
+    ensure!(rows.len() == 5);
+    Ok(())
+}
+
 #[test]
 fn a_precision_that_a_model_does_not_have_is_told() -> Result<()> {
     let models = tempfile::tempdir()?;

@@ -80,10 +80,18 @@ impl Stamp {
         &self.path
     }
 
+    /// Size of all files of the model in bytes, and of those of the base, if there is one.
+    pub fn bytes(&self) -> u64 {
+        let own = self.files.iter();
+        let base = self.base.iter().flat_map(|(_, files)| files.iter());
+        own.chain(base)
+            .fold(0, |sum, file| file.2.saturating_add(sum))
+    }
+
     /// Size of `model.safetensors` in bytes, and of that of the base, if there is one.
     pub fn weights_bytes(&self) -> u64 {
         let base = self.base.as_ref().map_or(0, |(_, files)| files[2].2);
-        self.files[2].2 + base
+        self.files[2].2.saturating_add(base)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
-use laser_model::{folder, installed, languages};
+use laser_model::{ModelError, folder, installed, languages};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
@@ -128,7 +128,9 @@ impl Models {
                         Task::List { asker, folders } => {
                             let models = folders
                                 .into_iter()
-                                .map(|(name, path)| describe(name, &path, &mut hashes))
+                                .map(|(name, path)| {
+                                    describe(name, &path, memory_limit, &mut hashes)
+                                })
                                 .collect();
                             Done::Listed { asker, models }
                         }
@@ -197,12 +199,13 @@ impl Models {
             _ => {}
         }
         let stamp = Stamp::of(&path);
-        // What is in the file is in memory in any case: whoever has to go for it goes before it comes.
-        if let Some(failure) = self.too_large(name, stamp.weights_bytes()) {
+        // A file that is too large is not even read: that may take hours.
+        if let Some(failure) = self.too_large(name, stamp.bytes()) {
             self.entries
                 .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
             return Lookup::Failed(failure);
         }
+        // What is in the file is in memory in any case: whoever has to go for it goes before it comes.
         self.make_room(name, stamp.weights_bytes());
         self.entries.insert(name.to_owned(), Entry::Loading);
         if self
@@ -412,17 +415,24 @@ impl Models {
 
     /// The error for a model of `bytes` that is larger than the limit alone.
     fn too_large(&self, name: &str, bytes: u64) -> Option<Failure> {
-        let megabytes = |bytes: u64| bytes.div_ceil(1 << 20);
-        (self.memory_limit > 0 && bytes > self.memory_limit).then(|| Failure {
+        beyond(self.memory_limit, bytes).map(|excess| Failure {
             code: ErrorCode::BrokenModel,
-            message: format!(
-                "model \"{name}\" takes {} MB, laser.encoder_memory is {} MB",
-                megabytes(bytes),
-                megabytes(self.memory_limit)
-            ),
+            message: format!("model \"{name}\" {excess}"),
             hint: "Increase laser.encoder_memory, or choose a smaller model.".into(),
         })
     }
+}
+
+/// What is to be said of `bytes` that are more than the memory for models (0: without limit).
+fn beyond(memory_limit: u64, bytes: u64) -> Option<String> {
+    let megabytes = |bytes: u64| bytes.div_ceil(1 << 20);
+    (memory_limit > 0 && bytes > memory_limit).then(|| {
+        format!(
+            "takes {} MB, laser.encoder_memory is {} MB",
+            megabytes(bytes),
+            megabytes(memory_limit)
+        )
+    })
 }
 
 /// The arithmetic of a model, and what was asked for instead.
@@ -474,16 +484,21 @@ fn load(
     }
 }
 
-/// What can be told of a model without loading it. Hashes are kept as long as the files stay the same.
+/// What can be told of a model without loading it. Hashes are kept as long as the files stay the same; files
+/// that no model may have are not read.
 fn describe(
     name: String,
     path: &Path,
+    memory_limit: u64,
     hashes: &mut HashMap<PathBuf, (Stamp, [u8; 32])>,
 ) -> ModelInfo {
     installed::describe(name, path, |path| match hashes.get(path) {
         Some((old, hash)) if old.is_of(path) => Ok(*hash),
         _ => {
             let stamp = Stamp::of(path);
+            if let Some(excess) = beyond(memory_limit, stamp.bytes()) {
+                return Err(ModelError::Config(format!("it {excess}")));
+            }
             let hash = folder::fingerprint(path)?;
             hashes.insert(path.to_owned(), (stamp, hash));
             Ok(hash)
