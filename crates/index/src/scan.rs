@@ -275,7 +275,7 @@ impl Scan {
                     // What is beyond the cutoff waits for those that a wider search finds before it.
                     self.waiting.append(&mut self.ready);
                     self.widen();
-                    self.search(pause);
+                    self.search(true, pause);
                     self.confirmed = self.within == 0;
                     self.release();
                     continue;
@@ -300,7 +300,7 @@ impl Scan {
             }
             if !self.started {
                 self.started = true;
-                self.search(pause);
+                self.search(false, pause);
             } else if self.settings.iterate == Iterate::Off {
                 self.parts.iter_mut().for_each(|part| part.complete = true);
             } else if self.parts.iter().any(|part| !part.complete) {
@@ -321,7 +321,7 @@ impl Scan {
                     self.parts.iter_mut().for_each(|part| part.complete = true);
                 } else {
                     self.widen();
-                    self.search(pause);
+                    self.search(false, pause);
                 }
             }
             self.release();
@@ -342,8 +342,9 @@ impl Scan {
         next.map_or(self.sure > cutoff, |next| next.key > cutoff)
     }
 
-    /// Whether a search that was wider than the one before has found nothing more up to the cutoff. Whoever sets one
-    /// wants all rows before it; a walk is sure of its own candidates alone, of which it may lack whole groups.
+    /// Whether a search that was wider than the one before, and began all over the graph, has found nothing more up to the
+    /// cutoff. Whoever sets one wants all rows before it; a walk is sure of its own candidates alone, of which it may lack
+    /// whole groups, and a wider one that begins where it did may be caught in the same place.
     fn has_confirmed(&self) -> bool {
         self.confirmed
             || !self.has_distances
@@ -436,8 +437,8 @@ impl Scan {
         self.ready.sort_unstable_by(|a, b| order(b, a));
     }
 
-    /// Searches all parts that are not complete.
-    fn search(&mut self, pause: &dyn Fn()) {
+    /// Searches all parts that are not complete, with walks that begin where all do or `all_over` the graph.
+    fn search(&mut self, all_over: bool, pause: &dyn Fn()) {
         // Beyond the farthest candidate of a segment there may be others that it did not deliver.
         let mut bound = f64::INFINITY;
         let left = self.limit().saturating_sub(self.returned);
@@ -476,7 +477,8 @@ impl Scan {
                 }
                 fresh.append(&mut nearest);
             } else {
-                let (found, met) = view.search(&part.probe, part.ef, &mut self.scratch);
+                let (found, met) =
+                    view.search_with(&part.probe, part.ef, all_over, &mut self.scratch);
                 self.visited += met;
                 self.ranked += found.len();
                 let mut keys = Vec::with_capacity(found.len());

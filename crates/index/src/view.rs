@@ -286,6 +286,17 @@ impl SegmentView {
         wanted: usize,
         scratch: &mut Vec<f32>,
     ) -> (Vec<Candidate>, usize) {
+        self.search_with(probe, wanted, false, scratch)
+    }
+
+    /// The same; with `all_over` of a walk that begins all over the graph ([`Walk::search_all_over`]).
+    pub(crate) fn search_with(
+        &self,
+        probe: &Probe,
+        wanted: usize,
+        all_over: bool,
+        scratch: &mut Vec<f32>,
+    ) -> (Vec<Candidate>, usize) {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
         // Dead entries take the places of live ones among the candidates.
         let share = (self.len() as f64 / self.live().max(1) as f64).min(MOST_FOR_DEAD);
@@ -295,10 +306,14 @@ impl SegmentView {
             return (Vec::new(), 0);
         };
         let mut met = 0;
-        let nodes = walk.search(graph, wanted, |stored| {
+        let distance = |stored: &[u8]| {
             met += 1;
             probe.graph_distance(codec, stored, dot, scratch)
-        });
+        };
+        let nodes = match all_over {
+            true => walk.search_all_over(graph, wanted, distance),
+            false => walk.search(graph, wanted, distance),
+        };
         let dead = self.dead();
         let mut found = Vec::with_capacity(nodes.len());
         for node in nodes {

@@ -28,6 +28,9 @@ const AHEAD: usize = 2048;
 const SEEDS: usize = 128;
 /// Seeds that a walk on the lowest level begins with besides the node that the way down leads to.
 const STARTS: usize = 4;
+/// Nodes all over a graph that [`Walk::search_all_over`] looks at, and how many of them it begins with.
+const SCATTERED: usize = 2048;
+const SCATTERED_STARTS: usize = 16;
 
 /// Where things are in a serialized graph, and what a walk needs besides.
 #[derive(Debug)]
@@ -282,6 +285,27 @@ impl Walk {
         &self,
         graph: &[u8],
         count: usize,
+        distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<u32> {
+        self.search_with(graph, count, 0, distance)
+    }
+
+    /// As [`Self::search`], of a walk that begins as well with the nearest of nodes all over the graph, whatever the
+    /// edges between them: it is not caught where other walks are.
+    pub fn search_all_over(
+        &self,
+        graph: &[u8],
+        count: usize,
+        distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<u32> {
+        self.search_with(graph, count, SCATTERED, distance)
+    }
+
+    fn search_with(
+        &self,
+        graph: &[u8],
+        count: usize,
+        scattered: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<u32> {
         if self.entry as usize >= self.nodes || count == 0 {
@@ -291,6 +315,19 @@ impl Walk {
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
         self.descend(graph, &mut distance, state, &mut starts);
+        // Weyl's sequence lies evenly among the nodes, and in step with nothing in their order.
+        let place = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9);
+        let node = |i| (u64::from(place(i)) * self.nodes as u64 >> u32::BITS) as u32;
+        state.fresh.clear();
+        state.fresh.extend((0..scattered).map(node));
+        state.found.clear();
+        let State { fresh, found, .. } = &mut *state;
+        self.measure(graph, fresh, &mut distance, found);
+        if found.len() > SCATTERED_STARTS {
+            found.select_nth_unstable(SCATTERED_STARTS);
+            found.truncate(SCATTERED_STARTS);
+        }
+        starts.append(found);
         self.spread(state, graph, &starts, count, distance);
         state.starts = starts;
         state.nearest.drain().map(|key| key as u32).collect()
