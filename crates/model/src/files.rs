@@ -11,6 +11,8 @@ use crate::ModelError;
 
 /// Bytes that are read at once of files that may be large.
 pub(crate) const PIECE: usize = 1 << 20;
+/// Largest file but the weights.
+const MAX_READ_BYTES: u64 = 1 << 30;
 /// File name of the configuration.
 pub const CONFIG: &str = "config.json";
 /// File name of the tokenizer.
@@ -33,6 +35,28 @@ pub(crate) fn open_plain(path: &Path) -> std::io::Result<File> {
         return Err(std::io::Error::other("it is not a plain file"));
     }
     Ok(file)
+}
+
+/// The whole of a file that is read at once.
+///
+/// # Errors
+/// If it is no plain file, or larger than any such file of a model: one that has been made so may take hours to read.
+pub(crate) fn read_plain(path: &Path) -> std::io::Result<Vec<u8>> {
+    let (mut bytes, file) = (Vec::new(), open_plain(path)?);
+    check_length(&file)?;
+    file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Refuses a file that is too large to be read at once.
+pub(crate) fn check_length(file: &File) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    if length > MAX_READ_BYTES {
+        return Err(std::io::Error::other(format!(
+            "it has {length} bytes, more than {MAX_READ_BYTES}"
+        )));
+    }
+    Ok(())
 }
 
 /// Maps a file read-only.

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::files::{in_pieces, open_plain, replace};
+use crate::files::{check_length, in_pieces, open_plain, read_plain, replace};
 use crate::{Config, ModelError};
 
 pub use crate::files::{CONFIG, DICTIONARY, TOKENIZER, WEIGHTS, map_file};
@@ -56,6 +56,9 @@ pub fn fingerprint_with(folder: &Path, pause: &mut dyn FnMut()) -> Result<[u8; 3
         }
         let mut hash = || {
             let file = open_plain(&path)?;
+            if name != WEIGHTS {
+                check_length(&file)?;
+            }
             let length = file.metadata()?.len();
             hasher.update(&length.to_le_bytes());
             in_pieces(file.take(length), pause, |piece| {
@@ -73,7 +76,7 @@ pub fn fingerprint_with(folder: &Path, pause: &mut dyn FnMut()) -> Result<[u8; 3
 /// [`ModelError::Io`], or [`ModelError::Format`] if the file is damaged.
 pub fn read_dictionary(folder: &Path) -> Result<Vec<u8>, ModelError> {
     let path = folder.join(DICTIONARY);
-    let mut bytes = std::fs::read(&path).map_err(|e| ModelError::io(&path, e))?;
+    let mut bytes = read_plain(&path).map_err(|e| ModelError::io(&path, e))?;
     match bytes.split_first_chunk::<{ blake3::OUT_LEN }>() {
         Some((hash, rest)) if blake3::hash(rest) == *hash => {
             bytes.drain(..blake3::OUT_LEN);
@@ -144,6 +147,23 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// A file that is longer than any disk (nothing of it is on one) would be read for hours.
+    #[test]
+    fn files_without_an_end_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [CONFIG, TOKENIZER, DICTIONARY] {
+            for other in [CONFIG, TOKENIZER, WEIGHTS, DICTIONARY] {
+                std::fs::write(folder.path().join(other), "{}").unwrap();
+            }
+            let file = std::fs::File::create(folder.path().join(name)).unwrap();
+            file.set_len(1 << 42).unwrap();
+            let error = fingerprint(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("bytes, more than"), "{name}: {error}");
+        }
+        assert!(read_dictionary(folder.path()).is_err());
+        assert!(read_plain(&folder.path().join(DICTIONARY)).is_err());
+    }
 
     /// A pipe in the place of a file would keep its reader waiting, a device would have no end.
     #[test]

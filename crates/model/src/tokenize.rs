@@ -1,6 +1,5 @@
 //! From texts to token ids.
 
-use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -50,10 +49,7 @@ impl Tokenizer {
     /// Opens `tokenizer.json` of a model folder.
     pub fn open(folder: &Path, config: &Config) -> Result<Self, ModelError> {
         let path = folder.join(files::TOKENIZER);
-        let mut json = Vec::new();
-        files::open_plain(&path)
-            .and_then(|mut file| file.read_to_end(&mut json))
-            .map_err(|e| ModelError::io(&path, e))?;
+        let json = files::read_plain(&path).map_err(|e| ModelError::io(&path, e))?;
         let (mut inner, ngrams) =
             read_tokenizer(&json).map_err(|e| ModelError::format(&path, e.to_string()))?;
         inner.with_padding(None);
