@@ -317,7 +317,7 @@ impl Walk {
         self.descend(graph, &mut distance, state, &mut starts);
         // Weyl's sequence lies evenly among the nodes, and in step with nothing in their order.
         let place = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9);
-        let node = |i| (u64::from(place(i)) * self.nodes as u64 >> u32::BITS) as u32;
+        let node = |i| ((u64::from(place(i)) * self.nodes as u64) >> u32::BITS) as u32;
         state.fresh.clear();
         state.fresh.extend((0..scattered).map(node));
         state.found.clear();
