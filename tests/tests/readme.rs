@@ -69,6 +69,18 @@ fn every_statement_works(
     Ok(())
 }
 
+/// The same in a database that has the extension and nothing else.
+fn every_statement_of_a_guide_works(file: &str) -> Result<()> {
+    every_statement_works(
+        file,
+        |cluster, _| {
+            cluster.psql("postgres", "CREATE EXTENSION laser")?;
+            Ok(())
+        },
+        |_| None,
+    )
+}
+
 #[test]
 fn every_statement_of_the_readme_works() -> Result<()> {
     every_statement_works(
@@ -94,38 +106,17 @@ fn every_statement_of_the_readme_works() -> Result<()> {
 
 #[test]
 fn every_statement_of_the_mining_guide_works() -> Result<()> {
-    every_statement_works(
-        "docs/mining.md",
-        |cluster, _| {
-            cluster.psql("postgres", "CREATE EXTENSION laser")?;
-            Ok(())
-        },
-        |_| None,
-    )
+    every_statement_of_a_guide_works("docs/mining.md")
 }
 
 #[test]
 fn every_statement_of_the_hybrid_guide_works() -> Result<()> {
-    every_statement_works(
-        "docs/hybrid.md",
-        |cluster, _| {
-            cluster.psql("postgres", "CREATE EXTENSION laser")?;
-            Ok(())
-        },
-        |_| None,
-    )
+    every_statement_of_a_guide_works("docs/hybrid.md")
 }
 
 #[test]
 fn every_statement_of_the_guide_to_models_works() -> Result<()> {
-    every_statement_works(
-        "docs/models.md",
-        |cluster, _| {
-            cluster.psql("postgres", "CREATE EXTENSION laser")?;
-            Ok(())
-        },
-        |_| None,
-    )
+    every_statement_of_a_guide_works("docs/models.md")
 }
 
 #[test]
