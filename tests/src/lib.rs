@@ -7,7 +7,7 @@
 //! is removed when it is dropped, and a watchdog process removes it if the test is killed.
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
-//! [`SmallDisk`] fills up, [`failure`] tells what a statement fails with, [`skipped`] that a test
+//! [`SmallDisk`] fills up, [`segment_files`] lists files of segments, [`failure`] tells what a statement fails with, [`skipped`] that a test
 //! cannot run here, [`text`] what a program printed, [`pgvector`] gets that extension, [`bench`] has what benchmarks share.
 
 mod account;
@@ -19,6 +19,7 @@ mod log;
 pub mod model;
 mod output;
 pub mod pgvector;
+mod segments;
 mod skipped;
 pub mod slt;
 mod tree;
@@ -28,5 +29,6 @@ pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until}
 pub use disk::SmallDisk;
 pub use failure::{failure, was_ended};
 pub use output::text;
+pub use segments::{segment_files, segment_folder};
 pub use skipped::skipped;
 pub use tree::Tree;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, segment_files};
 use postgres::error::{DbError, SqlState};
 use postgres::{CancelToken, Client, NoTls};
 use rand::prelude::*;
@@ -290,8 +290,7 @@ fn everything_at_once() -> Result<()> {
         let sql = format!("SELECT segments FROM laser_index_info('{name}')");
         segments += client.query_one(&sql, &[])?.get::<_, i32>(0);
     }
-    let folder = field.cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
-    let files = folder.read_dir().map_or(0, Iterator::count);
+    let files = segment_files(&field.cluster)?.len();
     ensure!(
         files <= segments as usize,
         "{files} files for {segments} segments"

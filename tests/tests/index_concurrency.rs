@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, say, wait_until};
+use laser_tests::{Cluster, say, segment_files, wait_until};
 use postgres::error::SqlState;
 
 const VECTOR: &str =
@@ -173,9 +173,8 @@ fn a_build_can_be_cancelled() -> Result<()> {
         );
     }
     // A thread may be at something that cannot be interrupted.
-    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
     let until = Instant::now() + Duration::from_secs(5);
-    while std::fs::read_dir(&folder)?.count() > 0 {
+    while !segment_files(&cluster)?.is_empty() {
         ensure!(Instant::now() < until, "files are left behind");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, process_exists, signal, wait_until, was_ended};
+use laser_tests::{
+    Cluster, process_exists, segment_files, segment_folder, signal, wait_until, was_ended,
+};
 use postgres::Client;
 use postgres::error::SqlState;
 use rand::prelude::*;
@@ -298,10 +300,10 @@ fn the_cache_may_be_deleted() -> Result<()> {
          SET enable_seqscan = off",
     )?;
     let near = "SELECT id FROM t ORDER BY e <=> '[7,1,1]' LIMIT 1";
-    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
+    let folder = segment_folder(&cluster);
     for _ in 0..3 {
         ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 7);
-        ensure!(std::fs::read_dir(&folder)?.count() == 1);
+        ensure!(segment_files(&cluster)?.len() == 1);
         std::fs::remove_dir_all(&folder)?;
         ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 7);
         let mut other = cluster.connect("crash")?;
@@ -324,7 +326,7 @@ fn the_cache_may_be_deleted() -> Result<()> {
     let mut client = cluster.connect("crash")?;
     std::fs::remove_dir_all(&folder)?;
     client.batch_execute("SELECT laser_prewarm('ti')")?;
-    ensure!(std::fs::read_dir(&folder)?.count() == 1);
+    ensure!(segment_files(&cluster)?.len() == 1);
     Ok(())
 }
 

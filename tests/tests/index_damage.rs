@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::model::Model;
-use laser_tests::{Cluster, SmallDisk, failure, wait_until};
+use laser_tests::{Cluster, SmallDisk, failure, segment_files, segment_folder, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -372,9 +372,8 @@ fn a_full_tablespace() -> Result<()> {
         "CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64) TABLESPACE space";
     let (code, message, _) = failure(&mut client, build)?;
     ensure!(code == SqlState::DISK_FULL, "{message}");
-    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
     ensure!(
-        folder.read_dir()?.next().is_none(),
+        segment_files(&cluster)?.is_empty(),
         "files are left behind by a build that failed"
     );
 
@@ -410,7 +409,7 @@ fn a_full_cache() -> Result<()> {
         .start()?;
     let mut client = create(&cluster, 3000)?;
     client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
-    let folder = cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
+    let folder = segment_folder(&cluster);
     let Some(disk) = SmallDisk::mount(&folder, 64)? else {
         return Ok(());
     };
@@ -430,7 +429,7 @@ fn a_full_cache() -> Result<()> {
     ] {
         let (code, message, _) = failure(&mut client, sql)?;
         ensure!(code == SqlState::DISK_FULL, "{sql}: {message}");
-        ensure!(folder.read_dir()?.next().is_none(), "{sql} leaves files");
+        ensure!(segment_files(&cluster)?.is_empty(), "{sql} leaves files");
     }
     ensure!(nearest(&mut client)? == 7);
     ensure!(problems(&mut client)?.is_empty());

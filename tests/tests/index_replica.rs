@@ -1,7 +1,7 @@
 //! A streaming replica answers as its primary does, also after its promotion.
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, failure};
+use laser_tests::{Cluster, failure, segment_files, segment_folder};
 use postgres::error::SqlState;
 
 const SETUP: &str = "SET enable_seqscan = off; SET enable_sort = off";
@@ -96,10 +96,9 @@ fn a_base_backup_needs_no_cache() -> Result<()> {
     )?;
     insert(&primary, 1, 2000)?;
     primary.psql("replica", "SELECT laser_merge('ti'), laser_prewarm('ti')")?;
-    let files = |cluster: &Cluster| cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser");
-    ensure!(files(&primary).exists());
+    ensure!(!segment_files(&primary)?.is_empty());
     let replica = primary.replica()?;
-    ensure!(!files(&replica).exists());
+    ensure!(!segment_folder(&replica).exists());
     primary.wait_for_replica(&replica)?;
     ensure!(answers(&primary)? == answers(&replica)?);
 

@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Cluster, SmallDisk, failure, wait_until, was_ended};
+use laser_tests::{
+    Cluster, SmallDisk, failure, segment_files, segment_folder, wait_until, was_ended,
+};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -37,27 +38,6 @@ fn problems(client: &mut Client, index: &str) -> Result<Vec<String>> {
     let sql = format!("SELECT laser_index_check('{index}')");
     let rows = client.query(&sql, &[])?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-fn folder(cluster: &Cluster) -> PathBuf {
-    cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser")
-}
-
-/// Names and bytes of the files of segments.
-fn files(cluster: &Cluster) -> Result<Vec<(String, u64)>> {
-    let mut files = Vec::new();
-    match fs::read_dir(folder(cluster)) {
-        Ok(entries) => {
-            for entry in entries {
-                let entry = entry?;
-                let name = entry.file_name().to_string_lossy().into_owned();
-                files.push((name, entry.metadata()?.len()));
-            }
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
-    }
-    Ok(files)
 }
 
 /// An index that another session builds is left alone by whoever wants to merge it, and is whole
@@ -205,7 +185,7 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
         Ok((row.get::<_, i32>(0) as usize, row.get::<_, i64>(1) as u64))
     };
     let check = |client: &mut Client, what: &str| -> Result<()> {
-        let ((count, bytes), files) = (segments(client)?, files(&cluster)?);
+        let ((count, bytes), files) = (segments(client)?, segment_files(&cluster)?);
         ensure!(files.len() == count, "{what}: {count} segments, {files:?}");
         let held: u64 = files.iter().map(|f| f.1).sum();
         ensure!(
@@ -243,13 +223,16 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
     client.batch_execute("BEGIN; DROP INDEX ti; ROLLBACK; SELECT laser_prewarm('ti')")?;
     check(&mut client, "a drop undone")?;
     client.batch_execute("TRUNCATE t")?;
-    ensure!(files(&cluster)?.is_empty(), "TRUNCATE leaves files");
+    ensure!(segment_files(&cluster)?.is_empty(), "TRUNCATE leaves files");
 
     let fill = "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 500) i";
     client.batch_execute(&format!("{fill}; SELECT laser_merge('ti')"))?;
     check(&mut client, "filled again")?;
     client.batch_execute("DROP TABLE t")?;
-    ensure!(files(&cluster)?.is_empty(), "DROP TABLE leaves files");
+    ensure!(
+        segment_files(&cluster)?.is_empty(),
+        "DROP TABLE leaves files"
+    );
 
     // Temporary tables, whose sessions end.
     client.batch_execute(
@@ -257,9 +240,11 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
          INSERT INTO w SELECT vector(i) FROM generate_series(1, 500) i;
          CREATE INDEX ON w USING laser (e)",
     )?;
-    ensure!(files(&cluster)?.len() == 1);
+    ensure!(segment_files(&cluster)?.len() == 1);
     drop(client);
-    wait_until("the session has ended", || Ok(files(&cluster)?.is_empty()))?;
+    wait_until("the session has ended", || {
+        Ok(segment_files(&cluster)?.is_empty())
+    })?;
 
     // A session that is ended in the middle of a build.
     let mut client = cluster.connect("upkeep")?;
@@ -271,7 +256,9 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
     let build = std::thread::spawn(move || {
         client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 1000)")
     });
-    wait_until("the build has a file", || Ok(!files(&cluster)?.is_empty()))?;
+    wait_until("the build has a file", || {
+        Ok(!segment_files(&cluster)?.is_empty())
+    })?;
     cluster.psql("upkeep", &format!("SELECT pg_terminate_backend({pid})"))?;
     let error = build.join().expect("no panic").expect_err("ended");
     ensure!(was_ended(&error), "{error}");
@@ -279,17 +266,65 @@ fn files_that_nobody_needs_are_removed() -> Result<()> {
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
         Ok(cluster.psql("upkeep", &sql)? == "0")
     })?;
-    let left = files(&cluster)?;
+    let left = segment_files(&cluster)?;
     ensure!(left.is_empty(), "a session that was ended leaves {left:?}");
 
     // A database goes with its files when it is dropped by a session that knows laser.
     cluster.psql("upkeep", "CREATE INDEX ti ON t USING laser (e)")?;
-    ensure!(files(&cluster)?.len() == 1);
+    ensure!(segment_files(&cluster)?.len() == 1);
     let mut client = cluster.connect("postgres")?;
     client.batch_execute("LOAD 'laser'")?;
     client.batch_execute("DROP DATABASE upkeep")?;
-    let left = files(&cluster)?;
+    let left = segment_files(&cluster)?;
     ensure!(left.is_empty(), "DROP DATABASE leaves {left:?}");
+    let left = segment_folder(&cluster).read_dir()?.count();
+    ensure!(left == 0, "DROP DATABASE leaves {left} folders");
+    Ok(())
+}
+
+/// What no hook has told of, as the drops that a standby replays, goes when files are made.
+#[test]
+fn folders_of_what_is_gone_are_removed() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 500, 8)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e); SELECT laser_prewarm('ti')")?;
+    let kept = segment_files(&cluster)?;
+    ensure!(kept.len() == 1, "{kept:?}");
+    let relation = kept[0].0.parent().context("a folder")?;
+    let database = relation.parent().context("a folder")?;
+    // A relation that there is none of, and a database.
+    let missed = [
+        database.join("67f_fffffff0_ffffffff"),
+        segment_folder(&cluster).join("fffffff0/67f_4000_ffffffff"),
+    ];
+    for folder in &missed {
+        // The server's account makes them, which is not always that of the test.
+        let folder = folder.to_str().context("UTF-8")?;
+        client.batch_execute(&format!(
+            "COPY (SELECT 'bytes') TO PROGRAM 'mkdir -p {folder} && cat > {folder}/0123456789abcdef'"
+        ))?;
+    }
+    client.batch_execute(
+        "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 50) i; SELECT laser_merge('ti')",
+    )?;
+    for folder in &missed {
+        ensure!(!folder.exists(), "{folder:?} is left");
+    }
+    ensure!(!segment_folder(&cluster).join("fffffff0").exists());
+    let left = segment_files(&cluster)?;
+    ensure!(
+        left.len() == 1 && left[0].0.starts_with(relation),
+        "{left:?}"
+    );
+
+    // Files of other indexes are none of a drop's business.
+    client.batch_execute(
+        "CREATE TABLE other AS SELECT * FROM t; CREATE INDEX ON other USING laser (e)",
+    )?;
+    ensure!(segment_files(&cluster)?.len() == 2);
+    client.batch_execute("DROP TABLE other")?;
+    ensure!(segment_files(&cluster)? == left);
+    ensure!(database.read_dir()?.count() == 1);
     Ok(())
 }
 
@@ -369,7 +404,7 @@ fn a_failed_merge_is_put_off() -> Result<()> {
     let mut client = create(&cluster, 3000, 64)?;
     client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
     // Nobody may create files there any more.
-    let folder = folder(&cluster);
+    let folder = segment_folder(&cluster);
     let before = folder.metadata()?.permissions();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o500))?;
     let (mut other, notices) = cluster.connect_with_notices("upkeep")?;

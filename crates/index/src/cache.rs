@@ -1,8 +1,9 @@
 //! Files of segments, made from their pages.
 //!
-//! A file has a name that contains the segment's random identity, is written under a temporary name
-//! and renamed when it is complete, and is compared with its checksums whenever it is opened. It may
-//! be deleted at any time: who has it mapped keeps it, the next one makes it again.
+//! A file has a name that contains the segment's random identity, is written under a temporary name in a
+//! folder for files in the making, renamed to where it belongs when it is complete, and is compared with its
+//! checksums whenever it is opened. It may be deleted at any time, with its folder: who has it mapped keeps it, the
+//! next one makes it again.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -18,6 +19,9 @@ use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::SegmentMap;
 use crate::store::PageStore;
 use crate::view::{SegmentBytes, SegmentView};
+
+/// How often a folder is made that others remove.
+const ATTEMPTS: usize = 3;
 
 /// What names of this process's temporary files begin with.
 pub fn scratch_prefix() -> String {
@@ -85,12 +89,22 @@ impl Scratch {
         unsafe { MmapMut::map_mut(&self.file) }.map_err(|e| IndexError::io("map", &self.path, e))
     }
 
-    /// Gives the file its final name.
+    /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty.
     ///
     /// # Errors
     /// What the operating system says.
     pub fn keep(mut self, path: &Path) -> Result<()> {
-        fs::rename(&self.path, path).map_err(|e| IndexError::io("rename", &self.path, e))?;
+        let mut renamed = fs::rename(&self.path, path);
+        for _ in 0..ATTEMPTS {
+            match (&renamed, path.parent()) {
+                (Err(e), Some(folder)) if e.kind() == io::ErrorKind::NotFound => {
+                    make_folder(folder).map_err(|e| IndexError::io("create", folder, e))?;
+                    renamed = fs::rename(&self.path, path);
+                }
+                _ => break,
+            }
+        }
+        renamed.map_err(|e| IndexError::io("rename", &self.path, e))?;
         self.kept = true;
         Ok(())
     }
@@ -154,7 +168,7 @@ fn open_file(path: &Path) -> Option<File> {
     (found.is_file() && found.uid() == account && found.mode() & 0o022 == 0).then_some(file)
 }
 
-/// Opens the file of a segment; makes it from the pages if it is missing or damaged, and does
+/// Opens the file of a segment; makes it from the pages if it is missing or damaged, in `folder`, and does
 /// without a file if there is no room for one.
 ///
 /// # Errors
@@ -164,6 +178,7 @@ pub fn open(
     parameters: &Parameters,
     entry: &SegmentEntry,
     path: &Path,
+    folder: &Path,
 ) -> Result<SegmentView> {
     let verify = |bytes| {
         if entry.bytes < LONG_FILE {
@@ -188,7 +203,6 @@ pub fn open(
     let _ = fs::remove_file(path);
     let map = SegmentMap::read(store, entry)?;
     map.header(store, parameters)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
     if let Ok(scratch) = Scratch::new(folder)
         && let Ok(mut bytes) = scratch.map(entry.bytes)
     {

@@ -104,7 +104,7 @@ fn counts_are_compared_with_the_relation() {
         let error = SegmentMap::read(&store, &bad).unwrap_err();
         assert!(matches!(error, IndexError::Segment { .. }), "{error}");
         let path = folder.path().join("file");
-        cache::open(&store, &parameters(), &bad, &path).unwrap_err();
+        cache::open(&store, &parameters(), &bad, &path, folder.path()).unwrap_err();
         maintain::replace(&store, &[good.nonce], &[bad], None).unwrap();
         maintain::sweep(&store).unwrap_err();
         maintain::delete(&store, |_| false).unwrap_err();
@@ -122,7 +122,7 @@ fn files_are_opened_with_care() {
     let folder = tempfile::tempdir().unwrap();
     let (store, entry) = index(folder.path());
     let path = folder.path().join("file");
-    drop(cache::open(&store, &parameters(), &entry, &path).unwrap());
+    drop(cache::open(&store, &parameters(), &entry, &path, folder.path()).unwrap());
     let other = folder.path().join("other");
     std::fs::rename(&path, &other).unwrap();
 
@@ -146,9 +146,9 @@ fn files_are_opened_with_care() {
         make();
         let (done, wait) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            let (store, path) = (&store, &path);
+            let (store, path, folder) = (&store, &path, folder.path());
             scope.spawn(move || {
-                let view = cache::open(store, &parameters(), &entry, path);
+                let view = cache::open(store, &parameters(), &entry, path, folder);
                 done.send(view.map(|v| v.len())).unwrap();
             });
             if wait
@@ -174,7 +174,7 @@ fn files_are_opened_with_care() {
     // What cannot be replaced is done without.
     std::fs::create_dir_all(path.join("full")).unwrap();
     assert_eq!(
-        cache::open(&store, &parameters(), &entry, &path)
+        cache::open(&store, &parameters(), &entry, &path, folder.path())
             .unwrap()
             .len(),
         500

@@ -120,7 +120,7 @@ fn try_scan(
     let mut views = Vec::new();
     for s in &meta.segments {
         let path = folder.join(format!("{:016x}", s.nonce));
-        let view = cache::open(store, parameters, s, &path)?;
+        let view = cache::open(store, parameters, s, &path, folder)?;
         view.refresh(store, s, meta.dead_version)?;
         views.push(Rc::new(view));
     }
@@ -510,11 +510,24 @@ fn damaged_files_are_made_again() {
     build(&store, &options, &rows);
     let meta = Meta::read(&store).unwrap();
     let path = folder.path().join("segment");
-    let tid = cache::open(&store, &meta.parameters, &meta.segments[0], &path)
-        .unwrap()
-        .tid(5);
+    let tid = cache::open(
+        &store,
+        &meta.parameters,
+        &meta.segments[0],
+        &path,
+        folder.path(),
+    )
+    .unwrap()
+    .tid(5);
     for round in 0..20 {
-        let view = cache::open(&store, &meta.parameters, &meta.segments[0], &path).unwrap();
+        let view = cache::open(
+            &store,
+            &meta.parameters,
+            &meta.segments[0],
+            &path,
+            folder.path(),
+        )
+        .unwrap();
         assert_eq!(view.tid(5), tid);
         drop(view);
         let mut bytes = std::fs::read(&path).unwrap();
@@ -753,8 +766,8 @@ fn dead_rows_do_not_count() {
     let meta = Meta::read(&store).unwrap();
     for ef in [10, 1000] {
         let open = |s| {
-            let view =
-                cache::open(&store, &options.parameters, s, &folder.path().join("a")).unwrap();
+            let path = folder.path().join("a");
+            let view = cache::open(&store, &options.parameters, s, &path, folder.path()).unwrap();
             view.refresh(&store, s, meta.dead_version).unwrap();
             Rc::new(view)
         };

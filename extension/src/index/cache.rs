@@ -2,8 +2,8 @@
 //!
 //! Files live in `base/pgsql_tmp/pgsql_tmp.laser/`, below the server's folder for temporary files:
 //! the server itself empties that at every start and after a crash, and base backups leave it out.
-//! What becomes of them is in [`files`]. A file's name begins with the identity of the relation and ends with that of the segment:
-//! `database_tablespace_relation_backend_segment`, all hexadecimal.
+//! What becomes of them is in [`files`]. A file is named `DATABASE/TABLESPACE_RELATION_BACKEND/SEGMENT`, all
+//! hexadecimal: what one role or database has much of others need not read.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -41,7 +41,7 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
     if storage.backend != NO_BACKEND {
         files::temporary(storage);
     }
-    Path::new(FOLDER).join(format!("{}{nonce:016x}", storage.prefix()))
+    Path::new(&storage.folder()).join(files::name(nonce))
 }
 
 /// Puts the file of a new segment where scans look for it. They can do without.
@@ -118,11 +118,11 @@ pub unsafe fn views(
 ) -> Result<Vec<Rc<SegmentView>>> {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
-    SESSION.with_borrow_mut(|session| {
+    let mut made = false;
+    let views: Result<_> = SESSION.with_borrow_mut(|session| {
         session.clock += 1;
         let clock = session.clock;
         let mut views = Vec::with_capacity(meta.segments.len());
-        let mut made = false;
         for entry in &meta.segments {
             let view = match session.opened.get_mut(&entry.nonce) {
                 Some(opened) => {
@@ -134,7 +134,13 @@ pub unsafe fn views(
                     let path = unsafe { path(relation, entry.nonce) };
                     let is_new = path.symlink_metadata().is_err();
                     made |= is_new;
-                    let view = Rc::new(cache::open(store, &meta.parameters, entry, &path)?);
+                    let view = Rc::new(cache::open(
+                        store,
+                        &meta.parameters,
+                        entry,
+                        &path,
+                        Path::new(FOLDER),
+                    )?);
                     // SAFETY: by contract.
                     if let Some(counts) = unsafe { statistics::of(relation) } {
                         counts.add(Counter::FilesOpened, 1);
@@ -159,8 +165,6 @@ pub unsafe fn views(
             session
                 .opened
                 .retain(|_, o| o.used == clock || !o.storage.is_gone());
-            // By the directory as it is now: this one may be outdated.
-            files::sweep(storage, &Meta::read(store)?.segments);
         }
         while session.opened.len() > MOST_OPENED.max(views.len()) {
             let oldest = session
@@ -172,5 +176,11 @@ pub unsafe fn views(
             session.opened.remove(&nonce);
         }
         Ok(views)
-    })
+    });
+    let views = views?;
+    if made {
+        // By the directory as it is now: this one may be outdated.
+        files::sweep(storage, &Meta::read(store)?.segments);
+    }
+    Ok(views)
 }

@@ -1,17 +1,13 @@
-//! Where the server keeps a relation, and the names of its files of segments.
+//! Where the server keeps a relation, and where its files of segments are.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-/// Folder for files of segments, relative to the data directory.
-pub const FOLDER: &str = match FOLDER_NAME.to_str() {
-    Ok(name) => name,
-    Err(_) => panic!("ASCII"),
-};
-/// [`FOLDER`], for the C library.
-pub const FOLDER_NAME: &CStr = c"base/pgsql_tmp/pgsql_tmp.laser";
+/// Folder for files of segments, relative to the data directory. In it are files in the making, and a folder for each
+/// database, in which each relation has one.
+pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
 
 /// The backend of what is no temporary relation (`InvalidBackendId`).
 pub const NO_BACKEND: i32 = -1;
@@ -58,21 +54,28 @@ impl Storage {
         }
     }
 
-    pub fn prefix(&self) -> String {
+    /// The folder of the database's files, below [`FOLDER`].
+    pub fn database_folder(database: u32) -> String {
+        format!("{FOLDER}/{database:x}")
+    }
+
+    /// The folder of the relation's files, whose names are the segments' identities.
+    pub fn folder(&self) -> String {
         let Self {
             database,
             tablespace,
             relation,
             backend,
         } = self;
-        format!("{database:x}_{tablespace:x}_{relation:x}_{backend:x}_")
+        let database = Self::database_folder(*database);
+        format!("{database}/{tablespace:x}_{relation:x}_{backend:x}")
     }
 
-    /// Reads the front of a file's name.
-    pub fn parse(name: &str) -> Option<Self> {
+    /// Reads the name of a relation's folder in that of a database.
+    pub fn parse(database: u32, name: &str) -> Option<Self> {
         let mut parts = name.split('_').map(|part| u32::from_str_radix(part, 16));
         let mut part = || parts.next()?.ok();
-        let (database, tablespace, relation, backend) = (part()?, part()?, part()?, part()?);
+        let (tablespace, relation, backend) = (part()?, part()?, part()?);
         Some(Self {
             database,
             tablespace,

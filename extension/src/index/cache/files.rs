@@ -1,33 +1,33 @@
 //! Which files of segments go, and when.
 //!
 //! - after a build or merge, and whenever a file is made: those of segments that the index no longer
-//!   has, and those of relations that are gone;
+//!   has, and those of relations of this database, and of databases, that are gone, of a number that is looked at;
 //! - when a transaction that drops or rewrites relations commits: theirs, before the server deletes
 //!   the storage itself; when a database is dropped: those of all its relations;
 //! - when a session ends, even by FATAL: those of its temporary relations, and what it was writing.
 //!
-//! To remove one too many costs somebody the making of a new one; what was missed, the next sweep
+//! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
 //! finds, at last the server's start.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, c_int, c_void};
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, c_int, c_void};
 
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
-use pgrx::pg_sys::SysCacheIdentifier::RELOID;
+use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
-use super::super::storage::{FOLDER_NAME, NO_BACKEND, Storage};
+use super::super::storage::{FOLDER, NO_BACKEND, Storage};
 use crate::catalogs;
 
 #[derive(Default)]
 struct Leaving {
-    /// Storage that goes with this transaction.
-    storage: Vec<Storage>,
-    /// The database that goes with it.
-    database: Option<u32>,
+    /// Folders of the relations whose storage goes with this transaction.
+    relation_folders: Vec<CString>,
+    /// That of the database that goes with it.
+    database_folder: Option<CString>,
     /// Relations that it has dropped, whose counts go with it.
     relations: Vec<pg_sys::Oid>,
 }
@@ -49,14 +49,34 @@ pub fn init() {
     }
 }
 
-/// Shows the names of all files, and removes those for which `useless` says so. It allocates nothing but what the C
-/// library opens a folder with, and removes nothing where there is no memory for that: a commit that has happened must
+/// Relations, and databases, of which a sweep looks whether they are gone. Somebody else may have any number of them.
+const SWEPT_RELATIONS: usize = 64;
+const SWEPT_DATABASES: usize = 16;
+
+/// The name of a segment's file.
+pub fn name(nonce: u64) -> String {
+    format!("{nonce:016x}")
+}
+
+/// A path without zeros, for the C library.
+fn c_path(path: String) -> CString {
+    CString::new(path).expect("numbers, and a constant")
+}
+
+/// Shows a folder's descriptor and the names in it, if there is such a folder. It allocates nothing but what the C
+/// library opens a folder with, and shows nothing where there is no memory for that: a commit that has happened must
 /// not fail.
-fn remove(mut useless: impl FnMut(&str) -> bool) {
-    // SAFETY: the folder is open until it is closed; a name ends with a zero, and is read before the next call.
+fn list(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr)) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the folder is open until it is closed; a name ends with a zero, and is used before the next one is read.
     unsafe {
-        let folder = libc::opendir(FOLDER_NAME.as_ptr());
+        let descriptor = libc::openat(parent, folder.as_ptr(), flags);
+        if descriptor < 0 {
+            return;
+        }
+        let folder = libc::fdopendir(descriptor);
         if folder.is_null() {
+            libc::close(descriptor);
             return;
         }
         loop {
@@ -65,27 +85,71 @@ fn remove(mut useless: impl FnMut(&str) -> bool) {
                 break;
             }
             let name = CStr::from_ptr((*file).d_name.as_ptr());
-            if name.to_str().is_ok_and(&mut useless) {
-                libc::unlinkat(libc::dirfd(folder), name.as_ptr(), 0);
+            if name != c"." && name != c".." {
+                look(descriptor, name);
             }
         }
         libc::closedir(folder);
     }
 }
 
-/// Removes files of relations that are gone, and of this relation's segments that are not current.
-pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
-    let prefix = storage.prefix();
-    let current: HashSet<String> = current
-        .iter()
-        .map(|s| format!("{prefix}{:016x}", s.nonce))
-        .collect();
-    let mut gone = HashMap::new();
-    remove(|name| match Storage::parse(name) {
-        Some(owner) if owner == storage => !current.contains(name),
-        Some(owner) => *gone.entry(owner).or_insert_with(|| owner.is_gone()),
-        None => false,
+/// Removes a file; says whether there is none of that name now.
+fn unlink(folder: c_int, name: &CStr) -> bool {
+    // SAFETY: the name ends with a zero.
+    unsafe { libc::unlinkat(folder, name.as_ptr(), 0) == 0 }
+}
+
+/// Removes a folder with what is in it, down to so many levels of folders. It allocates no more than [`list`].
+fn remove(parent: c_int, folder: &CStr, levels: u32) {
+    list(parent, folder, |descriptor, name| {
+        if !unlink(descriptor, name) && levels > 0 {
+            remove(descriptor, name, levels - 1);
+        }
     });
+    // SAFETY: the name ends with a zero.
+    unsafe { libc::unlinkat(parent, folder.as_ptr(), libc::AT_REMOVEDIR) };
+}
+
+/// Removes files of this relation's segments that are not current, and those of some relations and databases that are
+/// gone. In a transaction.
+pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
+    let current: HashSet<String> = current.iter().map(|s| name(s.nonce)).collect();
+    list(libc::AT_FDCWD, &c_path(storage.folder()), |folder, name| {
+        if name.to_str().is_ok_and(|name| !current.contains(name)) {
+            unlink(folder, name);
+        }
+    });
+
+    let mut relations = Vec::new();
+    let database = c_path(Storage::database_folder(storage.database));
+    list(libc::AT_FDCWD, &database, |_, name| {
+        let relation = name.to_str().ok();
+        relations.extend(relation.and_then(|name| Storage::parse(storage.database, name)));
+    });
+    for relation in some(&relations, SWEPT_RELATIONS) {
+        if relation.is_gone() {
+            remove(libc::AT_FDCWD, &c_path(relation.folder()), 0);
+        }
+    }
+
+    let mut databases = Vec::new();
+    list(libc::AT_FDCWD, &c_path(FOLDER.to_owned()), |_, name| {
+        let name = name.to_str().ok();
+        databases.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
+    });
+    for database in some(&databases, SWEPT_DATABASES) {
+        if !catalogs::is_cached(DATABASEOID, (*database).into()) {
+            let folder = c_path(Storage::database_folder(*database));
+            remove(libc::AT_FDCWD, &folder, 1);
+        }
+    }
+}
+
+/// So many of these at most, beginning anywhere.
+fn some<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
+    let begin = laser_index::meta::nonce() as usize % all.len().max(1);
+    let (front, back) = all.split_at(begin);
+    back.iter().chain(front).take(most)
 }
 
 /// Notes that a relation goes with this session.
@@ -107,18 +171,27 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     let scratch = laser_index::cache::scratch_prefix();
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
-    remove(|name| {
-        name.starts_with(&scratch) || Storage::parse(name).is_some_and(|s| temporary.contains(&s))
-    });
+    for storage in temporary {
+        remove(libc::AT_FDCWD, &c_path(storage.folder()), 0);
+    }
+    list(
+        libc::AT_FDCWD,
+        &c_path(FOLDER.to_owned()),
+        |folder, name| {
+            if name.to_bytes().starts_with(scratch.as_bytes()) {
+                unlink(folder, name);
+            }
+        },
+    );
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argument: *mut c_void) {
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
-            let storage = dropped();
+            let folders = dropped();
             LEAVING.with_borrow_mut(|leaving| {
-                leaving.storage = storage;
+                leaving.relation_folders = folders;
                 // A savepoint may have brought them back.
                 leaving
                     .relations
@@ -132,14 +205,12 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             for relation in leaving.relations {
                 statistics::release(relation);
             }
-            if leaving.storage.is_empty() && leaving.database.is_none() {
-                return;
+            for folder in &leaving.relation_folders {
+                remove(libc::AT_FDCWD, folder, 0);
             }
-            remove(|name| {
-                Storage::parse(name).is_some_and(|s| {
-                    leaving.storage.contains(&s) || leaving.database == Some(s.database)
-                })
-            });
+            if let Some(folder) = &leaving.database_folder {
+                remove(libc::AT_FDCWD, folder, 1);
+            }
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             // As in `exit`.
@@ -149,9 +220,9 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
     }
 }
 
-/// Storage that this transaction's commit deletes, by DROP, TRUNCATE, REINDEX or a rewrite; not that
-/// of temporary relations.
-fn dropped() -> Vec<Storage> {
+/// Folders of the storage that this transaction's commit deletes, by DROP, TRUNCATE, REINDEX or a rewrite; not of
+/// that of temporary relations.
+fn dropped() -> Vec<CString> {
     let mut found = std::ptr::null_mut();
     // SAFETY: the list is allocated in the current context, and has as many elements as is said.
     unsafe {
@@ -160,10 +231,10 @@ fn dropped() -> Vec<Storage> {
             return Vec::new();
         }
         let all = std::slice::from_raw_parts(found, count as usize);
-        let at = |locator| Storage::at(locator, NO_BACKEND);
-        let storage = all.iter().map(at).collect();
+        let folder = |locator| c_path(Storage::at(locator, NO_BACKEND).folder());
+        let folders = all.iter().map(folder).collect();
         pg_sys::pfree(found.cast());
-        storage
+        folders
     }
 }
 
@@ -201,5 +272,6 @@ unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leave_database(database: pg_sys::Oid) {
-    LEAVING.with_borrow_mut(|leaving| leaving.database = Some(database.to_u32()));
+    let folder = c_path(Storage::database_folder(database.to_u32()));
+    LEAVING.with_borrow_mut(|leaving| leaving.database_folder = Some(folder));
 }
