@@ -17,6 +17,7 @@ const PAGE: u64 = 8192;
 const HEADER: u64 = 24;
 /// Page types, see `crates/index/src/page.rs`.
 const DATA: u16 = 4;
+const BITMAP: u16 = 5;
 const PENDING: u16 = 6;
 
 const NEAR: &str = "SELECT id FROM t ORDER BY e <=> (SELECT vector(7)) LIMIT 1";
@@ -147,6 +148,23 @@ fn damaged_pages_are_named() -> Result<()> {
         found.iter().any(|p| p.contains("checksum of the")),
         "{found:?}"
     );
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(problems(&mut client)?.is_empty());
+    ensure!(nearest(&mut client)? == 7);
+
+    // A bit that says of a row that it is dead.
+    drop(client);
+    let file = stop(&mut cluster)?;
+    ensure!(damage(&file, Some(BITMAP), 24)? == 1);
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    client.batch_execute("DELETE FROM t WHERE id = 2011")?;
+    for sql in [NEAR, "VACUUM (INDEX_CLEANUP ON) t"] {
+        let (code, message, _) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::INDEX_CORRUPTED, "{message}");
+        ensure!(message.ends_with("checksum of a bitmap page"), "{message}");
+    }
+    ensure!(!problems(&mut client)?.is_empty());
     client.batch_execute("REINDEX INDEX ti")?;
     ensure!(problems(&mut client)?.is_empty());
     ensure!(nearest(&mut client)? == 7);

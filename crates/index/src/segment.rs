@@ -419,6 +419,9 @@ pub fn write_pages(
             let body = set.page(block);
             body[HEADER..HEADER + bytes.len()].copy_from_slice(bytes);
             page::init(body, kind, nonce, ordinal as u32, bytes.len());
+            if kind == PageKind::Bitmap {
+                page::seal_bitmap(body);
+            }
             blocks.push(block);
         }
         set.commit();
@@ -554,7 +557,10 @@ impl SegmentMap {
             }
             let len = (PAYLOAD - from).min(out.len() - done);
             let target = &mut out[done..done + len];
-            self.page(store, PageKind::Data, ordinal, |payload, block| {
+            let block = self.block(ordinal)?;
+            store.read(block, |body| {
+                let nonce = self.entry.nonce;
+                let payload = page::expect(block, body, PageKind::Data, nonce, ordinal as u32)?;
                 let bytes = payload
                     .get(from..from + len)
                     .ok_or_else(|| IndexError::corrupt(block, "data page is too short"))?;
@@ -566,27 +572,10 @@ impl SegmentMap {
         Ok(())
     }
 
-    fn page<R>(
-        &self,
-        store: &impl PageStore,
-        kind: PageKind,
-        ordinal: usize,
-        look: impl FnOnce(&[u8], u32) -> Result<R>,
-    ) -> Result<R> {
-        let first = if kind == PageKind::Data {
-            0
-        } else {
-            self.entry.data_pages as usize
-        };
-        let block = *self.blocks.get(first + ordinal).ok_or_else(|| {
-            IndexError::segment(self.entry.nonce, "a page that is not on the map")
-        })?;
-        store.read(block, |body| {
-            look(
-                page::expect(block, body, kind, self.entry.nonce, ordinal as u32)?,
-                block,
-            )
-        })
+    /// The block of a page of the segment: its data, and behind them its bitmap.
+    fn block(&self, page: usize) -> Result<u32> {
+        let missing = || IndexError::segment(self.entry.nonce, "a page that is not on the map");
+        self.blocks.get(page).copied().ok_or_else(missing)
     }
 
     /// Reads the header of the segment's file.
@@ -609,8 +598,10 @@ impl SegmentMap {
     pub fn bitmap(&self, store: &impl PageStore) -> Result<Vec<u8>> {
         let mut bits = Vec::with_capacity(bitmap_len(self.entry.count as usize));
         for ordinal in 0..self.entry.bitmap_pages as usize {
-            self.page(store, PageKind::Bitmap, ordinal, |payload, _| {
-                bits.extend_from_slice(payload);
+            let block = self.block(self.entry.data_pages as usize + ordinal)?;
+            store.read(block, |body| {
+                let nonce = self.entry.nonce;
+                bits.extend_from_slice(page::expect_bitmap(block, body, nonce, ordinal as u32)?);
                 Ok(())
             })?;
         }
@@ -633,21 +624,16 @@ impl SegmentMap {
         {
             store.pause();
             let ordinal = part[0] as usize / BITMAP_ENTRIES;
-            let block = self.blocks[self.entry.data_pages as usize + ordinal];
+            let block = self.block(self.entry.data_pages as usize + ordinal)?;
             let mut set = store.begin();
             set.lock(block)?;
             let body = set.page(block);
-            page::expect(
-                block,
-                body,
-                PageKind::Bitmap,
-                self.entry.nonce,
-                ordinal as u32,
-            )?;
+            page::expect_bitmap(block, body, self.entry.nonce, ordinal as u32)?;
             for slot in part {
                 let bit = *slot as usize % BITMAP_ENTRIES;
                 body[HEADER + bit / 8] |= 1 << (bit % 8);
             }
+            page::seal_bitmap(body);
             set.commit();
         }
         Ok(())
