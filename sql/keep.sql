@@ -26,6 +26,11 @@ BEGIN
         trigger_name := 'zz_laser_keep_' || md5(embedding_column::text);
     END IF;
     named := @extschema@.laser_lock_table(tbl, true);
+    IF text_column = embedding_column THEN
+        RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
+            message = format('column "%s" cannot be kept in step with itself', text_column),
+            hint = 'Name a column of text, and one for its embeddings.';
+    END IF;
     FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
         SELECT a.atttypid, a.attgenerated INTO found_type, generated FROM pg_attribute a
         WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
@@ -82,7 +87,8 @@ IS 'has embeddings become null when their text changes, for laser_embed_table to
 CREATE VIEW laser_kept_columns AS
 SELECT k.relation, k.text_column, k.embedding_column, k.enabled,
        pg_catalog.split_part(l.label, ' ', 1) AS model,
-       (SELECT pg_catalog.round(s.null_frac::pg_catalog.numeric OPERATOR(pg_catalog.*) c.reltuples::pg_catalog.numeric)::pg_catalog.int8
+       (SELECT CASE WHEN c.reltuples OPERATOR(pg_catalog.>=) 0::pg_catalog.float4 THEN
+            pg_catalog.round(s.null_frac::pg_catalog.numeric OPERATOR(pg_catalog.*) c.reltuples::pg_catalog.numeric)::pg_catalog.int8 END
         FROM pg_catalog.pg_stats s
         WHERE s.schemaname OPERATOR(pg_catalog.=) n.nspname AND s.tablename OPERATOR(pg_catalog.=) c.relname
           AND s.attname OPERATOR(pg_catalog.=) k.embedding_column
