@@ -11,7 +11,7 @@
 //! * [`space`], [`codec`], [`encoding`], [`raw`], [`kernels`] – the space of a segment, its stored form, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments; `seeds` – where walks begin
-//! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be
+//! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`maintain`] – building, merging, deleting, checking
@@ -47,6 +47,7 @@ pub mod segment;
 pub mod size;
 pub mod space;
 pub mod store;
+mod stranded;
 pub mod trial;
 pub mod view;
 pub mod walk;

@@ -195,6 +195,11 @@ impl Walk {
         (self.levels_before[node + 1] - self.levels_before[node]) as usize
     }
 
+    /// Whether walks may come to a node on the lowest level from higher ones.
+    pub(crate) fn may_begin_at(&self, node: u32) -> bool {
+        node == self.entry || self.level(node) > 0
+    }
+
     /// Where a node begins.
     pub(crate) fn node_at(&self, node: u32) -> usize {
         let node = node as usize;

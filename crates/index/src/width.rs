@@ -15,6 +15,7 @@ use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::seeds;
 use crate::space::Space;
+use crate::stranded::are_stranded;
 use crate::walk::Walk;
 
 /// Nodes that are searched for.
@@ -32,6 +33,9 @@ const WIDTHS: [usize; 15] = [
 /// Where nodes cannot be brought back from the space of inner products.
 const LEAST_FOR_PRODUCTS: usize = 200;
 
+/// A node that is searched for, what it is searched for with, and the nearest of the others with their distances.
+type Searched = (u32, Probe, Vec<(f32, u32)>);
+
 /// What is searched for like a node. Queries for inner products are no nodes, for these have one more
 /// coordinate: where a node's vector is known, it is a query.
 fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
@@ -41,6 +45,19 @@ fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
             Ok(Probe::new(*codec, space, &query))
         }
         _ => Ok(Probe::at(codec, node)),
+    }
+}
+
+/// Forgets of the nearest those to which nothing leads but the node that is searched for. A query from elsewhere
+/// comes to them by that node, where nothing leads through it here: they say nothing of any width.
+fn leave_stranded_out(walk: &Walk, graph: &[u8], queries: &mut [Searched], pause: &dyn Fn()) {
+    let pairs: Vec<(u32, u32)> = queries
+        .iter()
+        .flat_map(|(node, _, nearest)| nearest.iter().map(|(_, near)| (*near, *node)))
+        .collect();
+    let mut are_stranded = are_stranded(walk, graph, &pairs, pause).into_iter();
+    for (.., nearest) in queries {
+        nearest.retain(|_| are_stranded.next() == Some(false));
     }
 }
 
@@ -59,7 +76,7 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
     walk.pass_by(hubs);
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let step = (nodes / QUERIES).max(1);
-    let mut queries = Vec::new();
+    let mut queries: Vec<Searched> = Vec::new();
     for node in (0..nodes).step_by(step).take(QUERIES) {
         let node = node as u32;
         let probe = probe(codec, space, walk.vector(graph, node))?;
@@ -82,6 +99,7 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
         all.truncate(NEAREST);
         queries.push((node, probe, all));
     }
+    leave_stranded_out(&walk, graph, &mut queries, pause);
     let least = match (codec.metric, codec.quantization) {
         (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS,
         _ => 0,
@@ -115,4 +133,34 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
         }
     }
     Ok(WIDTHS[WIDTHS.len() - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::graph::raw;
+    use crate::reach::link;
+
+    /// Whoever looks for a node of a small group without it finds nothing of the others, by whatever width. A query
+    /// from elsewhere does: here by widths of 400 to 800.
+    #[test]
+    fn small_groups_are_not_taken_for_hard_ones() {
+        for seed in 0..5 {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let centre = |_| [(); 2].map(|()| rng.random_range(-1000.0..1000.0));
+            let centres: Vec<[f32; 2]> = (0..500).map(centre).collect();
+            let points: Vec<[f32; 2]> = (0..3000)
+                .map(|i| centres[i / 6].map(|x| x + rng.random_range(-1.0..1.0)))
+                .collect();
+            let codec = Codec::new(2, Metric::L2, Quantization::F32);
+            let mut graph = raw(codec, 16, &points);
+            link(&codec, &mut graph, &|| ()).unwrap();
+            let space = Space::plain(Metric::L2, 2);
+            let width = measure(&codec, &space, &graph, &|| ()).unwrap();
+            assert!(width <= 1800, "{width}, seed {seed}");
+        }
+    }
 }
