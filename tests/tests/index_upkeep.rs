@@ -328,6 +328,71 @@ fn folders_of_what_is_gone_are_removed() -> Result<()> {
     Ok(())
 }
 
+/// Files of what a transaction makes and gives up go with it, as do those of what one drops that is prepared: whoever
+/// repeats it would fill the disk.
+#[test]
+fn what_is_rolled_back_leaves_no_files() -> Result<()> {
+    let cluster = Cluster::builder()
+        .setting("max_prepared_transactions", "2")
+        .start()?;
+    let mut client = create(&cluster, 500, 8)?;
+    for sql in [
+        "BEGIN; CREATE INDEX ON t USING laser (e); ROLLBACK",
+        "BEGIN; SAVEPOINT s; CREATE INDEX ON t USING laser (e); ROLLBACK TO s",
+        "COMMIT",
+        "DO $$ BEGIN CREATE INDEX ON t USING laser (e); RAISE 'no'; EXCEPTION WHEN raise_exception THEN END $$",
+        "BEGIN; CREATE INDEX ti ON t USING laser (e); PREPARE TRANSACTION 'made'",
+        "ROLLBACK PREPARED 'made'",
+    ] {
+        client.batch_execute(sql)?;
+        let left = segment_files(&cluster)?;
+        ensure!(left.is_empty(), "{sql} leaves {left:?}");
+    }
+
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    ensure!(segment_files(&cluster)?.len() == 1);
+    client.batch_execute("BEGIN; REINDEX INDEX ti; ROLLBACK")?;
+    ensure!(segment_files(&cluster)?.len() <= 1);
+    client.batch_execute("BEGIN; DROP INDEX ti; PREPARE TRANSACTION 'dropped'")?;
+    ensure!(segment_files(&cluster)?.is_empty());
+    client.batch_execute("ROLLBACK PREPARED 'dropped'")?;
+    ensure!(problems(&mut client, "ti")?.is_empty());
+
+    // The next file finds those of temporary relations, which no hook tells of.
+    client.batch_execute("CREATE TEMP TABLE s AS SELECT * FROM t")?;
+    for _ in 0..5 {
+        client.batch_execute("BEGIN; CREATE INDEX ON s USING laser (e); ROLLBACK")?;
+    }
+    let left = segment_files(&cluster)?;
+    ensure!(left.len() <= 2, "{left:?}");
+    Ok(())
+}
+
+/// A session keeps no files mapped of what it has built anew or dropped: they would have the disk's room until it ends.
+#[test]
+fn sessions_do_not_hold_what_they_have_removed() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 500, 8)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let held = |client: &mut Client| -> Result<i64> {
+        let sql = "SELECT count(*) FROM regexp_split_to_table(pg_read_file('/proc/self/maps', 0, 9999999, false), E'\n') line
+                   WHERE line LIKE '%pgsql_tmp.laser%'";
+        Ok(client.query_one(sql, &[])?.get(0))
+    };
+    let search =
+        "SET enable_seqscan = off; SELECT FROM t ORDER BY e <=> (SELECT vector(1)) LIMIT 1";
+    for _ in 0..5 {
+        client.batch_execute(search)?;
+        ensure!(held(&mut client)? == 1, "{} files", held(&mut client)?);
+        client.batch_execute("REINDEX INDEX ti")?;
+        ensure!(held(&mut client)? == 0, "{} files", held(&mut client)?);
+    }
+    client.batch_execute(search)?;
+    client.batch_execute("DROP INDEX ti")?;
+    ensure!(held(&mut client)? == 0);
+    Ok(())
+}
+
 /// Cancels a statement of a session of its own at a moment and tells how long it took to end, if it had
 /// not ended before. (Then the cancel may reach a session at any later time, which is why nothing else
 /// runs in it.)

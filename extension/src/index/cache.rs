@@ -41,7 +41,7 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
     if storage.backend != NO_BACKEND {
         files::temporary(storage);
     }
-    Path::new(&storage.folder()).join(files::name(nonce))
+    PathBuf::from(storage.folder().to_string()).join(files::name(nonce))
 }
 
 /// Puts the file of a new segment where scans look for it. They can do without.
@@ -77,6 +77,16 @@ pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
         });
         files::sweep(storage, &meta.segments);
     }
+}
+
+/// Forgets segments of storage that goes, so that their files' room is the disk's again. A scan keeps what it reads.
+fn forget(storage: &[Storage]) {
+    // Where the session ends, there may be nothing left to forget.
+    let _ = SESSION.try_with(|session| {
+        if let Ok(mut session) = session.try_borrow_mut() {
+            session.opened.retain(|_, o| !storage.contains(&o.storage));
+        }
+    });
 }
 
 /// To be called when the library is loaded.
@@ -118,7 +128,7 @@ pub unsafe fn views(
 ) -> Result<Vec<Rc<SegmentView>>> {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
-    let mut made = false;
+    let (mut made, mut opened_one) = (false, false);
     let views: Result<_> = SESSION.with_borrow_mut(|session| {
         session.clock += 1;
         let clock = session.clock;
@@ -134,6 +144,7 @@ pub unsafe fn views(
                     let path = unsafe { path(relation, entry.nonce) };
                     let is_new = path.symlink_metadata().is_err();
                     made |= is_new;
+                    opened_one = true;
                     let view = Rc::new(cache::open(
                         store,
                         &meta.parameters,
@@ -161,7 +172,7 @@ pub unsafe fn views(
         session
             .opened
             .retain(|_, o| o.storage != storage || o.used == clock);
-        if made {
+        if opened_one {
             session
                 .opened
                 .retain(|_, o| o.used == clock || !o.storage.is_gone());

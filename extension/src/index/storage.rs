@@ -2,12 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
+use std::fmt;
 
 use pgrx::pg_sys;
 
 /// Folder for files of segments, relative to the data directory. In it are files in the making, and a folder for each
 /// database, in which each relation has one.
 pub const FOLDER: &str = "base/pgsql_tmp/pgsql_tmp.laser";
+
+/// The folder of a database's files, below [`FOLDER`].
+pub fn database_folder(database: u32) -> impl fmt::Display {
+    fmt::from_fn(move |f| write!(f, "{FOLDER}/{database:x}"))
+}
 
 /// The backend of what is no temporary relation (`InvalidBackendId`).
 pub const NO_BACKEND: i32 = -1;
@@ -54,21 +60,16 @@ impl Storage {
         }
     }
 
-    /// The folder of the database's files, below [`FOLDER`].
-    pub fn database_folder(database: u32) -> String {
-        format!("{FOLDER}/{database:x}")
-    }
-
     /// The folder of the relation's files, whose names are the segments' identities.
-    pub fn folder(&self) -> String {
+    pub fn folder(&self) -> impl fmt::Display {
         let Self {
             database,
             tablespace,
             relation,
             backend,
-        } = self;
-        let database = Self::database_folder(*database);
-        format!("{database}/{tablespace:x}_{relation:x}_{backend:x}")
+        } = *self;
+        let database = database_folder(database);
+        fmt::from_fn(move |f| write!(f, "{database}/{tablespace:x}_{relation:x}_{backend:x}"))
     }
 
     /// Reads the name of a relation's folder in that of a database.

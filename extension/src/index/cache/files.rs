@@ -2,8 +2,10 @@
 //!
 //! - after a build or merge, and whenever a file is made: those of segments that the index no longer
 //!   has, and those of relations of this database, and of databases, that are gone, of a number that is looked at;
-//! - when a transaction that drops or rewrites relations commits: theirs, before the server deletes
-//!   the storage itself; when a database is dropped: those of all its relations;
+//! - when a transaction that drops or rewrites relations commits, or one that has made some is rolled back, to a
+//!   savepoint too: theirs, before the server deletes the storage itself; when a transaction is prepared, those of both,
+//!   for no hook tells what becomes of it;
+//! - when a database is dropped: those of all its relations;
 //! - when a session ends, even by FATAL: those of its temporary relations, and what it was writing.
 //!
 //! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
@@ -12,25 +14,31 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt;
+use std::io::Write as _;
+use std::ops::Deref;
 
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
-use super::super::storage::{FOLDER, NO_BACKEND, Storage};
+use super::super::storage::{FOLDER, NO_BACKEND, Storage, database_folder};
 use crate::catalogs;
 
 #[derive(Default)]
 struct Leaving {
-    /// Folders of the relations whose storage goes with this transaction.
-    relation_folders: Vec<CString>,
-    /// That of the database that goes with it.
-    database_folder: Option<CString>,
+    /// Storage that goes with this transaction.
+    storage: Vec<Storage>,
+    /// The database that goes with it.
+    database: Option<u32>,
     /// Relations that it has dropped, whose counts go with it.
     relations: Vec<pg_sys::Oid>,
 }
+
+/// Paths are relative to the data directory, where every process of the server is.
+const HERE: c_int = libc::AT_FDCWD;
 
 thread_local! {
     static LEAVING: RefCell<Leaving> = RefCell::default();
@@ -44,28 +52,45 @@ pub fn init() {
     // SAFETY: the library is loaded on the main thread; hooks of others are called as well.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction), std::ptr::null_mut());
         NEXT_HOOK.set(pg_sys::object_access_hook);
         pg_sys::object_access_hook = Some(object_access);
     }
 }
 
-/// Relations, and databases, of which a sweep looks whether they are gone. Somebody else may have any number of them.
+/// Relations, and databases, of which a sweep looks whether they are gone, and goes on with as many where some are, so
+/// many times. Somebody else may have any number of them.
 const SWEPT_RELATIONS: usize = 64;
 const SWEPT_DATABASES: usize = 16;
+const ROUNDS: usize = 16;
 
 /// The name of a segment's file.
 pub fn name(nonce: u64) -> String {
     format!("{nonce:016x}")
 }
 
-/// A path without zeros, for the C library.
-fn c_path(path: String) -> CString {
-    CString::new(path).expect("numbers, and a constant")
+/// A path of ours for the C library, made without an allocation: a commit that has happened, and a rollback, must not
+/// fail.
+struct ShortPath([u8; 128]);
+
+impl ShortPath {
+    fn new(path: impl fmt::Display) -> Self {
+        let mut bytes = [0; 128];
+        write!(&mut bytes[..127], "{path}").expect("a constant and four numbers");
+        Self(bytes)
+    }
+}
+
+impl Deref for ShortPath {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).expect("the last byte is zero")
+    }
 }
 
 /// Shows a folder's descriptor and the names in it, if there is such a folder. It allocates nothing but what the C
-/// library opens a folder with, and shows nothing where there is no memory for that: a commit that has happened must
-/// not fail.
+/// library opens a folder with, and shows nothing where there is no memory for that.
 fn list(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the folder is open until it is closed; a name ends with a zero, and is used before the next one is read.
@@ -114,42 +139,62 @@ fn remove(parent: c_int, folder: &CStr, levels: u32) {
 /// gone. In a transaction.
 pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
     let current: HashSet<String> = current.iter().map(|s| name(s.nonce)).collect();
-    list(libc::AT_FDCWD, &c_path(storage.folder()), |folder, name| {
+    list(HERE, &ShortPath::new(storage.folder()), |folder, name| {
         if name.to_str().is_ok_and(|name| !current.contains(name)) {
             unlink(folder, name);
         }
     });
 
+    // This session may have any number of temporary relations as well, but waits for no others' here.
+    TEMPORARY.with_borrow_mut(|all| {
+        all.retain(|temporary| {
+            *temporary == storage || !remove_if(*temporary, temporary.is_gone())
+        });
+    });
+
     let mut relations = Vec::new();
-    let database = c_path(Storage::database_folder(storage.database));
-    list(libc::AT_FDCWD, &database, |_, name| {
+    let database = ShortPath::new(database_folder(storage.database));
+    list(HERE, &database, |_, name| {
         let relation = name.to_str().ok();
         relations.extend(relation.and_then(|name| Storage::parse(storage.database, name)));
     });
-    for relation in some(&relations, SWEPT_RELATIONS) {
-        if relation.is_gone() {
-            remove(libc::AT_FDCWD, &c_path(relation.folder()), 0);
-        }
-    }
+    look_at(&relations, SWEPT_RELATIONS, |relation| {
+        remove_if(*relation, relation.is_gone())
+    });
 
     let mut databases = Vec::new();
-    list(libc::AT_FDCWD, &c_path(FOLDER.to_owned()), |_, name| {
+    list(HERE, &ShortPath::new(FOLDER), |_, name| {
         let name = name.to_str().ok();
         databases.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
     });
-    for database in some(&databases, SWEPT_DATABASES) {
-        if !catalogs::is_cached(DATABASEOID, (*database).into()) {
-            let folder = c_path(Storage::database_folder(*database));
-            remove(libc::AT_FDCWD, &folder, 1);
+    look_at(&databases, SWEPT_DATABASES, |database| {
+        let is_gone = !catalogs::is_cached(DATABASEOID, (*database).into());
+        if is_gone {
+            remove(HERE, &ShortPath::new(database_folder(*database)), 1);
         }
-    }
+        is_gone
+    });
 }
 
-/// So many of these at most, beginning anywhere.
-fn some<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
+/// Removes a relation's folder if so; says whether.
+fn remove_if(storage: Storage, is_gone: bool) -> bool {
+    if is_gone {
+        remove(HERE, &ShortPath::new(storage.folder()), 0);
+    }
+    is_gone
+}
+
+/// Looks at so many of these, beginning anywhere, and goes on while some are gone.
+fn look_at<T>(all: &[T], most: usize, mut is_gone: impl FnMut(&T) -> bool) {
     let begin = laser_index::meta::nonce() as usize % all.len().max(1);
     let (front, back) = all.split_at(begin);
-    back.iter().chain(front).take(most)
+    let mut rest = back.iter().chain(front);
+    for _ in 0..ROUNDS {
+        let gone = rest.by_ref().take(most).filter(|one| is_gone(one)).count();
+        if gone == 0 {
+            break;
+        }
+    }
 }
 
 /// Notes that a relation goes with this session.
@@ -172,26 +217,21 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
     for storage in temporary {
-        remove(libc::AT_FDCWD, &c_path(storage.folder()), 0);
+        remove_if(storage, true);
     }
-    list(
-        libc::AT_FDCWD,
-        &c_path(FOLDER.to_owned()),
-        |folder, name| {
-            if name.to_bytes().starts_with(scratch.as_bytes()) {
-                unlink(folder, name);
-            }
-        },
-    );
+    list(HERE, &ShortPath::new(FOLDER), |folder, name| {
+        if name.to_bytes().starts_with(scratch.as_bytes()) {
+            unlink(folder, name);
+        }
+    });
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argument: *mut c_void) {
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
-            let folders = dropped();
             LEAVING.with_borrow_mut(|leaving| {
-                leaving.relation_folders = folders;
+                pending(true, |storage| leaving.storage.push(storage));
                 // A savepoint may have brought them back.
                 leaving
                     .relations
@@ -205,14 +245,25 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             for relation in leaving.relations {
                 statistics::release(relation);
             }
-            for folder in &leaving.relation_folders {
-                remove(libc::AT_FDCWD, folder, 0);
+            super::forget(&leaving.storage);
+            for storage in leaving.storage {
+                remove_if(storage, true);
             }
-            if let Some(folder) = &leaving.database_folder {
-                remove(libc::AT_FDCWD, folder, 1);
+            if let Some(database) = leaving.database {
+                remove(HERE, &ShortPath::new(database_folder(database)), 1);
             }
         }
-        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
+            for at_commit in [true, false] {
+                pending(at_commit, |storage| _ = remove_if(storage, true));
+            }
+        }
+        pg_sys::XactEvent::XACT_EVENT_ABORT => {
+            pending(false, |storage| _ = remove_if(storage, true));
+            // As in `exit`.
+            let _ = LEAVING.try_with(RefCell::take);
+        }
+        pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             // As in `exit`.
             let _ = LEAVING.try_with(RefCell::take);
         }
@@ -220,21 +271,32 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
     }
 }
 
-/// Folders of the storage that this transaction's commit deletes, by DROP, TRUNCATE, REINDEX or a rewrite; not of
-/// that of temporary relations.
-fn dropped() -> Vec<CString> {
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction(
+    event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _argument: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        pending(false, |storage| _ = remove_if(storage, true));
+    }
+}
+
+/// Shows storage that the end of this transaction, or subtransaction, deletes: its commit, by DROP, TRUNCATE, REINDEX or
+/// a rewrite, or its rollback, which gives up what it has made; not that of temporary relations.
+fn pending(at_commit: bool, mut look: impl FnMut(Storage)) {
     let mut found = std::ptr::null_mut();
     // SAFETY: the list is allocated in the current context, and has as many elements as is said.
     unsafe {
-        let count = pg_sys::smgrGetPendingDeletes(true, &mut found);
+        let count = pg_sys::smgrGetPendingDeletes(at_commit, &mut found);
         if count <= 0 || found.is_null() {
-            return Vec::new();
+            return;
         }
-        let all = std::slice::from_raw_parts(found, count as usize);
-        let folder = |locator| c_path(Storage::at(locator, NO_BACKEND).folder());
-        let folders = all.iter().map(folder).collect();
+        for locator in std::slice::from_raw_parts(found, count as usize) {
+            look(Storage::at(locator, NO_BACKEND));
+        }
         pg_sys::pfree(found.cast());
-        folders
     }
 }
 
@@ -272,6 +334,5 @@ unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leave_database(database: pg_sys::Oid) {
-    let folder = c_path(Storage::database_folder(database.to_u32()));
-    LEAVING.with_borrow_mut(|leaving| leaving.database_folder = Some(folder));
+    LEAVING.with_borrow_mut(|leaving| leaving.database = Some(database.to_u32()));
 }
