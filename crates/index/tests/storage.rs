@@ -1,14 +1,15 @@
 //! The storage under a double: everything an index does, without PostgreSQL.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::choice::{self, Existing};
 use laser_index::encoding::Encoding;
 use laser_index::maintain::{self, Merge, Plan};
-use laser_index::memory::MemoryStore;
+use laser_index::memory::{MemorySet, MemoryStore};
 use laser_index::meta::{Meta, Parameters};
 use laser_index::metric::Metric;
 use laser_index::page::{NULL, PageKind, UNDIRECTED, UNPLACED, address};
@@ -1286,4 +1287,85 @@ fn a_crowd_amid_others_is_found() {
             assert_eq!(found, 10, "{query:?} {cutoff}");
         }
     }
+}
+
+/// A store in which something happens before a certain page is read, as on a standby while recovery goes on.
+struct Meanwhile<'a, F> {
+    store: &'a MemoryStore,
+    reads: Cell<usize>,
+    at: usize,
+    happens: F,
+}
+
+impl<F: Fn()> PageStore for Meanwhile<'_, F> {
+    type Set<'b>
+        = MemorySet<'b>
+    where
+        Self: 'b;
+
+    fn blocks(&self) -> u32 {
+        self.store.blocks()
+    }
+
+    fn read<R>(
+        &self,
+        block: u32,
+        look: impl FnOnce(&[u8]) -> Result<R, IndexError>,
+    ) -> Result<R, IndexError> {
+        if self.reads.replace(self.reads.get() + 1) == self.at {
+            (self.happens)();
+        }
+        self.store.read(block, look)
+    }
+
+    fn begin(&self) -> MemorySet<'_> {
+        self.store.begin()
+    }
+
+    fn release(&self, block: u32) {
+        self.store.release(block);
+    }
+
+    fn publish_released(&self) {}
+
+    fn folder(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn released(&self) -> u32 {
+        self.store.released()
+    }
+
+    fn pause(&self) {}
+}
+
+#[test]
+fn an_address_that_is_used_again_during_a_check_is_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(8, Metric::L2, Quantization::F32, folder.path());
+    let mut rng = ChaCha8Rng::seed_from_u64(13);
+    let rows = clustered(&mut rng, 500, 8);
+    let mut at = 0;
+    loop {
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        build(&store, &options, &rows);
+        insert(&store, 1000, &rows[0]);
+        let meanwhile = Meanwhile {
+            store: &store,
+            reads: Cell::new(0),
+            at,
+            happens: || {
+                maintain::delete(&store, |tid| tid == 7).unwrap();
+                insert(&store, 7, &rows[1]);
+            },
+        };
+        let report = maintain::check(&meanwhile).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new(), "before page {at}");
+        if meanwhile.reads.get() <= at {
+            break;
+        }
+        at += 1;
+    }
+    assert!(at > 10, "{at} pages are read");
 }
