@@ -390,6 +390,16 @@ fn sessions_do_not_hold_what_they_have_removed() -> Result<()> {
     client.batch_execute(search)?;
     client.batch_execute("DROP INDEX ti")?;
     ensure!(held(&mut client)? == 0);
+    for (begin, end) in [
+        ("BEGIN", "ROLLBACK"),
+        ("BEGIN; SAVEPOINT s", "ROLLBACK TO s; COMMIT"),
+    ] {
+        let build = "CREATE INDEX ON t USING laser (e)";
+        client.batch_execute(&format!("{begin}; {build}; {search}"))?;
+        ensure!(held(&mut client)? == 1);
+        client.batch_execute(end)?;
+        ensure!(held(&mut client)? == 0, "{end}");
+    }
     Ok(())
 }
 

@@ -6,10 +6,12 @@
 //! next one makes it again.
 #![allow(unsafe_code)]
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use memmap2::MmapMut;
 
@@ -168,6 +170,28 @@ fn open_file(path: &Path) -> Option<File> {
     (found.is_file() && found.uid() == account && found.mode() & 0o022 == 0).then_some(file)
 }
 
+/// Waits until no other process makes a file in a folder, which is made if need be, and keeps others away while what is
+/// returned lives. None where that cannot be had.
+fn turn(folder: &Path, pause: &dyn Fn()) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    if !folder.is_dir() {
+        make_folder(folder).ok()?;
+    }
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut options = OpenOptions::new();
+    let lock = options.read(true).custom_flags(flags).open(folder).ok()?;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Some(lock),
+            Err(TryLockError::WouldBlock) => {
+                pause();
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(TryLockError::Error(_)) => return None,
+        }
+    }
+}
+
 /// Opens the file of a segment; makes it from the pages if it is missing or damaged, in `folder`, and does
 /// without a file if there is no room for one.
 ///
@@ -189,15 +213,21 @@ pub fn open(
             SegmentView::open(&parameters, &entry, bytes)
         })
     };
-    if let Some(file) = open_file(path) {
+    let existing = || {
+        let file = open_file(path)?;
         let good = file.metadata().is_ok_and(|m| m.len() == entry.bytes);
-        let view = good
-            .then(|| SegmentBytes::map(&file, path))
-            .and_then(Result::ok)
-            .and_then(|bytes| verify(bytes).ok());
-        if let Some(view) = view {
-            return Ok(view);
-        }
+        let bytes = good.then(|| SegmentBytes::map(&file, path))?;
+        bytes.and_then(verify).ok()
+    };
+    if let Some(view) = existing() {
+        return Ok(view);
+    }
+    // One process makes the file, however many want it at once, as after a start of the server.
+    let _turn = path
+        .parent()
+        .and_then(|folder| turn(folder, &|| store.pause()));
+    if let Some(view) = existing() {
+        return Ok(view);
     }
     // Whatever else has the name makes room for the file.
     let _ = fs::remove_file(path);

@@ -2,8 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Barrier;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::choice::{self, Existing};
@@ -1368,4 +1370,33 @@ fn an_address_that_is_used_again_during_a_check_is_no_damage() {
         at += 1;
     }
     assert!(at > 10, "{at} pages are read");
+}
+
+/// After a start of the server all want the file of a segment at once: one makes it, and the others have the same.
+#[test]
+fn one_of_many_makes_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(8, Metric::L2, Quantization::F32, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let rows = clustered(&mut ChaCha8Rng::seed_from_u64(14), 2000, 8);
+    build(&store, &options, &rows);
+    let entry = Meta::read(&store).unwrap().segments[0];
+    for _ in 0..5 {
+        let own = tempfile::tempdir().unwrap();
+        let path = own.path().join("relation/segment");
+        let start = Barrier::new(8);
+        let views = std::thread::scope(|scope| {
+            let open = || {
+                start.wait();
+                let view = cache::open(&store, &options.parameters, &entry, &path, own.path());
+                drop(view.unwrap());
+                std::fs::metadata(&path).unwrap().ino()
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            let found = threads.into_iter().map(|thread| thread.join().unwrap());
+            found.collect::<BTreeSet<u64>>()
+        });
+        assert_eq!(views.len(), 1, "files made");
+    }
 }

@@ -80,11 +80,11 @@ pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
 }
 
 /// Forgets segments of storage that goes, so that their files' room is the disk's again. A scan keeps what it reads.
-fn forget(storage: &[Storage]) {
+fn forget(storage: Storage) {
     // Where the session ends, there may be nothing left to forget.
     let _ = SESSION.try_with(|session| {
         if let Ok(mut session) = session.try_borrow_mut() {
-            session.opened.retain(|_, o| !storage.contains(&o.storage));
+            session.opened.retain(|_, o| o.storage != storage);
         }
     });
 }

@@ -18,6 +18,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::io::Write as _;
 use std::ops::Deref;
+use std::time::{Duration, Instant};
 
 use laser_index::meta::SegmentEntry;
 use pgrx::pg_sys;
@@ -63,6 +64,8 @@ pub fn init() {
 const SWEPT_RELATIONS: usize = 64;
 const SWEPT_DATABASES: usize = 16;
 const ROUNDS: usize = 16;
+/// How long a sweep removes what others have left. It may be anybody's, and cannot be interrupted.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The name of a segment's file.
 pub fn name(nonce: u64) -> String {
@@ -92,6 +95,14 @@ impl Deref for ShortPath {
 /// Shows a folder's descriptor and the names in it, if there is such a folder. It allocates nothing but what the C
 /// library opens a folder with, and shows nothing where there is no memory for that.
 fn list(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr)) {
+    list_while(parent, folder, |folder, name| {
+        look(folder, name);
+        true
+    });
+}
+
+/// As [`list`], as long as it is told to go on.
+fn list_while(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr) -> bool) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the folder is open until it is closed; a name ends with a zero, and is used before the next one is read.
     unsafe {
@@ -110,8 +121,8 @@ fn list(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr)) {
                 break;
             }
             let name = CStr::from_ptr((*file).d_name.as_ptr());
-            if name != c"." && name != c".." {
-                look(descriptor, name);
+            if name != c"." && name != c".." && !look(descriptor, name) {
+                break;
             }
         }
         libc::closedir(folder);
@@ -124,14 +135,17 @@ fn unlink(folder: c_int, name: &CStr) -> bool {
     unsafe { libc::unlinkat(folder, name.as_ptr(), 0) == 0 }
 }
 
-/// Removes a folder with what is in it, down to so many levels of folders. It allocates no more than [`list`].
-fn remove(parent: c_int, folder: &CStr, levels: u32) {
-    list(parent, folder, |descriptor, name| {
+/// Removes a folder with what is in it, down to so many levels of folders, until a moment. It allocates no more than
+/// [`list`].
+fn remove(parent: c_int, folder: &CStr, levels: u32, until: Option<Instant>) {
+    let is_time = || until.is_none_or(|until| Instant::now() < until);
+    list_while(parent, folder, |descriptor, name| {
         if !unlink(descriptor, name) && levels > 0 {
-            remove(descriptor, name, levels - 1);
+            remove(descriptor, name, levels - 1, until);
         }
+        is_time()
     });
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name ends with a zero. What is not empty stays.
     unsafe { libc::unlinkat(parent, folder.as_ptr(), libc::AT_REMOVEDIR) };
 }
 
@@ -139,17 +153,15 @@ fn remove(parent: c_int, folder: &CStr, levels: u32) {
 /// gone. In a transaction.
 pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
     let current: HashSet<String> = current.iter().map(|s| name(s.nonce)).collect();
+    let until = Some(Instant::now() + PATIENCE);
     list(HERE, &ShortPath::new(storage.folder()), |folder, name| {
         if name.to_str().is_ok_and(|name| !current.contains(name)) {
             unlink(folder, name);
         }
     });
 
-    // This session may have any number of temporary relations as well, but waits for no others' here.
     TEMPORARY.with_borrow_mut(|all| {
-        all.retain(|temporary| {
-            *temporary == storage || !remove_if(*temporary, temporary.is_gone())
-        });
+        all.retain(|other| *other == storage || !remove_if(*other, other.is_gone(), until));
     });
 
     let mut relations = Vec::new();
@@ -158,8 +170,8 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
         let relation = name.to_str().ok();
         relations.extend(relation.and_then(|name| Storage::parse(storage.database, name)));
     });
-    look_at(&relations, SWEPT_RELATIONS, |relation| {
-        remove_if(*relation, relation.is_gone())
+    look_at(&relations, SWEPT_RELATIONS, until, |relation| {
+        remove_if(*relation, relation.is_gone(), until)
     });
 
     let mut databases = Vec::new();
@@ -167,31 +179,37 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
         let name = name.to_str().ok();
         databases.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
     });
-    look_at(&databases, SWEPT_DATABASES, |database| {
+    look_at(&databases, SWEPT_DATABASES, until, |database| {
         let is_gone = !catalogs::is_cached(DATABASEOID, (*database).into());
         if is_gone {
-            remove(HERE, &ShortPath::new(database_folder(*database)), 1);
+            remove(HERE, &ShortPath::new(database_folder(*database)), 1, until);
         }
         is_gone
     });
 }
 
-/// Removes a relation's folder if so; says whether.
-fn remove_if(storage: Storage, is_gone: bool) -> bool {
+/// Removes a relation's folder if so, until a moment; says whether the relation is gone.
+fn remove_if(storage: Storage, is_gone: bool, until: Option<Instant>) -> bool {
     if is_gone {
-        remove(HERE, &ShortPath::new(storage.folder()), 0);
+        remove(HERE, &ShortPath::new(storage.folder()), 0, until);
     }
     is_gone
 }
 
-/// Looks at so many of these, beginning anywhere, and goes on while some are gone.
-fn look_at<T>(all: &[T], most: usize, mut is_gone: impl FnMut(&T) -> bool) {
+/// Gives up what this session has of storage that goes.
+fn leave(storage: Storage) {
+    super::forget(storage);
+    remove_if(storage, true, None);
+}
+
+/// Looks at so many of these, beginning anywhere, and goes on while some are gone, until a moment.
+fn look_at<T>(all: &[T], most: usize, until: Option<Instant>, mut is_gone: impl FnMut(&T) -> bool) {
     let begin = laser_index::meta::nonce() as usize % all.len().max(1);
     let (front, back) = all.split_at(begin);
     let mut rest = back.iter().chain(front);
     for _ in 0..ROUNDS {
         let gone = rest.by_ref().take(most).filter(|one| is_gone(one)).count();
-        if gone == 0 {
+        if gone == 0 || until.is_some_and(|until| Instant::now() >= until) {
             break;
         }
     }
@@ -217,7 +235,7 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
     for storage in temporary {
-        remove_if(storage, true);
+        remove_if(storage, true, None);
     }
     list(HERE, &ShortPath::new(FOLDER), |folder, name| {
         if name.to_bytes().starts_with(scratch.as_bytes()) {
@@ -245,21 +263,18 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             for relation in leaving.relations {
                 statistics::release(relation);
             }
-            super::forget(&leaving.storage);
-            for storage in leaving.storage {
-                remove_if(storage, true);
-            }
+            leaving.storage.into_iter().for_each(leave);
             if let Some(database) = leaving.database {
-                remove(HERE, &ShortPath::new(database_folder(database)), 1);
+                remove(HERE, &ShortPath::new(database_folder(database)), 1, None);
             }
         }
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
             for at_commit in [true, false] {
-                pending(at_commit, |storage| _ = remove_if(storage, true));
+                pending(at_commit, leave);
             }
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
-            pending(false, |storage| _ = remove_if(storage, true));
+            pending(false, leave);
             // As in `exit`.
             let _ = LEAVING.try_with(RefCell::take);
         }
@@ -279,7 +294,7 @@ unsafe extern "C-unwind" fn subtransaction(
     _argument: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        pending(false, |storage| _ = remove_if(storage, true));
+        pending(false, leave);
     }
 }
 
