@@ -48,16 +48,23 @@ pub fn sum_rows(
     {
         let n = table.columns;
         assert!(out.len() >= n && rows.iter().all(|row| (*row as usize) < table.rows));
-        // SAFETY: `isa` says that AVX-512 is there; rows exist and `out` holds one.
-        unsafe {
-            for first in (0..n).step_by(x86::COLUMNS) {
-                let factor = |row: usize| weight(row) * scale[row];
-                let ahead = |i: usize| {
-                    if let (0, Some(&row)) = (first, rows.get(i + AHEAD)) {
-                        prefetch(table, row as usize);
-                    }
-                };
-                x86::sum_i8(data, n, first, rows, factor, ahead, out);
+        let factor = |row: usize| weight(row) * scale[row];
+        let mut first = 0;
+        while first < n {
+            let ahead = |i: usize| {
+                if let (0, Some(&row)) = (first, rows.get(i + AHEAD)) {
+                    prefetch(table, row as usize);
+                }
+            };
+            // SAFETY: `isa` says that AVX-512 is there; rows exist and `out` holds one.
+            unsafe {
+                if n - first >= x86::WIDE * x86::LANES {
+                    x86::sum_i8::<{ x86::WIDE }>(data, n, first, rows, factor, ahead, out);
+                    first += x86::WIDE * x86::LANES;
+                } else {
+                    x86::sum_i8::<{ x86::NARROW }>(data, n, first, rows, factor, ahead, out);
+                    first += x86::NARROW * x86::LANES;
+                }
             }
         }
         return;
@@ -75,16 +82,23 @@ pub fn sum_rows(
 mod x86 {
     use std::arch::x86_64::*;
 
-    /// Columns whose sums stay in registers.
-    pub const COLUMNS: usize = 8 * 16;
+    /// Columns of a register.
+    pub const LANES: usize = 16;
 
-    /// The sums of columns from `first` on, [`COLUMNS`] at most, of rows of `n`. Calls `ahead` before
+    /// Registers of sums: of the 32 that there are, a row and its factor need some. As many as this are a whole row
+    /// of the shipped model, which is read once, as it comes.
+    pub const WIDE: usize = 24;
+
+    /// Registers of sums of what is left.
+    pub const NARROW: usize = 8;
+
+    /// The sums of columns from `first` on, V x [`LANES`] at most, of rows of `n`. Calls `ahead` before
     /// each row.
     ///
     /// # Safety
     /// The processor has AVX-512 F, BW; `data` holds the rows, `out` one.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub unsafe fn sum_i8(
+    pub unsafe fn sum_i8<const V: usize>(
         data: &[i8],
         n: usize,
         first: usize,
@@ -94,31 +108,31 @@ mod x86 {
         out: &mut [f32],
     ) {
         let lanes = |v: usize| -> __mmask16 {
-            match n.saturating_sub(first + 16 * v) {
-                rest @ 0..16 => (1 << rest) - 1,
+            match n.saturating_sub(first + LANES * v) {
+                rest @ 0..LANES => (1 << rest) - 1,
                 _ => !0,
             }
         };
         // SAFETY: masks keep loads inside the row and stores inside `out`.
         unsafe {
-            let mut sums = [_mm512_setzero_ps(); COLUMNS / 16];
+            let mut sums = [_mm512_setzero_ps(); V];
             for (i, &row) in rows.iter().enumerate() {
                 ahead(i);
                 let row = row as usize;
                 let factor = _mm512_set1_ps(factor(row));
                 let values = data.as_ptr().add(row * n + first);
                 for (v, sum) in sums.iter_mut().enumerate() {
-                    let x = if first + COLUMNS <= n {
-                        _mm_loadu_epi8(values.add(16 * v))
+                    let x = if first + V * LANES <= n {
+                        _mm_loadu_epi8(values.add(LANES * v))
                     } else {
-                        _mm_maskz_loadu_epi8(lanes(v), values.wrapping_add(16 * v))
+                        _mm_maskz_loadu_epi8(lanes(v), values.wrapping_add(LANES * v))
                     };
                     *sum =
                         _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)), *sum);
                 }
             }
             for (v, sum) in sums.iter().enumerate() {
-                let to = out.as_mut_ptr().wrapping_add(first + 16 * v);
+                let to = out.as_mut_ptr().wrapping_add(first + LANES * v);
                 _mm512_mask_storeu_ps(to, lanes(v), *sum);
             }
         }
@@ -128,6 +142,14 @@ mod x86 {
 /// Rows ahead of the one that is added that are asked for: a table of many megabytes is not near, and
 /// the rows of a text lie all over it.
 const AHEAD: usize = 12;
+
+/// Asks for rows that will be summed, for callers that know some of them before the others. Rows that do not exist
+/// are ignored.
+pub fn prefetch_rows(table: Table<'_>, rows: &[u32]) {
+    for &row in rows.iter().filter(|row| (**row as usize) < table.rows) {
+        prefetch(table, row as usize);
+    }
+}
 
 /// Asks for a row, so that it is near when it is added.
 fn prefetch(table: Table<'_>, row: usize) {
@@ -198,7 +220,7 @@ mod tests {
 
     #[test]
     fn sums_are_the_same_with_all_instructions() {
-        for n in [1, 15, 16, 100, 128, 130, 384, 400] {
+        for n in [1, 15, 16, 100, 128, 130, 384, 400, 512, 768, 1000] {
             let mut data = vec![0i8; 50 * n];
             let scale: Vec<f32> = data
                 .chunks_exact_mut(n)

@@ -116,9 +116,9 @@ impl LocalEncoder {
     /// If `out` has another length than an embedding.
     pub fn encode(&self, text: &str, role: Role, out: &mut [f32]) -> Result<bool, ModelError> {
         assert_eq!(out.len(), self.config.dimensions, "length of an embedding");
-        let tokens = self
-            .tokenizer
-            .tokenize(&self.config.prefixes.apply(role, text)?)?;
+        let text = self.config.prefixes.apply(role, text)?;
+        let near = |ids: &[u32]| self.mean.prefetch(ids);
+        let tokens = self.tokenizer.tokenize_with(&text, near)?;
         check_ids(&tokens.ids, self.mean.vocabulary())?;
         self.mean.encode(&tokens.ids, out);
         if self.config.normalize {

@@ -38,6 +38,12 @@ impl Mean {
         self.table.columns()
     }
 
+    /// Asks for the rows of some of the ids of a text while others are not known yet: they lie all over a table that is
+    /// larger than caches. Ids without a row are ignored.
+    pub fn prefetch(&self, ids: &[u32]) {
+        gather::prefetch_rows(self.table.table(), ids);
+    }
+
     /// Writes the mean of the rows `ids` to `out`, zeros where there are none.
     ///
     /// # Panics

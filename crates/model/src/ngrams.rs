@@ -126,14 +126,14 @@ impl Ngrams {
         &self.lengths
     }
 
+    /// Whether there are n-grams inside of words.
+    pub(crate) fn inside(&self) -> bool {
+        self.inside
+    }
+
     /// The n-grams with their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
         self.ids.iter().map(|(text, id)| (&**text, *id))
-    }
-
-    /// Whether a word may have n-grams that are no beginnings of its runs.
-    pub(crate) fn look_inside(&self, word: &str) -> bool {
-        self.inside && word.chars().any(has_inner)
     }
 
     /// Appends the ids of the n-grams of `word`.
@@ -172,7 +172,7 @@ pub fn for_each(word: &str, lengths: &[usize], inside: bool, mut f: impl FnMut(&
 pub const INSIDE: char = '~';
 
 /// Shortest n-grams inside of a run, in characters after romanisation.
-const MIN_INSIDE_CHARS: usize = 3;
+pub(crate) const MIN_INSIDE_CHARS: usize = 3;
 
 fn beginnings(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
     let romanised = any_ascii(run).to_ascii_lowercase();
@@ -188,18 +188,8 @@ fn beginnings(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
 
 /// Letters of scripts without spaces between words that are alphabets: Thai, Lao, Tibetan, Burmese,
 /// Khmer.
-fn unseparated(c: char) -> bool {
+pub(crate) fn unseparated(c: char) -> bool {
     matches!(c, '\u{e00}'..='\u{fff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}')
-}
-
-/// Whether a run with this character, or what normalisation makes of it, may have other n-grams than its
-/// beginnings. Of the others some may be named too.
-fn has_inner(c: char) -> bool {
-    let scripts = '\u{590}'..='\u{6ff}';
-    scripts.contains(&c)
-        || unseparated(c)
-        // Letters of these scripts as symbols, and in the forms that they are printed in.
-        || matches!(c, '\u{2135}'..='\u{2138}' | '\u{fb00}'..)
 }
 
 fn inner(run: &str, lengths: &[usize], f: &mut impl FnMut(&str)) {
@@ -246,15 +236,23 @@ const ARABIC: ([&[&str]; 3], usize) = (
     3,
 );
 
+/// The groups of proclitics that a run with this first character may begin with, and the fewest letters of
+/// what they are joined to.
+pub(crate) fn proclitics(first: char) -> Option<(&'static [&'static [&'static str]], usize)> {
+    match first {
+        '\u{5d0}'..='\u{5ea}' => Some((&HEBREW.0, HEBREW.1)),
+        '\u{620}'..='\u{64a}' => Some((&ARABIC.0, ARABIC.1)),
+        _ => None,
+    }
+}
+
 /// Calls `f` with what is left of `run` after each of the proclitics that it may begin with.
 fn without_proclitics(run: &str, mut f: impl FnMut(&str)) {
-    let (proclitics, fewest): (&[&[&str]], usize) = match run.chars().next() {
-        Some('\u{5d0}'..='\u{5ea}') => (&HEBREW.0, HEBREW.1),
-        Some('\u{620}'..='\u{64a}') => (&ARABIC.0, ARABIC.1),
-        _ => return,
+    let Some((groups, fewest)) = run.chars().next().and_then(proclitics) else {
+        return;
     };
     let mut rest = run;
-    for group in proclitics {
+    for group in groups {
         let shorter = group.iter().find_map(|p| rest.strip_prefix(p));
         if let Some(shorter) = shorter.filter(|rest| rest.chars().count() >= fewest) {
             rest = shorter;
@@ -271,18 +269,6 @@ mod tests {
         let mut found = Vec::new();
         for_each(word, &[3, 5], false, |ngram| found.push(ngram.to_owned()));
         found
-    }
-
-    /// Invariant of [`Ngrams::look_inside`].
-    #[test]
-    fn words_that_are_looked_into_are_known_by_their_characters() {
-        let first =
-            |c: char| unseparated(c) || matches!(c, '\u{5d0}'..='\u{5ea}' | '\u{620}'..='\u{64a}');
-        for c in '\0'..=char::MAX {
-            let text = c.to_string();
-            let normal: String = text.nfkc().collect();
-            assert!(has_inner(c) || !normal.chars().any(first), "{c:?}");
-        }
     }
 
     fn inside(word: &str) -> Vec<String> {

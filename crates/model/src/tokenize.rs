@@ -133,6 +133,19 @@ impl Tokenizer {
     /// Ids of one text. A text without any token becomes the lone token `</s>` (else `[SEP]`,
     /// `<unk>`, `[UNK]`), or, where the vocabulary has none of these, an empty sequence.
     pub fn tokenize(&self, text: &str) -> Result<Tokenized, ModelError> {
+        self.tokenize_with(text, |_| ())
+    }
+
+    /// The same; `found` is called with ids as soon as they are known, where words are tokenised one by one. Some of
+    /// them may be cut off in the end, and it may never be called.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::tokenize`].
+    pub fn tokenize_with(
+        &self,
+        text: &str,
+        mut found: impl FnMut(&[u32]),
+    ) -> Result<Tokenized, ModelError> {
         let limit = self.limit * BYTES_PER_TOKEN;
         let (text, cut) = if text.len() > limit {
             (&text[..text.floor_char_boundary(limit)], true)
@@ -143,7 +156,7 @@ impl Tokenizer {
             let prepared = self.preparation.apply(text);
             // The preparation may have made it longer.
             let end = prepared.floor_char_boundary(limit);
-            let (ids, truncated) = self.pieces(&prepared[..end])?;
+            let (ids, truncated) = self.pieces(&prepared[..end], &mut found)?;
             Ok::<_, tokenizers::Error>((ids, truncated || end < prepared.len()))
         };
         let (mut ids, truncated) = catch_unwind(AssertUnwindSafe(pieces))
@@ -202,9 +215,13 @@ impl Tokenizer {
     }
 
     /// The text's tokens, cut at the limit, then special tokens around them.
-    fn pieces(&self, text: &str) -> tokenizers::Result<(Vec<u32>, bool)> {
+    fn pieces(
+        &self,
+        text: &str,
+        found: &mut impl FnMut(&[u32]),
+    ) -> tokenizers::Result<(Vec<u32>, bool)> {
         if let Some(words) = &self.words {
-            return words.encode(&self.inner, text, self.limit);
+            return words.encode_with(&self.inner, text, self.limit, found);
         }
         let encode = |text: &str| self.inner.encode_fast(text, false);
         let (mut encoding, cut) = first_tokens(text, self.limit, encode, |e| e.len())?;

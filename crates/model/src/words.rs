@@ -11,7 +11,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 use crate::ModelError;
 use crate::long_text::first_tokens;
 use crate::ngrams::{NgramConfig, Ngrams};
-use crate::subwords::Subwords;
+use crate::subwords::{Scratch, Subwords};
 use crate::word_cache::WordCache;
 
 /// Words that are remembered: 8 MB.
@@ -91,9 +91,26 @@ impl Words {
         text: &str,
         limit: usize,
     ) -> tokenizers::Result<(Vec<u32>, bool)> {
+        self.encode_with(tokenizer, text, limit, &mut |_| ())
+    }
+
+    /// The same; `found` is called with the ids of each word.
+    ///
+    /// # Errors
+    /// Of the tokenizer.
+    pub fn encode_with(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        limit: usize,
+        found: &mut impl FnMut(&[u32]),
+    ) -> tokenizers::Result<(Vec<u32>, bool)> {
         let mut ids = Vec::with_capacity(128);
+        let mut scratch = Scratch::default();
         for word in text.split(' ').filter(|word| !word.is_empty()) {
-            self.append(tokenizer, word, limit, &mut ids)?;
+            let before = ids.len();
+            self.append(tokenizer, &mut scratch, word, limit, &mut ids)?;
+            found(&ids[before..]);
             if ids.len() > limit {
                 ids.truncate(limit);
                 return Ok((ids, true));
@@ -106,6 +123,7 @@ impl Words {
     fn append(
         &self,
         tokenizer: &Tokenizer,
+        scratch: &mut Scratch,
         word: &str,
         limit: usize,
         ids: &mut Vec<u32>,
@@ -113,9 +131,7 @@ impl Words {
         if !self.cache.get(word, ids) {
             let before = ids.len();
             if let Some(subwords) = &self.subwords
-                && subwords
-                    .append(tokenizer, self.ngrams.as_ref(), word, ids)
-                    .is_some()
+                && subwords.append(tokenizer, scratch, word, ids).is_some()
             {
                 self.cache.put(word, &ids[before..]);
                 return Ok(());
