@@ -37,7 +37,7 @@ impl Bucket {
     #[inline]
     fn way(candidates: u64) -> usize {
         let bit = candidates.trailing_zeros() as usize;
-        (bit / 16 | (bit & 1) << 2) % WAYS
+        ((bit / 16) | ((bit & 1) << 2)) % WAYS
     }
 
     fn key(&self, way: usize) -> u64 {

@@ -64,7 +64,8 @@ pub fn init() {
 const SWEPT_RELATIONS: usize = 64;
 const SWEPT_DATABASES: usize = 16;
 const ROUNDS: usize = 16;
-/// How long a sweep removes what others have left. It may be anybody's, and cannot be interrupted.
+/// How long a sweep removes what others have left, and the end of a transaction what can wait for a sweep: neither can
+/// be interrupted.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The name of a segment's file.
@@ -196,10 +197,20 @@ fn remove_if(storage: Storage, is_gone: bool, until: Option<Instant>) -> bool {
     is_gone
 }
 
-/// Gives up what this session has of storage that goes.
-fn leave(storage: Storage) {
-    super::forget(storage);
-    remove_if(storage, true, None);
+/// Gives up what this session has of storage that goes, and its files; the folders of that, which some file systems are
+/// slow to remove, until a moment. Sweeps find the others.
+fn leave(until: Instant) -> impl FnMut(Storage) {
+    move |storage| {
+        super::forget(storage);
+        let folder = ShortPath::new(storage.folder());
+        list(HERE, &folder, |descriptor, name| {
+            _ = unlink(descriptor, name)
+        });
+        if Instant::now() < until {
+            // SAFETY: the name ends with a zero.
+            unsafe { libc::unlinkat(HERE, folder.as_ptr(), libc::AT_REMOVEDIR) };
+        }
+    }
 }
 
 /// Looks at so many of these, beginning anywhere, and goes on while some are gone, until a moment.
@@ -246,10 +257,13 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argument: *mut c_void) {
+    let until = Instant::now() + PATIENCE;
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
+            let mut storage = Vec::new();
+            pending(true, |one| storage.push(one));
             LEAVING.with_borrow_mut(|leaving| {
-                pending(true, |storage| leaving.storage.push(storage));
+                leaving.storage = storage;
                 // A savepoint may have brought them back.
                 leaving
                     .relations
@@ -263,18 +277,23 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             for relation in leaving.relations {
                 statistics::release(relation);
             }
-            leaving.storage.into_iter().for_each(leave);
+            leaving.storage.into_iter().for_each(leave(until));
             if let Some(database) = leaving.database {
-                remove(HERE, &ShortPath::new(database_folder(database)), 1, None);
+                remove(
+                    HERE,
+                    &ShortPath::new(database_folder(database)),
+                    1,
+                    Some(until),
+                );
             }
         }
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
             for at_commit in [true, false] {
-                pending(at_commit, leave);
+                pending(at_commit, leave(until));
             }
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
-            pending(false, leave);
+            pending(false, leave(until));
             // As in `exit`.
             let _ = LEAVING.try_with(RefCell::take);
         }
@@ -294,7 +313,7 @@ unsafe extern "C-unwind" fn subtransaction(
     _argument: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        pending(false, leave);
+        pending(false, leave(Instant::now() + PATIENCE));
     }
 }
 
