@@ -6,8 +6,7 @@
 //! hexadecimal: what one role or database has much of others need not read.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -21,8 +20,10 @@ use pgrx::pg_sys;
 use super::pages::RelationStore;
 use super::statistics::{self, Counter};
 use super::storage::{FOLDER, NO_BACKEND, Storage};
+use opened::{Opened, SESSION};
 
 mod files;
+mod opened;
 
 /// The folder, for who will create files there: they go when the session ends, however it does.
 pub fn folder() -> PathBuf {
@@ -79,39 +80,13 @@ pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
     }
 }
 
-/// Forgets segments of storage that goes, so that their files' room is the disk's again. A scan keeps what it reads.
-fn forget(storage: Storage) {
-    // Where the session ends, there may be nothing left to forget.
-    let _ = SESSION.try_with(|session| {
-        if let Ok(mut session) = session.try_borrow_mut() {
-            session.opened.retain(|_, o| o.storage != storage);
-        }
-    });
-}
-
 /// To be called when the library is loaded.
 pub fn init() {
     files::init();
 }
 
-struct Opened {
-    storage: Storage,
-    view: Rc<SegmentView>,
-    used: u64,
-}
-
-#[derive(Default)]
-struct Session {
-    opened: HashMap<u64, Opened>,
-    clock: u64,
-}
-
 /// Segments that a session keeps open. What a scan holds stays open regardless.
 const MOST_OPENED: usize = 256;
-
-thread_local! {
-    static SESSION: RefCell<Session> = RefCell::default();
-}
 
 /// The segments of an index as its metapage lists them, with current bitmaps. Segments of the same
 /// index that are not on the list are forgotten.

@@ -26,6 +26,7 @@ use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
 use super::super::storage::{FOLDER, NO_BACKEND, Storage, database_folder};
+use super::opened::forget;
 use crate::catalogs;
 
 #[derive(Default)]
@@ -201,7 +202,7 @@ fn remove_if(storage: Storage, is_gone: bool, until: Option<Instant>) -> bool {
 /// slow to remove, until a moment. Sweeps find the others.
 fn leave(until: Instant) -> impl FnMut(Storage) {
     move |storage| {
-        super::forget(storage);
+        forget(storage);
         let folder = ShortPath::new(storage.folder());
         list(HERE, &folder, |descriptor, name| {
             _ = unlink(descriptor, name)
