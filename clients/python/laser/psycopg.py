@@ -46,6 +46,7 @@ def _register(connection, name, info):
     for format, load in ((Format.TEXT, load_text), (Format.BINARY, load_binary)):
         loader = type(f"{name}Loader", (Loader,), {"format": format, "load": load})
         adapters.register_loader(info.oid, loader)
+
     def dump_text(self, value):
         return wire.to_text(value).encode()
 
