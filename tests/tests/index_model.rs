@@ -1,7 +1,7 @@
 //! Indexes on text and `laser.model`: the index and the operator `<=>` of a query mean the same model, or
 //! the index is left alone.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
@@ -226,12 +226,48 @@ fn an_index_keeps_the_model_it_was_made_with() -> Result<()> {
     Ok(())
 }
 
-/// What a session saw that searched all the while.
-#[derive(Default)]
-struct Seen {
-    /// Searches by the model before and after.
-    searches: [usize; 2],
-    notices: Vec<String>,
+/// Whoever alters an index while it is created neither waits for it nor fails, and is heeded.
+#[test]
+fn an_index_is_altered_while_it_is_made() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let (mut client, _) = create(&cluster)?;
+    client.batch_execute(
+        "INSERT INTO t SELECT i, 'sentence ' || md5(i::text) FROM generate_series(2001, 60000) i",
+    )?;
+    let (mut builder, _) = cluster.connect_with_notices("models")?;
+    let altered = thread::scope(|scope| -> Result<usize> {
+        let build = scope.spawn(move || {
+            builder.batch_execute("CREATE INDEX CONCURRENTLY slow ON t USING laser (body)")
+        });
+        let mut altered = 0;
+        while !build.is_finished() {
+            let is_loading: bool = client
+                .query_one(
+                    "SELECT count(*) > 0 FROM pg_stat_progress_create_index
+                     WHERE index_relid <> 0 AND tuples_done > 0",
+                    &[],
+                )?
+                .get(0);
+            if is_loading {
+                client.batch_execute("ALTER INDEX slow SET (ef_search = 77, model = 'one')")?;
+                altered += 1;
+            }
+        }
+        build.join().expect("no panic")?;
+        Ok(altered)
+    })?;
+    ensure!(altered > 0, "the index was made too fast to be altered");
+    let parameters: Vec<String> = client
+        .query_one(
+            "SELECT reloptions FROM pg_class WHERE relname = 'slow'",
+            &[],
+        )?
+        .get(0);
+    ensure!(
+        parameters == ["ef_search=77", "model=one"],
+        "{parameters:?}"
+    );
+    Ok(())
 }
 
 /// As docs/models.md tells to: nobody is without an answer, nor without an index.
@@ -240,9 +276,15 @@ fn a_model_is_changed_under_searches() -> Result<()> {
     let (_models, cluster) = with_two_models()?;
     let (mut client, _) = create(&cluster)?;
     let stop = AtomicBool::new(false);
-    let search = || -> Result<Seen> {
+    // What each of two sessions has searched by the model before, and after.
+    let searched: [[AtomicUsize; 2]; 2] = Default::default();
+    let all_searched = |model: usize| {
+        searched
+            .iter()
+            .all(|session| session[model].load(Ordering::Relaxed) > 0)
+    };
+    let search = |searched: &[AtomicUsize; 2]| -> Result<Vec<String>> {
         let (mut client, notices) = cluster.connect_with_notices("models")?;
-        let mut seen = Seen::default();
         for id in (1..=2000).cycle() {
             if stop.load(Ordering::Relaxed) {
                 break;
@@ -254,48 +296,44 @@ fn a_model_is_changed_under_searches() -> Result<()> {
                 &[&id],
             )?;
             ensure!(found.get::<_, i32>(0) == found.get::<_, i32>(1), "{id}");
-            seen.searches[usize::from(model == "two")] += 1;
+            searched[usize::from(model == "two")].fetch_add(1, Ordering::Relaxed);
         }
-        seen.notices = notices.take();
-        Ok(seen)
+        Ok(notices.take())
     };
-    let seen = thread::scope(|scope| -> Result<Vec<Seen>> {
-        let searching: Vec<_> = (0..2).map(|_| scope.spawn(search)).collect();
+    let notices = thread::scope(|scope| -> Result<Vec<Vec<String>>> {
+        let sessions: Vec<_> = searched
+            .each_ref()
+            .map(|counts| scope.spawn(|| search(counts)))
+            .into();
+        // A session that has failed is reported instead of waited for.
+        let wait_for = |model: usize| {
+            wait_until("both sessions search", || {
+                Ok(all_searched(model) || sessions.iter().any(|session| session.is_finished()))
+            })
+        };
         let change = (|| {
+            wait_for(0)?;
             client.batch_execute(
                 "CREATE INDEX CONCURRENTLY of_two ON t USING laser (body) WITH (model = 'two')",
             )?;
             cluster.set("laser.model", "two")?;
             cluster.reload();
-            let searches = |client: &mut Client| -> Result<i64> {
-                let row = client.query_one(
-                    "SELECT searches FROM pg_stat_laser_indexes WHERE indexrelid = 'of_one'::regclass",
-                    &[],
-                )?;
-                row.get::<_, Option<i64>>(0).context("counted")
-            };
-            // Both sessions have come to the new one when the old one is not searched any more.
-            let mut before = -1;
-            wait_until("nobody searches the old index", || {
-                let now = searches(&mut client)?;
-                thread::sleep(std::time::Duration::from_millis(200));
-                Ok(std::mem::replace(&mut before, now) == now)
-            })?;
+            // Nobody plans with the old index from then on.
+            wait_for(1)?;
             client.batch_execute("DROP INDEX CONCURRENTLY of_one")?;
             ensure!(index(&mut client, NEAR)?.as_deref() == Some("of_two"));
             ensure!(agrees(&mut client, NEAR)?);
             Ok(())
         })();
         stop.store(true, Ordering::Relaxed);
-        let seen = searching
+        let notices: Result<_> = sessions
             .into_iter()
-            .map(|thread| thread.join().expect("no panic"))
+            .map(|session| session.join().expect("no panic"))
             .collect();
-        change.and(seen)
+        let notices = notices?;
+        change.and(Ok(notices))
     })?;
-    for seen in seen {
-        ensure!(seen.searches.iter().all(|n| *n > 0), "{:?}", seen.searches);
-        ensure!(seen.notices.is_empty(), "{:?}", seen.notices);
-    }
+    ensure!(all_searched(0) && all_searched(1));
+    ensure!(notices.iter().all(Vec::is_empty), "{notices:?}");
     Ok(())
 }

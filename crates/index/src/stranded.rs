@@ -25,9 +25,10 @@ pub(crate) fn are_stranded(
         .iter()
         .map(|&(node, _)| (!walk.may_begin_at(node)).then(|| HashSet::from([node])))
         .collect();
-    let mut grown = true;
+    // Pairs whose set grew in the last look: what does not grow is complete.
+    let mut has_grown = vec![true; pairs.len()];
     for _ in 0..LOOKS {
-        if !grown {
+        if !has_grown.contains(&true) {
             break;
         }
         let mut of_node: HashMap<u32, Vec<usize>> = HashMap::new();
@@ -38,7 +39,7 @@ pub(crate) fn are_stranded(
                 of_node.entry(node).or_default().push(pair);
             }
         }
-        grown = false;
+        has_grown.fill(false);
         for from in 0..walk.nodes as u32 {
             if from % 4096 == 0 {
                 pause();
@@ -52,9 +53,10 @@ pub(crate) fn are_stranded(
                     if from == pairs[pair].1 || !known.as_mut().is_some_and(|k| k.insert(from)) {
                         continue;
                     }
-                    grown = true;
+                    has_grown[pair] = true;
                     if walk.may_begin_at(from) || known.as_ref().is_some_and(|k| k.len() > MOST) {
                         *known = None;
+                        has_grown[pair] = false;
                     }
                 }
             }
@@ -62,7 +64,8 @@ pub(crate) fn are_stranded(
     }
     leading
         .iter()
-        .map(|known| known.is_some() && !grown)
+        .zip(has_grown)
+        .map(|(known, has_grown)| known.is_some() && !has_grown)
         .collect()
 }
 

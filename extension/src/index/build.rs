@@ -285,9 +285,7 @@ pub unsafe extern "C-unwind" fn build(
         }
         let parameters = element::parameters(index);
         let element = element::of(&parameters);
-        if element == Element::Text {
-            model::remember(index, &parameters.model);
-        }
+        let model = (element == Element::Text).then(|| parameters.model.clone());
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.
         let lock = MergeLock::wait(index);
@@ -351,6 +349,9 @@ pub unsafe extern "C-unwind" fn build(
         state.flush();
         drop(lock);
         cache::tidy(index, &state.store);
+        if let Some(model) = model {
+            model::remember(index, &model);
+        }
         if state.filled > 0 && state.segments > 1 {
             pgrx::notice!(
                 "index has {} segments because maintenance_work_mem holds only a part of it; more memory makes searches faster",

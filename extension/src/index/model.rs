@@ -11,10 +11,11 @@ use pgrx::pg_sys::{self, Datum};
 use super::options;
 use crate::encoding::to_server;
 
-/// Makes `model` the storage parameter of an index that is being created and has none.
+/// Makes `model` the storage parameter of an index that is being created and has none. Called when the index is built:
+/// from then until the transaction ends nobody else changes its parameters.
 ///
 /// # Safety
-/// An open index of this access method that its build is called for, and the server is not in parallel mode.
+/// An open index of this access method at the end of its build, and the server is not in parallel mode.
 pub unsafe fn remember(index: pg_sys::Relation, model: &str) {
     // SAFETY: by contract.
     unsafe {
@@ -23,7 +24,13 @@ pub unsafe fn remember(index: pg_sys::Relation, model: &str) {
         let is_new = (*index).rd_createSubid != 0 || !(*(*index).rd_index).indisready;
         // A name that the database's encoding may not have cannot be written down.
         let writable = to_server(model) == model;
-        if !is_new || !writable || options::of(index).model.is_some() {
+        if !is_new || !writable {
+            return;
+        }
+        // Whoever alters an index that is created CONCURRENTLY has this lock, and is waited for.
+        let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+        pg_sys::LockRelationOid((*index).rd_id, lock);
+        if options::of(index).model.is_some() {
             return;
         }
         set(index, model);
