@@ -187,6 +187,18 @@ impl Space {
         self.place(&wide, out);
     }
 
+    /// A place from which vectors are the nearer the longer they are; none in a space without the coordinate that is the
+    /// shorter the longer they are.
+    pub fn beyond_the_longest(&self) -> Option<Vec<f32>> {
+        let mut wide = vec![0.0; self.dims];
+        wide.push(-f64::from(self.radius));
+        let mut out = Vec::new();
+        self.is_extended().then(|| {
+            self.place(&wide, &mut out);
+            out
+        })
+    }
+
     /// Centres and scales; returns a bound of the rounding error.
     fn place(&self, wide: &[f64], out: &mut Vec<f32>) -> f64 {
         out.clear();
