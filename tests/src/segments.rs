@@ -12,13 +12,21 @@ pub fn segment_folder(cluster: &Cluster) -> PathBuf {
     cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser")
 }
 
-/// The files of segments of a server, those in the making included, with their bytes.
+/// The files of segments of a server, those in the making included, with their bytes; not the files that name sessions.
 ///
 /// # Errors
 /// What the operating system says; what vanishes meanwhile is none.
 pub fn segment_files(cluster: &Cluster) -> Result<Vec<(PathBuf, u64)>> {
     let mut files = Vec::new();
-    collect(&segment_folder(cluster), &mut files)?;
+    let folder = segment_folder(cluster);
+    collect(&folder, &mut files)?;
+    files.retain(|(path, _)| {
+        let database = path
+            .strip_prefix(&folder)
+            .ok()
+            .and_then(|path| path.iter().next());
+        !database.is_some_and(|name| name.as_encoded_bytes().starts_with(b"s"))
+    });
     Ok(files)
 }
 

@@ -328,6 +328,71 @@ fn folders_of_what_is_gone_are_removed() -> Result<()> {
     Ok(())
 }
 
+/// Has the server's account, which is not always that of the test, run a command on the lines of a query.
+fn pipe(client: &mut Client, query: &str, command: &str) -> Result<()> {
+    client.batch_execute(&format!("COPY ({query}) TO PROGRAM '{command}'"))?;
+    Ok(())
+}
+
+/// What others have left does not pile up beside any number of relations that are there still.
+#[test]
+fn what_is_gone_is_found_among_much_else() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 500, 8)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let database = segment_files(&cluster)?[0].0.clone();
+    let database = database
+        .parent()
+        .and_then(|p| p.parent())
+        .context("a folder")?;
+    let path = database.to_str().context("UTF-8")?;
+    pipe(
+        &mut client,
+        &format!(
+            "SELECT '{path}/67f_' || to_hex(relfilenode::bigint) || '_ffffffff' FROM pg_class WHERE relfilenode <> 0"
+        ),
+        "xargs mkdir -p",
+    )?;
+    ensure!(database.read_dir()?.count() > 200);
+    let gone = database.join("67f_fffffff0_ffffffff");
+    // A sweep has little time on a busy machine.
+    let mut removed = 0;
+    for _ in 0..10 {
+        pipe(
+            &mut client,
+            &format!("SELECT '{}'", gone.display()),
+            "xargs mkdir -p",
+        )?;
+        client.batch_execute(
+            "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 50) i; SELECT laser_merge('ti')",
+        )?;
+        removed += usize::from(!gone.exists());
+    }
+    ensure!(removed >= 7, "{removed} of 10");
+
+    // However much a database has, it goes with it.
+    client.batch_execute("CREATE DATABASE dropped")?;
+    let oid: u32 = client
+        .query_one("SELECT oid FROM pg_database WHERE datname = 'dropped'", &[])?
+        .get(0);
+    let dropped = segment_folder(&cluster).join(format!("{oid:x}"));
+    let folder = format!("{}/67f_%x_ffffffff", dropped.display());
+    for (format, command) in [
+        (folder.clone(), "mkdir -p"),
+        (format!("{folder}/0123456789abcdef"), "touch"),
+    ] {
+        pipe(
+            &mut client,
+            &format!(
+                "SELECT replace('{format}', '%x', to_hex(i)) FROM generate_series(100000, 103000) i"
+            ),
+            &format!("xargs {command}"),
+        )?;
+    }
+    client.batch_execute("DROP DATABASE dropped")?;
+    wait_until("the folder is gone", || Ok(!dropped.exists()))
+}
+
 /// Files of what a transaction makes and gives up go with it, as do those of what one drops that is prepared: whoever
 /// repeats it would fill the disk.
 #[test]
@@ -399,6 +464,76 @@ fn sessions_do_not_hold_what_they_have_removed() -> Result<()> {
         ensure!(held(&mut client)? == 1);
         client.batch_execute(end)?;
         ensure!(held(&mut client)? == 0, "{end}");
+    }
+    Ok(())
+}
+
+/// Sessions that idle, as those behind a pool of connections, keep nothing of what others have replaced or dropped.
+#[test]
+fn sessions_that_idle_give_up_what_is_removed() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 500, 8)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let search =
+        "SET enable_seqscan = off; SELECT FROM t ORDER BY e <=> (SELECT vector(1)) LIMIT 1";
+    let mut idle = Vec::new();
+    let held = |idle: &[(Client, i32)]| -> Result<usize> {
+        let mut held = 0;
+        for (_, process) in idle {
+            let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
+            let maps = cluster.psql("upkeep", &sql)?;
+            held += maps
+                .lines()
+                .filter(|line| line.contains("(deleted)") && line.contains("laser/"))
+                .count();
+        }
+        Ok(held)
+    };
+    for _ in 0..3 {
+        let mut other = cluster.connect("upkeep")?;
+        other.batch_execute(search)?;
+        let process = other.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+        idle.push((other, process));
+        client.batch_execute(
+            "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 50) i; SELECT laser_merge('ti')",
+        )?;
+    }
+    wait_until("idle sessions hold nothing", || Ok(held(&idle)? == 0))?;
+
+    // In a transaction a session keeps what it has read until that ends.
+    for (other, _) in &mut idle {
+        other.batch_execute(&format!("BEGIN; {search}"))?;
+    }
+    client.batch_execute(
+        "INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 50) i; SELECT laser_merge('ti')",
+    )?;
+    ensure!(held(&idle)? == 3);
+    for (other, _) in &mut idle {
+        other.batch_execute("COMMIT")?;
+    }
+    wait_until("nothing is held", || Ok(held(&idle)? == 0))?;
+    for (other, _) in &mut idle {
+        other.batch_execute(search)?;
+    }
+    client.batch_execute("DROP INDEX ti")?;
+    wait_until("nothing of the dropped index is held", || {
+        Ok(held(&idle)? == 0)
+    })?;
+
+    // Of its own temporary relations neither.
+    let (own, _) = &mut idle[0];
+    for sql in [
+        "CREATE TEMP TABLE w AS SELECT * FROM t; CREATE INDEX ON w USING laser (e)",
+        "DROP TABLE w",
+        "BEGIN; CREATE TEMP TABLE w AS SELECT * FROM t; CREATE INDEX ON w USING laser (e); ROLLBACK",
+        "CREATE TEMP TABLE w AS SELECT * FROM t; CREATE INDEX ON w USING laser (e)",
+        "DISCARD ALL",
+        "CREATE TEMP TABLE w AS SELECT * FROM t; CREATE INDEX wi ON w USING laser (e)",
+        "TRUNCATE w",
+    ] {
+        own.batch_execute(sql)?;
+        let left = usize::from(sql.starts_with("CREATE"));
+        wait_until(sql, || Ok(segment_files(&cluster)?.len() == left))?;
     }
     Ok(())
 }

@@ -25,7 +25,9 @@ use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 use crate::view::{SegmentBytes, SegmentView};
+use laser_memory::OutOfMemory;
 use laser_vector::kernels::norm;
+use memmap2::MmapMut;
 
 /// Share of dead entries above which a segment is built anew, without them.
 const TOO_MANY_DEAD: f64 = 0.2;
@@ -985,11 +987,13 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                     return Err(IndexError::corrupt(block, what));
                 }
             }
-            let mut bytes = laser_memory::filled(0, entry.bytes as usize)?;
+            // Zeros that nobody has to write.
+            let mut bytes = MmapMut::map_anon(entry.bytes as usize).map_err(|_| OutOfMemory {
+                bytes: entry.bytes as usize,
+            })?;
             map.read_bytes(store, 0, &mut bytes)?;
             let head = SegmentHeader::parse(parameters, entry, &bytes)?;
-            store.pause();
-            head.verify(&bytes)?;
+            head.verify(&bytes, &|| store.pause())?;
             store.pause();
             let codec = head.encoding(parameters, &bytes)?.codec;
             let bits = map.bitmap(store)?;

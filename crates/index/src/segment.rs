@@ -21,7 +21,7 @@
 
 use bytemuck::{Pod, Zeroable};
 // The checksum of iSCSI is CRC-32C.
-use crc_fast::crc32_iscsi as crc32c;
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi as crc32c};
 
 use crate::codec::{Codec, Format};
 use crate::encoding::Encoding;
@@ -33,6 +33,9 @@ use crate::page::{
 use crate::quantization::Quantization;
 use crate::space::Space;
 use crate::store::{PageStore, SET_PAGES, WriteSet};
+
+/// Bytes of which a checksum is computed between two pauses: some milliseconds.
+const PAUSE: usize = 8 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LaserSeg");
 const VERSION: u32 = 2;
@@ -336,7 +339,7 @@ impl SegmentHeader {
     ///
     /// # Errors
     /// When one differs, or entries and nodes do not fit together.
-    pub fn verify(&self, file: &[u8]) -> Result<()> {
+    pub fn verify(&self, file: &[u8], pause: &dyn Fn()) -> Result<()> {
         if file.len() as u64 != self.file_len() {
             return Err(IndexError::segment(self.nonce, "length of the file"));
         }
@@ -348,7 +351,12 @@ impl SegmentHeader {
             ("space", self.space),
         ];
         for (name, section) in sections {
-            if crc32c(section.of(file)) != section.crc {
+            let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
+            for part in section.of(file).chunks(PAUSE) {
+                pause();
+                crc.update(part);
+            }
+            if crc.finalize() as u32 != section.crc {
                 return Err(IndexError::segment(
                     self.nonce,
                     format!("checksum of the {name}"),

@@ -87,7 +87,7 @@ impl SegmentView {
         bytes: SegmentBytes,
     ) -> Result<Self> {
         let head = SegmentHeader::parse(parameters, entry, &bytes)?;
-        head.verify(&bytes)?;
+        head.verify(&bytes, &|| ())?;
         let encoding = head.encoding(parameters, &bytes)?;
         let serialized = head.graph.of(&bytes);
         // Entries without a place alone have no graph.
@@ -117,6 +117,11 @@ impl SegmentView {
             dead_count: Cell::new(0),
             bytes,
         })
+    }
+
+    /// Whether the bytes are those of a file, not this process's own memory.
+    pub fn is_file(&self) -> bool {
+        matches!(self.bytes, SegmentBytes::File(_))
     }
 
     /// The header of the file.

@@ -99,11 +99,11 @@ fn an_entry_without_a_place_says_why() {
     let mut file = vec![0; entry.bytes as usize];
     map.read_bytes(&store, 0, &mut file).unwrap();
     let mut head = SegmentHeader::parse(&parameters, &entry, &file).unwrap();
-    head.verify(&file).unwrap();
+    head.verify(&file, &|| ()).unwrap();
     let tids = head.tids.of_mut(&mut file);
     assert_eq!(tids[8..], (2 | NULL).to_le_bytes());
     tids[8..].copy_from_slice(&2u64.to_le_bytes());
     head.seal(&mut file);
-    let error = head.verify(&file).unwrap_err().to_string();
+    let error = head.verify(&file, &|| ()).unwrap_err().to_string();
     assert!(error.contains("without a place"), "{error}");
 }

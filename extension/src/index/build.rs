@@ -3,6 +3,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::encoding::Encoding;
@@ -283,6 +284,7 @@ pub unsafe extern "C-unwind" fn build(
         if (*index).rd_createSubid != 0 {
             statistics::forget((*index).rd_id);
         }
+        let began = Instant::now();
         let parameters = element::parameters(index);
         let element = element::of(&parameters);
         let model = (element == Element::Text).then(|| parameters.model.clone());
@@ -348,7 +350,7 @@ pub unsafe extern "C-unwind" fn build(
         }
         state.flush();
         drop(lock);
-        cache::tidy(index, &state.store);
+        cache::tidy(index, &state.store, began);
         if let Some(model) = model {
             model::remember(index, &model);
         }

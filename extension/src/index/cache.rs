@@ -9,6 +9,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use laser_index::Result;
 use laser_index::builder::BuiltSegment;
@@ -23,7 +24,10 @@ use super::storage::{FOLDER, NO_BACKEND, Storage};
 use opened::{Opened, SESSION};
 
 mod files;
+mod folders;
 mod opened;
+mod remover;
+mod sessions;
 
 /// The folder, for who will create files there: they go when the session ends, however it does.
 pub fn folder() -> PathBuf {
@@ -42,7 +46,7 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
     if storage.backend != NO_BACKEND {
         files::temporary(storage);
     }
-    PathBuf::from(storage.folder().to_string()).join(files::name(nonce))
+    PathBuf::from(storage.folder().to_string()).join(folders::segment_name(nonce).to_string())
 }
 
 /// Puts the file of a new segment where scans look for it. They can do without.
@@ -61,11 +65,12 @@ pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSe
 }
 
 /// Removes files that a merge or build of this index has made useless, and those of relations that
-/// are gone; forgets segments that are not current. To be called after files were made.
+/// are gone; forgets segments that are not current. To be called after files were made, in work that has begun at
+/// `began`.
 ///
 /// # Safety
 /// `relation` is open and `store` its pages.
-pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
+pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore, began: Instant) {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
     // What cannot be read others will report.
@@ -76,7 +81,7 @@ pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore) {
                 .opened
                 .retain(|nonce, o| o.storage != storage || current.contains(nonce));
         });
-        files::sweep(storage, &meta.segments);
+        files::sweep(storage, &meta.segments, began.elapsed());
     }
 }
 
@@ -103,6 +108,7 @@ pub unsafe fn views(
 ) -> Result<Vec<Rc<SegmentView>>> {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
+    let began = Instant::now();
     let (mut made, mut opened_one) = (false, false);
     let views: Result<_> = SESSION.with_borrow_mut(|session| {
         session.clock += 1;
@@ -120,6 +126,7 @@ pub unsafe fn views(
                     let is_new = path.symlink_metadata().is_err();
                     made |= is_new;
                     opened_one = true;
+                    sessions::join();
                     let view = Rc::new(cache::open(
                         store,
                         &meta.parameters,
@@ -166,7 +173,7 @@ pub unsafe fn views(
     let views = views?;
     if made {
         // By the directory as it is now: this one may be outdated.
-        files::sweep(storage, &Meta::read(store)?.segments);
+        files::sweep(storage, &Meta::read(store)?.segments, began.elapsed());
     }
     Ok(views)
 }

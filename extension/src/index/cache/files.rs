@@ -1,12 +1,18 @@
 //! Which files of segments go, and when.
 //!
 //! - after a build or merge, and whenever a file is made: those of segments that the index no longer
-//!   has, and those of relations of this database, and of databases, that are gone, of a number that is looked at;
+//!   has, and those of relations of this database, and of databases, that are gone, as far as it comes in about the time
+//!   that this took. So what has been left by others (all that is dropped or rebuilt, on a standby; databases that
+//!   sessions without laser drop) does not grow beyond what is made during one look at all there is;
 //! - when a transaction that drops or rewrites relations commits, or one that has made some is rolled back, to a
 //!   savepoint too: theirs, before the server deletes the storage itself; when a transaction is prepared, those of both,
 //!   for no hook tells what becomes of it;
 //! - when a database is dropped: those of all its relations;
+//! - at the end of a transaction after one that may have deleted storage of the session's temporary relations: theirs;
 //! - when a session ends, even by FATAL: those of its temporary relations, and what it was writing.
+//!
+//! The end of a transaction removes for a moment, and leaves the rest to a thread ([`super::remover`]): it holds locks for
+//! which others wait, and cannot be cancelled.
 //!
 //! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
 //! finds, at last the server's start.
@@ -14,10 +20,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
-use std::ffi::{CStr, c_int, c_void};
-use std::fmt;
-use std::io::Write as _;
-use std::ops::Deref;
+use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
 
 use laser_index::meta::SegmentEntry;
@@ -26,25 +29,34 @@ use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
 use super::super::storage::{FOLDER, NO_BACKEND, Storage, database_folder};
-use super::opened::forget;
+use super::folders::{HERE, Removal, ShortPath, list, segment_name, unlink};
+use super::remover::{self, Gone};
+use super::{opened, sessions};
 use crate::catalogs;
 
 #[derive(Default)]
 struct Leaving {
-    /// Storage that goes with this transaction.
-    storage: Vec<Storage>,
-    /// The database that goes with it.
-    database: Option<u32>,
+    /// Storage, and databases, that go with this transaction.
+    gone: Vec<Gone>,
     /// Relations that it has dropped, whose counts go with it.
     relations: Vec<pg_sys::Oid>,
 }
 
-/// Paths are relative to the data directory, where every process of the server is.
-const HERE: c_int = libc::AT_FDCWD;
+/// Whether storage of temporary relations goes, which the server deletes when the end of a transaction has been told to
+/// us.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    Not,
+    /// Some may go with this transaction.
+    WithThis,
+    /// Some may have gone with the last one.
+    WithLast,
+}
 
 thread_local! {
     static LEAVING: RefCell<Leaving> = RefCell::default();
     static TEMPORARY: RefCell<HashSet<Storage>> = RefCell::default();
+    static TEMPORARY_GOES: Cell<Goes> = const { Cell::new(Goes::Not) };
     static WATCHED: Cell<bool> = const { Cell::new(false) };
     static NEXT_HOOK: Cell<pg_sys::object_access_hook_type> = const { Cell::new(None) };
 }
@@ -60,110 +72,27 @@ pub fn init() {
     }
 }
 
-/// Relations, and databases, of which a sweep looks whether they are gone, and goes on with as many where some are, so
-/// many times. Somebody else may have any number of them.
-const SWEPT_RELATIONS: usize = 64;
-const SWEPT_DATABASES: usize = 16;
-const ROUNDS: usize = 16;
-/// How long a sweep removes what others have left, and the end of a transaction what can wait for a sweep: neither can
-/// be interrupted.
+/// How long the end of a transaction removes files itself: it cannot be interrupted.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long the end of a session waits for the thread that does the rest.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a sweep takes at least, if there is so much to be looked at, and at most: it cannot be interrupted either.
+const SHORTEST_SWEEP: Duration = Duration::from_millis(10);
+const LONGEST_SWEEP: Duration = Duration::from_secs(1);
 
-/// The name of a segment's file.
-pub fn name(nonce: u64) -> String {
-    format!("{nonce:016x}")
-}
-
-/// A path of ours for the C library, made without an allocation: a commit that has happened, and a rollback, must not
-/// fail.
-struct ShortPath([u8; 128]);
-
-impl ShortPath {
-    fn new(path: impl fmt::Display) -> Self {
-        let mut bytes = [0; 128];
-        write!(&mut bytes[..127], "{path}").expect("a constant and four numbers");
-        Self(bytes)
-    }
-}
-
-impl Deref for ShortPath {
-    type Target = CStr;
-
-    fn deref(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).expect("the last byte is zero")
-    }
-}
-
-/// Shows a folder's descriptor and the names in it, if there is such a folder. It allocates nothing but what the C
-/// library opens a folder with, and shows nothing where there is no memory for that.
-fn list(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr)) {
-    list_while(parent, folder, |folder, name| {
-        look(folder, name);
-        true
-    });
-}
-
-/// As [`list`], as long as it is told to go on.
-fn list_while(parent: c_int, folder: &CStr, mut look: impl FnMut(c_int, &CStr) -> bool) {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: the folder is open until it is closed; a name ends with a zero, and is used before the next one is read.
-    unsafe {
-        let descriptor = libc::openat(parent, folder.as_ptr(), flags);
-        if descriptor < 0 {
-            return;
-        }
-        let folder = libc::fdopendir(descriptor);
-        if folder.is_null() {
-            libc::close(descriptor);
-            return;
-        }
-        loop {
-            let file = libc::readdir(folder);
-            if file.is_null() {
-                break;
-            }
-            let name = CStr::from_ptr((*file).d_name.as_ptr());
-            if name != c"." && name != c".." && !look(descriptor, name) {
-                break;
-            }
-        }
-        libc::closedir(folder);
-    }
-}
-
-/// Removes a file; says whether there is none of that name now.
-fn unlink(folder: c_int, name: &CStr) -> bool {
-    // SAFETY: the name ends with a zero.
-    unsafe { libc::unlinkat(folder, name.as_ptr(), 0) == 0 }
-}
-
-/// Removes a folder with what is in it, down to so many levels of folders, until a moment. It allocates no more than
-/// [`list`].
-fn remove(parent: c_int, folder: &CStr, levels: u32, until: Option<Instant>) {
-    let is_time = || until.is_none_or(|until| Instant::now() < until);
-    list_while(parent, folder, |descriptor, name| {
-        if !unlink(descriptor, name) && levels > 0 {
-            remove(descriptor, name, levels - 1, until);
-        }
-        is_time()
-    });
-    // SAFETY: the name ends with a zero. What is not empty stays.
-    unsafe { libc::unlinkat(parent, folder.as_ptr(), libc::AT_REMOVEDIR) };
-}
-
-/// Removes files of this relation's segments that are not current, and those of some relations and databases that are
-/// gone. In a transaction.
-pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
-    let current: HashSet<String> = current.iter().map(|s| name(s.nonce)).collect();
-    let until = Some(Instant::now() + PATIENCE);
+/// Removes files of this relation's segments that are not current, and those of relations and databases that are
+/// gone, for about as long as was worked on what has been made. In a transaction.
+pub fn sweep(storage: Storage, current: &[SegmentEntry], worked: Duration) {
+    let current: HashSet<String> = current
+        .iter()
+        .map(|s| segment_name(s.nonce).to_string())
+        .collect();
+    let until = Instant::now() + worked.clamp(SHORTEST_SWEEP, LONGEST_SWEEP);
+    let mut removed = false;
     list(HERE, &ShortPath::new(storage.folder()), |folder, name| {
         if name.to_str().is_ok_and(|name| !current.contains(name)) {
-            unlink(folder, name);
+            removed |= unlink(folder, name);
         }
-    });
-
-    TEMPORARY.with_borrow_mut(|all| {
-        all.retain(|other| *other == storage || !remove_if(*other, other.is_gone(), until));
     });
 
     let mut relations = Vec::new();
@@ -172,64 +101,91 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry]) {
         let relation = name.to_str().ok();
         relations.extend(relation.and_then(|name| Storage::parse(storage.database, name)));
     });
-    look_at(&relations, SWEPT_RELATIONS, until, |relation| {
-        remove_if(*relation, relation.is_gone(), until)
+    look_at(&relations, until, |relation| {
+        if relation.is_gone() {
+            let removal = Gone::Relation(*relation).remove(Some(until));
+            removed |= removal != Removal::Missing;
+        }
     });
+    if removed {
+        sessions::wake(storage.database);
+    }
 
     let mut databases = Vec::new();
     list(HERE, &ShortPath::new(FOLDER), |_, name| {
         let name = name.to_str().ok();
         databases.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
     });
-    look_at(&databases, SWEPT_DATABASES, until, |database| {
-        let is_gone = !catalogs::is_cached(DATABASEOID, (*database).into());
-        if is_gone {
-            remove(HERE, &ShortPath::new(database_folder(*database)), 1, until);
+    look_at(&databases, until, |database| {
+        if !catalogs::is_cached(DATABASEOID, (*database).into()) {
+            Gone::Database(*database).remove(Some(until));
         }
-        is_gone
     });
 }
 
-/// Removes a relation's folder if so, until a moment; says whether the relation is gone.
-fn remove_if(storage: Storage, is_gone: bool, until: Option<Instant>) -> bool {
-    if is_gone {
-        remove(HERE, &ShortPath::new(storage.folder()), 0, until);
+/// Gives up what this session has of storage that goes, and its files.
+fn leave(gone: Vec<Gone>) {
+    let mut database = None;
+    for one in &gone {
+        if let Gone::Relation(storage) = one {
+            opened::forget(*storage);
+            database = Some(storage.database);
+        }
     }
-    is_gone
+    if remover::remove(gone, Instant::now() + PATIENCE)
+        && let Some(database) = database
+    {
+        sessions::wake(database);
+    }
 }
 
-/// Gives up what this session has of storage that goes, and its files; the folders of that, which some file systems are
-/// slow to remove, until a moment. Sweeps find the others.
-fn leave(until: Instant) -> impl FnMut(Storage) {
-    move |storage| {
-        forget(storage);
-        let folder = ShortPath::new(storage.folder());
-        list(HERE, &folder, |descriptor, name| {
-            _ = unlink(descriptor, name)
-        });
-        if Instant::now() < until {
-            // SAFETY: the name ends with a zero.
-            unsafe { libc::unlinkat(HERE, folder.as_ptr(), libc::AT_REMOVEDIR) };
+/// To be called when a transaction has ended, before the server deletes storage.
+fn settle() {
+    opened::forget_removed();
+    match TEMPORARY_GOES.replace(Goes::Not) {
+        Goes::Not => {}
+        Goes::WithThis => {
+            // The end of the next transaction looks, and a session that idles has one.
+            TEMPORARY_GOES.set(Goes::WithLast);
+            sessions::wake_own();
+        }
+        Goes::WithLast => {
+            // As in `exit`.
+            let gone = TEMPORARY.try_with(|all| {
+                let mut all = all.borrow_mut();
+                let gone = all.extract_if(|storage| storage.is_gone());
+                gone.map(Gone::Relation).collect()
+            });
+            leave(gone.unwrap_or_default());
         }
     }
 }
 
-/// Looks at so many of these, beginning anywhere, and goes on while some are gone, until a moment.
-fn look_at<T>(all: &[T], most: usize, until: Option<Instant>, mut is_gone: impl FnMut(&T) -> bool) {
+/// Notes that storage of temporary relations may go with this transaction.
+fn temporary_may_go() {
+    let has_some = TEMPORARY.try_with(|all| all.try_borrow().is_ok_and(|all| !all.is_empty()));
+    if has_some == Ok(true) {
+        TEMPORARY_GOES.set(Goes::WithThis);
+    }
+}
+
+/// Looks at these, beginning anywhere, until a moment.
+fn look_at<T>(all: &[T], until: Instant, look: impl FnMut(&T)) {
     let begin = laser_index::meta::nonce() as usize % all.len().max(1);
     let (front, back) = all.split_at(begin);
-    let mut rest = back.iter().chain(front);
-    for _ in 0..ROUNDS {
-        let gone = rest.by_ref().take(most).filter(|one| is_gone(one)).count();
-        if gone == 0 || until.is_some_and(|until| Instant::now() >= until) {
-            break;
-        }
-    }
+    back.iter()
+        .chain(front)
+        .take_while(|_| Instant::now() < until)
+        .for_each(look);
 }
 
 /// Notes that a relation goes with this session.
 pub fn temporary(storage: Storage) {
-    TEMPORARY.with_borrow_mut(|all| all.insert(storage));
+    let is_new = TEMPORARY.with_borrow_mut(|all| all.insert(storage));
+    if is_new {
+        // It may take the place of what there was, and may be rolled back.
+        temporary_may_go();
+    }
 }
 
 /// Has this session's own files removed when it ends. An error unwinds, and what is dropped removes
@@ -247,28 +203,34 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
     for storage in temporary {
-        remove_if(storage, true, None);
+        Gone::Relation(storage).remove(None);
     }
+    sessions::leave();
     list(HERE, &ShortPath::new(FOLDER), |folder, name| {
         if name.to_bytes().starts_with(scratch.as_bytes()) {
             unlink(folder, name);
         }
     });
+    // SAFETY: reads a variable of this process.
+    if unsafe { pg_sys::ProcDiePending } == 0 {
+        remover::wait(LAST_PATIENCE);
+    }
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argument: *mut c_void) {
-    let until = Instant::now() + PATIENCE;
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
-            let mut storage = Vec::new();
-            pending(true, |one| storage.push(one));
+            let storage = pending(true);
             LEAVING.with_borrow_mut(|leaving| {
-                leaving.storage = storage;
+                leaving.gone.extend(storage);
                 // A savepoint may have brought them back.
                 leaving
                     .relations
                     .retain(|relation| !catalogs::is_cached(RELOID, *relation));
+                if !leaving.gone.is_empty() {
+                    watch_exit();
+                }
             });
         }
         pg_sys::XactEvent::XACT_EVENT_COMMIT => {
@@ -278,23 +240,17 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
             for relation in leaving.relations {
                 statistics::release(relation);
             }
-            leaving.storage.into_iter().for_each(leave(until));
-            if let Some(database) = leaving.database {
-                remove(
-                    HERE,
-                    &ShortPath::new(database_folder(database)),
-                    1,
-                    Some(until),
-                );
-            }
+            leave(leaving.gone);
+            settle();
         }
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
-            for at_commit in [true, false] {
-                pending(at_commit, leave(until));
-            }
+            leave(pending(true));
+            leave(pending(false));
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
-            pending(false, leave(until));
+            leave(pending(false));
+            temporary_may_go();
+            settle();
             // As in `exit`.
             let _ = LEAVING.try_with(RefCell::take);
         }
@@ -314,24 +270,28 @@ unsafe extern "C-unwind" fn subtransaction(
     _argument: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        pending(false, leave(Instant::now() + PATIENCE));
+        leave(pending(false));
+        temporary_may_go();
     }
 }
 
-/// Shows storage that the end of this transaction, or subtransaction, deletes: its commit, by DROP, TRUNCATE, REINDEX or
-/// a rewrite, or its rollback, which gives up what it has made; not that of temporary relations.
-fn pending(at_commit: bool, mut look: impl FnMut(Storage)) {
+/// Storage that the end of this transaction, or subtransaction, deletes: its commit, by DROP, TRUNCATE, REINDEX or
+/// a rewrite, or its rollback, which gives up what it has made; not that of temporary relations. None where there is no
+/// memory to tell.
+fn pending(at_commit: bool) -> Vec<Gone> {
     let mut found = std::ptr::null_mut();
     // SAFETY: the list is allocated in the current context, and has as many elements as is said.
     unsafe {
         let count = pg_sys::smgrGetPendingDeletes(at_commit, &mut found);
         if count <= 0 || found.is_null() {
-            return;
+            return Vec::new();
         }
-        for locator in std::slice::from_raw_parts(found, count as usize) {
-            look(Storage::at(locator, NO_BACKEND));
-        }
+        let locators = std::slice::from_raw_parts(found, count as usize).iter();
+        let gone = laser_memory::collect(
+            locators.map(|locator| Gone::Relation(Storage::at(locator, NO_BACKEND))),
+        );
         pg_sys::pfree(found.cast());
+        gone.unwrap_or_default()
     }
 }
 
@@ -346,6 +306,9 @@ unsafe extern "C-unwind" fn object_access(
     if let Some(next) = NEXT_HOOK.get() {
         // SAFETY: with the arguments that the server has passed.
         unsafe { next(access, class, object, sub, argument) };
+    }
+    if access == pg_sys::ObjectAccessType::OAT_TRUNCATE {
+        temporary_may_go();
     }
     if access != pg_sys::ObjectAccessType::OAT_DROP {
         return;
@@ -362,6 +325,7 @@ unsafe extern "C-unwind" fn object_access(
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
+    temporary_may_go();
     if statistics::is_counted(relation) {
         LEAVING.with_borrow_mut(|leaving| leaving.relations.push(relation));
     }
@@ -369,5 +333,5 @@ unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leave_database(database: pg_sys::Oid) {
-    LEAVING.with_borrow_mut(|leaving| leaving.database = Some(database.to_u32()));
+    LEAVING.with_borrow_mut(|leaving| leaving.gone.push(Gone::Database(database.to_u32())));
 }

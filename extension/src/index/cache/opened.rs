@@ -1,4 +1,5 @@
 //! What this session has opened.
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,6 +8,8 @@ use std::rc::Rc;
 use laser_index::view::SegmentView;
 
 use super::super::storage::Storage;
+use super::folders::{ShortPath, segment_name};
+use super::sessions;
 
 pub struct Opened {
     pub storage: Storage,
@@ -33,6 +36,25 @@ pub fn forget(storage: Storage) {
     let _ = SESSION.try_with(|session| {
         if let Ok(mut session) = session.try_borrow_mut() {
             session.opened.retain(|_, o| o.storage != storage);
+        }
+    });
+}
+
+/// Forgets segments whose files others have removed meanwhile. A scan keeps what it reads.
+pub fn forget_removed() {
+    let is_there = |nonce: u64, storage: Storage| {
+        let path = ShortPath::new(format_args!("{}/{}", storage.folder(), segment_name(nonce)));
+        // SAFETY: the path ends with a zero.
+        unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+    };
+    let _ = SESSION.try_with(|session| {
+        if let Ok(mut session) = session.try_borrow_mut()
+            && !session.opened.is_empty()
+            && sessions::has_heard()
+        {
+            session
+                .opened
+                .retain(|nonce, o| !o.view.is_file() || is_there(*nonce, o.storage));
         }
     });
 }

@@ -1,0 +1,110 @@
+//! Removes folders of relations and databases that are gone: what the end of a transaction has no time for on a thread
+//! beside the session's own.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use laser_memory::room::can_be_mapped;
+use laser_memory::threads;
+
+use super::super::storage::{Storage, database_folder};
+use super::folders::{self, HERE, Removal, ShortPath};
+use super::sessions;
+
+/// Bytes that must be left for a thread to be made. What then remains sweeps find.
+const ROOM: usize = 16 << 20;
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// What has files though it is gone, or is about to go.
+#[derive(Clone, Copy)]
+pub(super) enum Gone {
+    Relation(Storage),
+    Database(u32),
+}
+
+impl Gone {
+    /// Removes its files, until a moment.
+    pub(super) fn remove(self, until: Option<Instant>) -> Removal {
+        match self {
+            Gone::Relation(storage) => {
+                folders::remove(HERE, &ShortPath::new(storage.folder()), 0, until)
+            }
+            Gone::Database(database) => {
+                folders::remove(HERE, &ShortPath::new(sessions::folder(database)), 0, until);
+                folders::remove(HERE, &ShortPath::new(database_folder(database)), 1, until)
+            }
+        }
+    }
+}
+
+struct Queue {
+    waiting: Vec<Gone>,
+    at_work: bool,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue {
+    waiting: Vec::new(),
+    at_work: false,
+});
+
+fn queue() -> MutexGuard<'static, Queue> {
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes files of these, what is left at a moment on another thread; says whether there were any. It fails in nothing:
+/// a transaction may have been committed.
+pub(super) fn remove(mut gone: Vec<Gone>, until: Instant) -> bool {
+    let mut had_files = false;
+    gone.retain(|one| {
+        if Instant::now() >= until {
+            return true;
+        }
+        let removal = one.remove(Some(until));
+        had_files |= removal != Removal::Missing;
+        removal == Removal::Unfinished
+    });
+    if !gone.is_empty() && can_be_mapped(ROOM).is_ok() {
+        hand_over(gone);
+    }
+    had_files
+}
+
+fn hand_over(gone: Vec<Gone>) {
+    let mut queue = queue();
+    if queue.waiting.is_empty() {
+        queue.waiting = gone;
+    } else if queue.waiting.try_reserve(gone.len()).is_ok() {
+        queue.waiting.extend(gone);
+    }
+    if !queue.at_work {
+        // Before the thread looks at the queue, this function has let go of it.
+        queue.at_work = true;
+        drop(queue);
+        if threads::spawn("laser files", work).is_err() {
+            let mut queue = self::queue();
+            queue.at_work = false;
+            queue.waiting = Vec::new();
+        }
+    }
+}
+
+fn work() {
+    loop {
+        let mut queue = queue();
+        let Some(next) = queue.waiting.pop() else {
+            queue.at_work = false;
+            return;
+        };
+        drop(queue);
+        next.remove(None);
+    }
+}
+
+/// Waits until the other thread is done, or for so long.
+pub(super) fn wait(most: Duration) {
+    let until = Instant::now() + most;
+    while queue().at_work && Instant::now() < until {
+        thread::sleep(INTERVAL);
+    }
+}

@@ -1,0 +1,106 @@
+//! Sessions that may hold files of segments open, and how they hear that some were removed.
+//!
+//! Who maps a file keeps its room on the disk, whoever removes its name. A session gives up what is gone when it
+//! searches next; one that idles does not, for weeks behind a pool of connections. So each session that opens files is
+//! known by an empty file named by its process, in the folder `sDATABASE` beside those of the databases. Whoever removes
+//! files of segments touches that folder and sends these sessions the server's signal for those that lag behind with
+//! invalidation messages (`src/backend/storage/ipc/sinval.c`): an idle session runs an empty transaction then, and at
+//! the end of a transaction it looks whether the folder was touched. One that idles in a transaction hears it at the
+//! end of that.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::fmt;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::path::Path;
+
+use pgrx::pg_sys;
+
+use super::super::storage::FOLDER;
+use super::folders::{HERE, ShortPath, list, unlink};
+
+thread_local! {
+    static IS_KNOWN: Cell<bool> = const { Cell::new(false) };
+    /// When the folder was touched last, as this session has seen it.
+    static SEEN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
+}
+
+/// The folder of a database's sessions.
+pub(super) fn folder(database: u32) -> impl fmt::Display {
+    fmt::from_fn(move |f| write!(f, "{FOLDER}/s{database:x}"))
+}
+
+fn own() -> impl fmt::Display {
+    // SAFETY: reads variables of this process.
+    let (database, process) = unsafe { (pg_sys::MyDatabaseId.to_u32(), pg_sys::MyProcPid) };
+    fmt::from_fn(move |f| write!(f, "{}/{process}", folder(database)))
+}
+
+/// Makes this session known before it opens files, unless there is no room for that: then it is not woken. Its end has
+/// to be watched.
+pub(super) fn join() {
+    // SAFETY: reads a variable of this process. Workers end soon.
+    let is_worker = unsafe { pg_sys::ParallelWorkerNumber } >= 0;
+    if is_worker || IS_KNOWN.replace(true) {
+        return;
+    }
+    let own = own().to_string();
+    let path = Path::new(&own);
+    if fs::File::create(path).is_err()
+        && let Some(folder) = path.parent()
+    {
+        let _ = fs::create_dir_all(folder).and_then(|()| fs::File::create(path));
+    }
+}
+
+/// To be called when the session ends.
+pub(super) fn leave() {
+    if IS_KNOWN.try_with(Cell::get) == Ok(true) {
+        unlink(HERE, &ShortPath::new(own()));
+    }
+}
+
+/// Whether files of segments were removed since this was asked last.
+pub(super) fn has_heard() -> bool {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: reads a variable of this process; the path ends with a zero, and what is found is looked at only after
+    // success.
+    let touched = unsafe {
+        let path = ShortPath::new(folder(pg_sys::MyDatabaseId.to_u32()));
+        if libc::stat(path.as_ptr(), found.as_mut_ptr()) != 0 {
+            return false;
+        }
+        let found = found.assume_init();
+        (found.st_mtime, found.st_mtime_nsec)
+    };
+    SEEN.replace(touched) != touched
+}
+
+/// Tells the sessions of a database that files were removed. It fails in nothing: a transaction may have been committed.
+pub(super) fn wake(database: u32) {
+    let path = ShortPath::new(folder(database));
+    // SAFETY: the path ends with a zero; without times the present one is meant.
+    unsafe { libc::utimensat(HERE, path.as_ptr(), std::ptr::null(), 0) };
+    list(HERE, &path, |folder, name| {
+        let process = name.to_str().ok().and_then(|name| name.parse().ok());
+        // SAFETY: the server looks for the process among its own, and sends no signal to another.
+        unsafe {
+            let reason = pg_sys::ProcSignalReason::PROCSIG_CATCHUP_INTERRUPT;
+            let is_own = process == Some(pg_sys::MyProcPid);
+            if !is_own && process.is_none_or(|pid| pg_sys::SendProcSignal(pid, reason, -1) != 0) {
+                // It has ended without a word.
+                unlink(folder, name);
+            }
+        }
+    });
+}
+
+/// Has this session run an empty transaction when it idles.
+pub(super) fn wake_own() {
+    // SAFETY: as in [`wake`].
+    unsafe {
+        let reason = pg_sys::ProcSignalReason::PROCSIG_CATCHUP_INTERRUPT;
+        pg_sys::SendProcSignal(pg_sys::MyProcPid, reason, -1);
+    }
+}
