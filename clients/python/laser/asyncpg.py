@@ -12,6 +12,11 @@ WHERE t.oid = pg_catalog.to_regtype($1)
 """
 
 
+def _encode(value, name):
+    # SQLAlchemy over asyncpg gives the text form.
+    return wire.to_binary(wire.from_text(value, name) if isinstance(value, str) else value, name)
+
+
 async def register_embedding(connection):
     """Has a connection send sequences of numbers to parameters of both types, and give their values as arrays. For a
     pool: ``create_pool(init=register_embedding)``.
@@ -27,7 +32,7 @@ async def register_embedding(connection):
         await connection.set_type_codec(
             name,
             schema=schema,
-            encoder=partial(wire.to_binary, name=name),
+            encoder=partial(_encode, name=name),
             decoder=partial(wire.from_binary, name=name),
             format="binary",
         )

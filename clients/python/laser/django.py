@@ -1,7 +1,9 @@
 """Django: fields, an index and distances. With psycopg 3, or psycopg 2."""
 
 import numpy as np
+from django import forms
 from django.contrib.postgres.indexes import PostgresIndex
+from django.core.exceptions import ValidationError
 from django.db.models import Field, FloatField, Func, Value
 
 from . import wire
@@ -17,11 +19,56 @@ __all__ = [
 ]
 
 
+class _EmptyValues:
+    """What Django asks a value for with ``in``: an array that is compared with others is no truth value."""
+
+    def __contains__(self, value):
+        return value is None or (isinstance(value, (str, list, tuple)) and len(value) == 0)
+
+
+class _EmbeddingFormField(forms.CharField):
+    """The text form of an embedding."""
+
+    empty_values = _EmptyValues()
+
+    def __init__(self, *args, name, **options):
+        self._name = name
+        options.setdefault("empty_value", None)
+        super().__init__(*args, **options)
+
+    def prepare_value(self, value):
+        return value if value in self.empty_values or isinstance(value, str) else wire.to_text(value)
+
+    def to_python(self, value):
+        text = super().to_python(value)
+        return text if text in self.empty_values else _parsed(text, self._name)
+
+    def has_changed(self, initial, data):
+        if self.disabled:
+            return False
+        try:
+            given = self.to_python(data)
+            initial = self.to_python(initial) if isinstance(initial, str) else initial
+        except ValidationError:
+            return True
+        if initial in self.empty_values or given in self.empty_values:
+            return (initial in self.empty_values) != (given in self.empty_values)
+        return not np.array_equal(initial, given)
+
+
+def _parsed(text, name):
+    try:
+        return wire.to_array(wire.from_text(text, name))
+    except ValueError as error:
+        raise ValidationError(f"Enter numbers as in [1.5,2]: {error}", code="invalid") from error
+
+
 class EmbeddingField(Field):
     """``embedding(dimensions)``, or ``embedding`` of any. Values are arrays of ``float32``."""
 
     description = "An embedding of laser"
     empty_strings_allowed = False
+    empty_values = _EmptyValues()
     _name = "embedding"
 
     def __init__(self, *args, dimensions=None, **options):
@@ -44,8 +91,11 @@ class EmbeddingField(Field):
         if value is None or isinstance(value, np.ndarray):
             return value
         if isinstance(value, str):
-            return wire.from_text(value, self._name)
-        return wire.to_array(value)
+            return _parsed(value, self._name)
+        try:
+            return wire.to_array(value)
+        except ValueError as error:
+            raise ValidationError(str(error), code="invalid") from error
 
     def get_prep_value(self, value):
         if value is None or isinstance(value, str) or hasattr(value, "resolve_expression"):
@@ -54,6 +104,9 @@ class EmbeddingField(Field):
 
     def value_to_string(self, obj):
         return self.get_prep_value(self.value_from_object(obj))
+
+    def formfield(self, **options):
+        return super().formfield(**{"form_class": _EmbeddingFormField, "name": self._name, **options})
 
 
 class HalfEmbeddingField(EmbeddingField):

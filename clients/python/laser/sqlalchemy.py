@@ -14,6 +14,8 @@ class Embedding(UserDefinedType):
     """``embedding(dimensions)``, or ``embedding`` of any. Values are arrays of ``float32``."""
 
     cache_ok = True
+    # Arrays are not: Result.unique() tells rows with them by identity.
+    hashable = False
     _name = "embedding"
 
     def __init__(self, dimensions=None):

@@ -14,8 +14,11 @@ _HEADER = struct.Struct(">HH")
 def to_array(value):
     """A sequence of numbers as an array of one dimension.
 
-    Raises ``ValueError`` for what has another shape, no elements or more than 16,000; the server refuses NaN and infinity.
+    Raises ``ValueError`` for what has another shape, no elements or more than 16,000, or masked ones; the server refuses
+    NaN and infinity.
     """
+    if np.ma.is_masked(value):
+        raise ValueError("an embedding has no masked elements")
     array = np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"an embedding has one dimension, not {array.ndim}")

@@ -154,7 +154,7 @@ mod tests {
     use laser_model::folder::{self, Tensor};
     use laser_model::tokenize::SECOND;
 
-    /// Pooled states of sentences of several lengths, the last one empty.
+    /// Pooled states of sentences of several lengths, the last one empty, and of one that is empty and alone.
     fn states(model: &dyn Model) -> Vec<f32> {
         let sequences: Vec<Vec<u32>> = [9usize, 5, 5, 2, 1, 0]
             .iter()
@@ -163,6 +163,9 @@ mod tests {
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
         let mut out = vec![9f32; sequences.len() * model.width()];
         model.encode(&sequences, &mut out, false).unwrap();
+        let mut alone = vec![9f32; model.width()];
+        model.encode(&[&[]], &mut alone, false).unwrap();
+        out.extend(alone);
         out
     }
 

@@ -418,6 +418,9 @@ impl Model for Transformer {
         let (out, rest) = out.split_at_mut(present * self.width());
         rest.fill(0.0);
         let sequences = &sequences[..present];
+        if sequences.is_empty() {
+            return Ok(());
+        }
         super::check_positions(&self.config, sequences)?;
         let tokens: usize = sequences.iter().map(|ids| ids.len()).sum();
         let mut scratch = self.scratch(tokens);
