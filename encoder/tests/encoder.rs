@@ -95,6 +95,25 @@ fn bilstm(
     hidden_size: usize,
     pooling: BilstmPooling,
 ) -> (Config, Tensors) {
+    lstm(layers, embedding_size, hidden_size, pooling, true)
+}
+
+/// The same, or of one direction.
+fn lstm(
+    layers: usize,
+    embedding_size: usize,
+    hidden_size: usize,
+    pooling: BilstmPooling,
+    bidirectional: bool,
+) -> (Config, Tensors) {
+    let c = BilstmConfig {
+        embedding_size,
+        hidden_size,
+        layers,
+        pooling,
+        append_eos: true,
+        bidirectional,
+    };
     let mut random = Random(layers as u64 * 1000 + hidden_size as u64);
     let mut tensors = Tensors::new();
     tensors.insert(
@@ -102,14 +121,9 @@ fn bilstm(
         random.tensor(&[VOCABULARY, embedding_size], 1.0),
     );
     for l in 0..layers {
-        let input = if l == 0 {
-            embedding_size
-        } else {
-            2 * hidden_size
-        };
-        for suffix in ["", "_reverse"] {
+        for suffix in c.suffixes() {
             for (name, shape) in [
-                ("weight_ih", vec![4 * hidden_size, input]),
+                ("weight_ih", vec![4 * hidden_size, c.input_size(l)]),
                 ("weight_hh", vec![4 * hidden_size, hidden_size]),
                 ("bias_ih", vec![4 * hidden_size]),
                 ("bias_hh", vec![4 * hidden_size]),
@@ -121,14 +135,7 @@ fn bilstm(
             }
         }
     }
-    let encoder = Architecture::Bilstm(BilstmConfig {
-        embedding_size,
-        hidden_size,
-        layers,
-        pooling,
-        append_eos: true,
-    });
-    (config(2 * hidden_size, encoder), tensors)
+    (config(c.output_size(), Architecture::Bilstm(c)), tensors)
 }
 
 /// The mean with a gated BiLSTM over the same table.
@@ -274,11 +281,11 @@ fn naive_bilstm(c: &BilstmConfig, tensors: &Tensors, ids: &[u32]) -> Vec<f32> {
 fn naive_lstm(c: &BilstmConfig, tensors: &Tensors, mut x: Vec<Vec<f64>>) -> Vec<f32> {
     let get =
         |name: &str| -> Vec<f64> { tensors[name].to_vec().into_iter().map(f64::from).collect() };
-    let (steps, h) = (x.len(), c.hidden_size);
+    let (steps, h, width) = (x.len(), c.hidden_size, c.output_size());
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     for l in 0..c.layers {
-        let mut y = vec![vec![0f64; 2 * h]; steps];
-        for (d, suffix) in ["", "_reverse"].into_iter().enumerate() {
+        let mut y = vec![vec![0f64; width]; steps];
+        for (d, suffix) in c.suffixes().iter().enumerate() {
             let part = |what: &str| get(&format!("lstm.{what}_l{l}{suffix}"));
             let (ih, hh) = (part("weight_ih"), part("weight_hh"));
             let (bi, bh) = (part("bias_ih"), part("bias_hh"));
@@ -303,7 +310,7 @@ fn naive_lstm(c: &BilstmConfig, tensors: &Tensors, mut x: Vec<Vec<f64>>) -> Vec<
         }
         x = y;
     }
-    (0..2 * h)
+    (0..width)
         .map(|j| {
             let column = x.iter().map(|row| row[j]);
             let value = match c.pooling {
@@ -350,12 +357,19 @@ fn sentences(random: &mut Random, n: usize, longest: usize) -> Vec<String> {
 }
 
 #[test]
-fn bilstm_equals_naive_lstm() {
+fn lstm_equals_naive_lstm() {
     // Hidden sizes that are, and are not, multiples of the vector width.
-    for (layers, embedding, hidden) in [(1, 8, 16), (1, 5, 3), (2, 20, 32), (3, 7, 21), (5, 16, 8)]
-    {
+    for (layers, embedding, hidden, bidirectional) in [
+        (1, 8, 16, true),
+        (1, 5, 3, true),
+        (2, 20, 32, true),
+        (3, 7, 21, true),
+        (5, 16, 8, true),
+        (1, 8, 16, false),
+        (3, 7, 21, false),
+    ] {
         for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
-            let (config, tensors) = bilstm(layers, embedding, hidden, pooling);
+            let (config, tensors) = lstm(layers, embedding, hidden, pooling, bidirectional);
             let dir = TempDir::new().unwrap();
             write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
             let Architecture::Bilstm(c) = &config.encoder else {
@@ -375,7 +389,7 @@ fn bilstm_equals_naive_lstm() {
                         row,
                         &expected,
                         2e-6,
-                        &format!("{layers} {hidden} {pooling:?}"),
+                        &format!("{layers} {hidden} {bidirectional} {pooling:?}"),
                     );
                 }
             }
@@ -385,7 +399,15 @@ fn bilstm_equals_naive_lstm() {
 
 #[test]
 fn reduced_precision_stays_close() {
-    let (config, tensors) = bilstm(3, 64, 64, BilstmPooling::Max);
+    for model in [
+        bilstm(3, 64, 64, BilstmPooling::Max),
+        lstm(3, 64, 64, BilstmPooling::Last, false),
+    ] {
+        precisions_agree(model);
+    }
+}
+
+fn precisions_agree((config, tensors): (Config, Tensors)) {
     let dir = TempDir::new().unwrap();
     write(dir.path(), &config, &tokenizer(), &tensors).unwrap();
     let texts = sentences(&mut Random(7), 64, 30);
@@ -599,6 +621,10 @@ fn folders() -> &'static [(TempDir, &'static str)] {
             ("bilstm max", bilstm(2, 12, 20, BilstmPooling::Max)),
             ("bilstm last", bilstm(2, 12, 20, BilstmPooling::Last)),
             ("bilstm mean", bilstm(2, 12, 20, BilstmPooling::Mean)),
+            (
+                "lstm of one direction",
+                lstm(2, 12, 20, BilstmPooling::Last, false),
+            ),
             (
                 "residual bilstm",
                 residual_bilstm(1, 12, 20, BilstmPooling::Max),

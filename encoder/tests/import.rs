@@ -365,15 +365,21 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// Copies a fixture and changes one of its files, or adds one.
-fn broken(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
+/// Copies a fixture to `source` below a folder and changes one of its files, or adds one.
+fn changed(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> TempDir {
     let dir = TempDir::new().unwrap();
     let source = dir.path().join("source");
     copy_tree(&fixture(name), &source);
     let path = source.join(file);
     let changed = change(std::fs::read(&path).unwrap_or_default());
     std::fs::write(&path, changed).unwrap();
-    let out = dir.path().join("out");
+    dir
+}
+
+/// What the import of such a copy says.
+fn broken(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
+    let dir = changed(name, file, change);
+    let (source, out) = (dir.path().join("source"), dir.path().join("out"));
     let error = import(&source, None, &out, &Options::default())
         .unwrap_err()
         .to_string();
@@ -390,6 +396,23 @@ fn replace(bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut bytes = bytes;
     bytes[at..at + to.len()].copy_from_slice(to);
     bytes
+}
+
+#[test]
+fn a_checkpoint_of_one_direction() {
+    // Of its first layer alone the fixture can be read as either.
+    let one_layer = |b| replace(b, b"num_layersq\x07K\x02", b"num_layersq\x07K\x01");
+    let forward = |b| replace(b, b"bidirectionalq\x08\x88", b"bidirectionalq\x08\x89");
+    let embeddings = |dir: TempDir| {
+        let (source, out) = (dir.path().join("source"), dir.path().join("out"));
+        import(&source, None, &out, &Options::default()).unwrap();
+        load(&out).encode(&["to be or not to be"]).unwrap().data
+    };
+    let both = embeddings(changed("laser2", "laser2.pt", one_layer));
+    let one = embeddings(changed("laser2", "laser2.pt", |b| forward(one_layer(b))));
+    assert_eq!(one, both[..both.len() / 2]);
+    let error = broken("laser2", "laser2.pt", forward);
+    assert!(error.contains("lstm.weight_ih_l1"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-// One bidirectional LSTM layer over a batch of sentences, all time steps in one launch, and the way
-// back through it.
+// One LSTM layer of one direction or two over a batch of sentences, all time steps in one launch,
+// and the way back through it.
 //
 // With gates in PyTorch's order i, f, g, o, x the input product and b both biases:
 //
@@ -8,7 +8,7 @@
 // The kernels are persistent (Diamos et al., "Persistent RNNs", ICML 2016): a block keeps the
 // recurrent weights of UNITS units in shared memory, and all blocks run at the same time, so that a
 // step costs one exchange of states through the second-level cache instead of two launches. The
-// grid is (H / UNITS, 2 directions, groups of sentences). Blocks of the same direction and group
+// grid is (H / UNITS, directions, groups of sentences). Blocks of the same direction and group
 // wait for one another after each step; nothing else has to be shared.
 //
 // They must be launched cooperatively: a block that waits for one that has not been started waits
@@ -146,9 +146,9 @@ __device__ void forward(const Forward<Element>& p) {
   Element* tile = weights + COLUMNS * stride;
   float* sums = reinterpret_cast<float*>(tile);
 
-  const int direction = blockIdx.y;
+  const int direction = blockIdx.y, directions = gridDim.y;
   const int unit = blockIdx.x * UNITS + threadIdx.x % UNITS;
-  uint32_t* arrivals = p.arrivals + blockIdx.z * 2 + direction;
+  uint32_t* arrivals = p.arrivals + blockIdx.z * directions + direction;
   float bias[4];
   for (int gate = 0; gate < 4; gate++) {
     bias[gate] = p.bias[(direction * 4 + gate) * h + unit];
@@ -169,11 +169,13 @@ __device__ void forward(const Forward<Element>& p) {
       for (int item = 0; item < ITEMS; item++) {
         const int row = slice + (item * THREADS + threadIdx.x) / UNITS;
         if (row >= rows) continue;
-        const Element* x = p.products + ((size_t)(begin + row) * 2 + direction) * 4 * h + unit;
+        const size_t token = (size_t)(begin + row) * directions + direction;
+        const size_t sentence = (size_t)row * directions + direction;
+        const Element* x = p.products + token * 4 * h + unit;
         for (int gate = 0; gate < 4; gate++) {
           input[item][gate] = __bfloat162float(x[gate * h]) + bias[gate];
         }
-        cell[item] = row < previous.rows ? p.cell[((size_t)row * 2 + direction) * h + unit] : 0.0f;
+        cell[item] = row < previous.rows ? p.cell[sentence * h + unit] : 0.0f;
       }
       if (!waited) {
         if (threadIdx.x == 0) wait_for(arrivals, i * gridDim.x);
@@ -182,8 +184,8 @@ __device__ void forward(const Forward<Element>& p) {
       }
       const bool continued = slice < previous.rows;
       if (continued) {
-        const size_t first = ((size_t)(previous.begin + slice) * 2 + direction) * h;
-        copy_rows(tile, ROWS, p.states + first, 2 * h, previous.rows - slice, h);
+        const size_t first = ((size_t)(previous.begin + slice) * directions + direction) * h;
+        copy_rows(tile, ROWS, p.states + first, directions * h, previous.rows - slice, h);
         await_copies();
         Sums product;
         product.add(tile, stride, weights, stride, h);
@@ -201,8 +203,8 @@ __device__ void forward(const Forward<Element>& p) {
                     out = sigmoid(sum[3]);
         const float c = forget * cell[item] + in * candidate;
         const float state = out * tanhf(c);
-        const size_t token = (size_t)(begin + row) * 2 + direction;
-        const size_t sentence = ((size_t)row * 2 + direction) * h + unit;
+        const size_t token = (size_t)(begin + row) * directions + direction;
+        const size_t sentence = ((size_t)row * directions + direction) * h + unit;
         p.cell[sentence] = c;
         p.states[token * h + unit] = __float2bfloat16_rn(state);
         if (p.gates) {
@@ -245,9 +247,9 @@ __device__ void backward(const Backward<Element>& p) {
   Element* tile = weights + UNITS * stride_weights;
   float* sums = reinterpret_cast<float*>(tile);
 
-  const int direction = blockIdx.y;
+  const int direction = blockIdx.y, directions = gridDim.y;
   const int unit = blockIdx.x * UNITS + threadIdx.x % UNITS;
-  uint32_t* arrivals = p.arrivals + blockIdx.z * 2 + direction;
+  uint32_t* arrivals = p.arrivals + blockIdx.z * directions + direction;
   const Element* rows_of_weights =
       p.recurrent + ((size_t)direction * h + blockIdx.x * UNITS) * 4 * h;
   copy_rows(weights, UNITS, rows_of_weights, 4 * h, UNITS, 4 * h);
@@ -268,8 +270,8 @@ __device__ void backward(const Backward<Element>& p) {
         Sums product;
         for (int gate = 0; gate < 4; gate++) {
           const size_t first =
-              ((size_t)(next.begin + slice) * 2 + direction) * 4 * h + (size_t)gate * h;
-          copy_rows(tile, ROWS, p.d_products + first, 8 * h, next.rows - slice, h);
+              ((size_t)(next.begin + slice) * directions + direction) * 4 * h + (size_t)gate * h;
+          copy_rows(tile, ROWS, p.d_products + first, directions * 4 * h, next.rows - slice, h);
           await_copies();
           product.add(tile, stride, weights + gate * h, stride_weights, h);
           __syncthreads();
@@ -279,8 +281,8 @@ __device__ void backward(const Backward<Element>& p) {
       for (int item = 0; item < ITEMS; item++) {
         const int local = (item * THREADS + threadIdx.x) / UNITS, row = slice + local;
         if (row >= rows) continue;
-        const size_t token = (size_t)(begin + row) * 2 + direction;
-        const size_t sentence = ((size_t)row * 2 + direction) * h + unit;
+        const size_t token = (size_t)(begin + row) * directions + direction;
+        const size_t sentence = ((size_t)row * directions + direction) * h + unit;
         const bool last = row >= next.rows;
         float d_state = sent_back ? Sums::at(sums, local, threadIdx.x % UNITS) : 0.0f;
         if (p.d_states) d_state += __bfloat162float(p.d_states[token * h + unit]);
@@ -295,7 +297,7 @@ __device__ void backward(const Backward<Element>& p) {
         const float squashed = tanhf(p.cells[token * h + unit]);
         float before = 0.0f;
         if (row < previous.rows) {
-          const size_t at = (size_t)(previous.begin + row) * 2 + direction;
+          const size_t at = (size_t)(previous.begin + row) * directions + direction;
           before = p.cells[at * h + unit];
         }
         const float d_cell = (last ? 0.0f : p.d_cell[sentence]) +

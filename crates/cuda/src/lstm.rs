@@ -1,4 +1,4 @@
-//! One bidirectional LSTM layer over a batch of sentences.
+//! One LSTM layer of one direction or two (forwards, backwards) over a batch of sentences.
 //!
 //! With gates in PyTorch's order i, f, g, o, x the input product and b both biases:
 //!
@@ -20,23 +20,23 @@ mod types;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-pub use types::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
+pub use types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
 
-/// Whether a device can run layers of `hidden` units a direction on elements of type `dtype`.
+/// Whether a device can run layers of a shape on elements of type `dtype`.
 #[cfg_attr(
     not(feature = "cuda"),
-    expect(unused_variables, reason = "a processor takes any width")
+    expect(unused_variables, reason = "a processor takes any shape")
 )]
-pub fn supported(device: &Device, dtype: DType, hidden: usize) -> bool {
+pub fn supported(device: &Device, dtype: DType, shape: Shape) -> bool {
     match device {
         Device::Cpu => matches!(dtype, DType::F32 | DType::BF16),
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => dtype == DType::BF16 && gpu::supported(device, hidden),
+        Device::Cuda(device) => dtype == DType::BF16 && gpu::supported(device, shape),
         _ => false,
     }
 }
 
-/// Runs a layer on `products`, the inputs times their weights, [tokens, 8H], forward direction
+/// Runs a layer on `products`, the inputs times their weights, [tokens, 4DH] (see [`Shape`]), forward direction
 /// first; `save` for [`backward`].
 ///
 /// # Errors
@@ -48,19 +48,19 @@ pub fn forward(
     pooling: Option<Pooling>,
     save: bool,
 ) -> Result<Outputs> {
-    let hidden = check(steps, products, weights)?;
+    let shape = check(steps, products, weights)?;
     match products.device() {
-        Device::Cpu => definition::forward(steps, hidden, products, weights, pooling, save),
+        Device::Cpu => definition::forward(steps, shape, products, weights, pooling, save),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => {
-            gpu::forward(device, steps, hidden, products, weights, pooling, save)
+            gpu::forward(device, steps, shape, products, weights, pooling, save)
         }
         #[allow(unreachable_patterns, reason = "reachable without the feature")]
         other => bail!("this build has no LSTM kernel for {other:?}"),
     }
 }
 
-/// The gradient of a layer's `products`, [tokens, 8H], which is also that of its biases for every
+/// The gradient of a layer's `products`, [tokens, 4DH], which is also that of its biases for every
 /// token; those of matrices follow by one product each. `recurrent` is that of [`Weights`].
 ///
 /// # Errors
@@ -71,15 +71,16 @@ pub fn backward(
     saved: &Saved,
     gradient: Gradient<'_>,
 ) -> Result<Tensor> {
-    let (_, _, hidden) = recurrent.dims3()?;
-    let tokens = steps.tokens();
+    let (directions, _, hidden) = recurrent.dims3()?;
+    let shape = Shape { directions, hidden };
+    let (tokens, width) = (steps.tokens(), shape.width());
     let expected = match gradient {
-        Gradient::States(d) => (d, [tokens, 2 * hidden], recurrent.dtype()),
-        Gradient::Pooled(d, _) => (d, [steps.sentences(), 2 * hidden], DType::F32),
+        Gradient::States(d) => (d, [tokens, width], recurrent.dtype()),
+        Gradient::Pooled(d, _) => (d, [steps.sentences(), width], DType::F32),
     };
     for (tensor, dims, dtype) in [
-        (&saved.gates, [tokens, 8 * hidden], recurrent.dtype()),
-        (&saved.cells, [tokens, 2 * hidden], DType::F32),
+        (&saved.gates, [tokens, 4 * width], recurrent.dtype()),
+        (&saved.cells, [tokens, width], DType::F32),
         expected,
     ] {
         if tensor.dims() != dims || tensor.dtype() != dtype {
@@ -90,25 +91,26 @@ pub fn backward(
         bail!("the gradient of maxima needs their steps");
     }
     match recurrent.device() {
-        Device::Cpu => definition::backward(steps, hidden, recurrent, saved, gradient),
+        Device::Cpu => definition::backward(steps, shape, recurrent, saved, gradient),
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => gpu::backward(device, steps, hidden, recurrent, saved, gradient),
+        Device::Cuda(device) => gpu::backward(device, steps, shape, recurrent, saved, gradient),
         #[allow(unreachable_patterns, reason = "reachable without the feature")]
         other => bail!("this build has no LSTM kernel for {other:?}"),
     }
 }
 
-/// The width of a direction, if all shapes and types go together.
-fn check(steps: &Steps, products: &Tensor, weights: &Weights) -> Result<usize> {
+/// The shape of the layer, if all shapes and types go together.
+fn check(steps: &Steps, products: &Tensor, weights: &Weights) -> Result<Shape> {
     let Weights { recurrent, bias } = weights;
     let (directions, gates, hidden) = recurrent.dims3()?;
-    if directions != 2 || gates != 4 * hidden || bias.dims() != [2, 4 * hidden] {
+    let known = matches!(directions, 1 | 2) && gates == 4 * hidden;
+    if !known || bias.dims() != [directions, 4 * hidden] {
         let (recurrent, bias) = (recurrent.dims(), bias.dims());
         bail!("weights {recurrent:?} and bias {bias:?} are not those of an LSTM");
     }
-    if products.dims() != [steps.tokens(), 8 * hidden] {
+    if products.dims() != [steps.tokens(), directions * 4 * hidden] {
         bail!(
-            "products {:?} do not match {} tokens and {hidden} units",
+            "products {:?} do not match {} tokens and {directions} x {hidden} units",
             products.dims(),
             steps.tokens()
         );
@@ -116,7 +118,7 @@ fn check(steps: &Steps, products: &Tensor, weights: &Weights) -> Result<usize> {
     if products.dtype() != recurrent.dtype() || bias.dtype() != DType::F32 {
         bail!("products and weights of an LSTM are of one type, the bias is f32");
     }
-    Ok(hidden)
+    Ok(Shape { directions, hidden })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod skipped;
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::bf16;
 use laser_cuda::lstm::plan::Plan;
-use laser_cuda::lstm::{self, Gradient, Outputs, Pooling, Saved, Steps, Weights};
+use laser_cuda::lstm::{self, Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
 use laser_cuda_emulation::{self as emulation, Element, Gradients, Inputs};
 use skipped::skipped;
 
@@ -38,7 +38,7 @@ impl Random {
 
 /// A layer with numbers that fill the range of the gates.
 struct Case {
-    hidden: usize,
+    shape: Shape,
     steps: Steps,
     products: Tensor,
     weights: Weights,
@@ -46,22 +46,28 @@ struct Case {
     d_pooled: Tensor,
 }
 
+/// One direction and two of so many units.
+fn shapes(hidden: usize) -> [Shape; 2] {
+    [1, 2].map(|directions| Shape { directions, hidden })
+}
+
 impl Case {
-    fn new(hidden: usize, lengths: &[usize], dtype: DType) -> Self {
+    fn new(shape: Shape, lengths: &[usize], dtype: DType) -> Self {
+        let (directions, hidden, width) = (shape.directions, shape.hidden, shape.width());
         let mut random = Random(88_172_645_463_325_252);
         let steps = Steps::new(lengths, &Device::Cpu).unwrap();
         let (tokens, sentences) = (steps.tokens(), steps.sentences());
         // The sum over a row of weights stays of the order of 1.
         let scale = 2.0 / (hidden as f32).sqrt();
         Self {
-            hidden,
-            products: random.tensor(&[tokens, 8 * hidden], 2.0, dtype),
+            shape,
+            products: random.tensor(&[tokens, 4 * width], 2.0, dtype),
             weights: Weights {
-                recurrent: random.tensor(&[2, 4 * hidden, hidden], scale, dtype),
-                bias: random.tensor(&[2, 4 * hidden], 0.5, DType::F32),
+                recurrent: random.tensor(&[directions, 4 * hidden, hidden], scale, dtype),
+                bias: random.tensor(&[directions, 4 * hidden], 0.5, DType::F32),
             },
-            d_states: random.tensor(&[tokens, 2 * hidden], 1.0, dtype),
-            d_pooled: random.tensor(&[sentences, 2 * hidden], 1.0, DType::F32),
+            d_states: random.tensor(&[tokens, width], 1.0, dtype),
+            d_pooled: random.tensor(&[sentences, width], 1.0, DType::F32),
             steps,
         }
     }
@@ -81,7 +87,7 @@ impl Case {
     fn to_device(&self, device: &Device, lengths: &[usize]) -> Self {
         let there = |t: &Tensor| t.to_device(device).unwrap();
         Self {
-            hidden: self.hidden,
+            shape: self.shape,
             steps: Steps::new(lengths, device).unwrap(),
             products: there(&self.products),
             weights: Weights {
@@ -141,7 +147,7 @@ fn emulate<T: Element + WithDType>(case: &Case, tolerance: f32, rows: usize, gro
                 weights: &recurrent,
                 bias: &bias,
                 offsets: &offsets,
-                hidden: case.hidden,
+                shape: case.shape,
                 pooling: pooling.map_or(0, |p| p as u32),
             };
             let out = emulation::lstm_forward(inputs, &plan, seed).unwrap();
@@ -160,7 +166,7 @@ fn emulate<T: Element + WithDType>(case: &Case, tolerance: f32, rows: usize, gro
                 saved: &out,
                 d_states: pooling.is_none().then_some(&d_states[..]),
                 d_pooled: pooling.is_some().then_some(&d_pooled[..]),
-                hidden: case.hidden,
+                shape: case.shape,
                 pooling: inputs.pooling,
             };
             let d = wide(&emulation::lstm_backward(gradients, &plan, seed).unwrap());
@@ -182,31 +188,40 @@ fn lengths() -> Vec<usize> {
 
 #[test]
 fn the_kernels_without_rounding_are_the_definition() {
-    let case = Case::new(32, &lengths(), DType::F32);
-    for (rows, groups) in [(64, 2), (32, 1), (32, 2)] {
-        emulate::<f32>(&case, 2e-5, rows, groups);
+    for shape in shapes(32) {
+        let case = Case::new(shape, &lengths(), DType::F32);
+        for (rows, groups) in [(64, 2), (32, 1), (32, 2)] {
+            emulate::<f32>(&case, 2e-5, rows, groups);
+        }
     }
 }
 
 #[test]
 fn the_kernels_round_to_bf16() {
-    let case = Case::new(48, &lengths(), DType::BF16);
-    for (rows, groups) in [(64, 1), (32, 2)] {
-        emulate::<bf16>(&case, 0.03, rows, groups);
+    for shape in shapes(48) {
+        let case = Case::new(shape, &lengths(), DType::BF16);
+        for (rows, groups) in [(64, 1), (32, 2)] {
+            emulate::<bf16>(&case, 0.03, rows, groups);
+        }
     }
 }
 
 #[test]
 fn one_sentence_of_one_token() {
-    emulate::<f32>(&Case::new(16, &[1], DType::F32), 1e-6, 32, 1);
+    for shape in shapes(16) {
+        emulate::<f32>(&Case::new(shape, &[1], DType::F32), 1e-6, 32, 1);
+    }
 }
 
 #[test]
 fn the_gradient_is_that_of_finite_differences() {
-    let mut case = Case::new(3, &[4, 2, 2, 1], DType::F32);
+    let case = |shape| Case::new(shape, &[4, 2, 2, 1], DType::F32);
     // Far enough apart that the change moves no maximum.
     let step = 4e-3f32;
-    for pooling in POOLINGS {
+    for (mut case, pooling) in shapes(3)
+        .into_iter()
+        .flat_map(|shape| POOLINGS.map(|p| (case(shape), p)))
+    {
         let loss = |case: &Case| -> f64 {
             let out = case.forward(pooling);
             let (out, d) = match &out.pooled {
@@ -231,7 +246,6 @@ fn the_gradient_is_that_of_finite_differences() {
             let difference = (f64::from(*gradient) - slope).abs();
             assert!(difference < 1e-3, "{pooling:?} {i}: {gradient} {slope}");
         }
-        case.products = products;
     }
 }
 
@@ -244,13 +258,13 @@ fn a_gpu_computes_what_the_definition_says() {
             return;
         }
     };
-    for hidden in [32, 512] {
-        if !lstm::supported(&device, DType::BF16, hidden) {
-            let what = format!("the LSTM kernels on a GPU with {hidden} units");
+    for shape in [32, 512].into_iter().flat_map(shapes) {
+        if !lstm::supported(&device, DType::BF16, shape) {
+            let what = format!("the LSTM kernels on a GPU with {shape:?}");
             skipped(&what, "they do not fit on this one");
             continue;
         }
-        let host = Case::new(hidden, &lengths(), DType::BF16);
+        let host = Case::new(shape, &lengths(), DType::BF16);
         let case = host.to_device(&device, &lengths());
         for pooling in POOLINGS {
             let (expected, out) = (host.forward(pooling), case.forward(pooling));

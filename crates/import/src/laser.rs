@@ -1,4 +1,4 @@
-//! LASER1 and LASER2: stacked BiLSTMs saved as `params`, `model` and `dictionary`.
+//! LASER1 and LASER2: stacked LSTMs (the published ones are bidirectional) saved as `params`, `model` and `dictionary`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -50,20 +50,17 @@ fn open(path: &Path) -> Result<Laser, ModelError> {
             .ok_or_else(|| checkpoint.error(format!("params[\"{key}\"] is no number in range")))
     };
     let size = number("num_embeddings")?;
+    let bidirectional = pickle
+        .truth(checkpoint.find(params, "bidirectional")?)
+        .ok_or_else(|| checkpoint.error("params[\"bidirectional\"] is no truth value"))?;
     let encoder = BilstmConfig {
         embedding_size: number("embed_dim")?,
         hidden_size: number("hidden_size")?,
         layers: number("num_layers")?,
         pooling: BilstmPooling::Max,
         append_eos: true,
+        bidirectional,
     };
-    if pickle
-        .get(params, "bidirectional")
-        .and_then(|id| pickle.truth(id))
-        != Some(true)
-    {
-        return Err(checkpoint.error("params[\"bidirectional\"] is not true"));
-    }
     if encoder.layers > 64 || size <= UNKNOWN {
         return Err(checkpoint.error("params are out of range"));
     }
@@ -91,15 +88,10 @@ fn open(path: &Path) -> Result<Laser, ModelError> {
     let mut names = vec![(EMBEDDINGS.to_owned(), vec![size, encoder.embedding_size])];
     let hidden = encoder.hidden_size;
     for l in 0..encoder.layers {
-        let input = if l == 0 {
-            encoder.embedding_size
-        } else {
-            2 * hidden
-        };
-        for suffix in ["", "_reverse"] {
+        for suffix in encoder.suffixes() {
             names.push((
                 format!("lstm.weight_ih_l{l}{suffix}"),
-                vec![4 * hidden, input],
+                vec![4 * hidden, encoder.input_size(l)],
             ));
             names.push((
                 format!("lstm.weight_hh_l{l}{suffix}"),
@@ -135,7 +127,7 @@ impl Laser {
         let config = Config {
             format: FORMAT,
             name: String::new(),
-            dimensions: 2 * self.encoder.hidden_size,
+            dimensions: self.encoder.output_size(),
             max_tokens: options.max_tokens.unwrap_or(MAX_TOKENS),
             // LASER itself never normalises; its mining scripts do.
             normalize: false,

@@ -223,7 +223,7 @@ impl TextConfig {
 pub enum Architecture {
     /// Mean of token embeddings.
     Mean(MeanConfig),
-    /// Stacked bidirectional LSTM (LASER; Artetxe & Schwenk, TACL 2019, section 3.1).
+    /// Stacked LSTM, bidirectional (LASER; Artetxe & Schwenk, TACL 2019, section 3.1) or not.
     Bilstm(BilstmConfig),
     /// Mean of token embeddings with a gated BiLSTM residual, which knows their order.
     ResidualBilstm(ResidualBilstmConfig),
@@ -252,15 +252,15 @@ pub enum MeanPooling {
     Weighted,
 }
 
-/// Stacked BiLSTM. Tensors: `embed_tokens.weight` [V, E]; for each layer l and, with the suffix
-/// `_reverse`, each direction: `lstm.weight_ih_l{l}` [4H, E or 2H], `lstm.weight_hh_l{l}` [4H, H],
-/// `lstm.bias_ih_l{l}` and `lstm.bias_hh_l{l}` [4H]; gates in the order i, f, g, o.
+/// Stacked LSTM of D directions, two unless `bidirectional` is false. Tensors: `embed_tokens.weight` [V, E]; for each
+/// layer l and, with the suffix `_reverse`, each direction: `lstm.weight_ih_l{l}` [4H, E or DH],
+/// `lstm.weight_hh_l{l}` [4H, H], `lstm.bias_ih_l{l}` and `lstm.bias_hh_l{l}` [4H]; gates in the order i, f, g, o.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BilstmConfig {
     /// Width E of the embedding table.
     pub embedding_size: usize,
-    /// Width H of one direction; the encoder's output has 2H dimensions.
+    /// Width H of one direction; the encoder's output has DH dimensions.
     pub hidden_size: usize,
     /// Number of layers.
     pub layers: usize,
@@ -268,6 +268,38 @@ pub struct BilstmConfig {
     pub pooling: BilstmPooling,
     /// Whether `</s>` is appended to every token sequence here (and not by the tokenizer).
     pub append_eos: bool,
+    /// Whether every layer also reads from the last token to the first.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub bidirectional: bool,
+}
+
+impl BilstmConfig {
+    /// What PyTorch adds to the names of each direction's tensors, forward direction first.
+    pub fn suffixes(&self) -> &'static [&'static str] {
+        if self.bidirectional {
+            &["", "_reverse"]
+        } else {
+            &[""]
+        }
+    }
+
+    /// Number D of directions.
+    pub fn directions(&self) -> usize {
+        self.suffixes().len()
+    }
+
+    /// Width DH of the states of a layer.
+    pub fn output_size(&self) -> usize {
+        self.directions() * self.hidden_size
+    }
+
+    /// Width of what layer `layer` reads.
+    pub fn input_size(&self, layer: usize) -> usize {
+        match layer {
+            0 => self.embedding_size,
+            _ => self.output_size(),
+        }
+    }
 }
 
 /// Pooling of [`BilstmConfig`].
@@ -327,6 +359,7 @@ impl ResidualBilstmConfig {
             layers: self.layers,
             pooling: self.state_pooling,
             append_eos: false,
+            bidirectional: true,
         }
     }
 
@@ -466,7 +499,7 @@ impl Architecture {
     pub fn output_size(&self) -> usize {
         match self {
             Self::Mean(c) => c.embedding_size,
-            Self::Bilstm(c) => 2 * c.hidden_size,
+            Self::Bilstm(c) => c.output_size(),
             Self::ResidualBilstm(c) => c.embedding_size,
             Self::Transformer(c) => c.hidden_size,
         }
@@ -717,6 +750,33 @@ mod tests {
         let none = Prefixes::default();
         assert_eq!(none.apply(Role::Undecided, "x").unwrap(), "x");
         assert!(none.is_default() && !none.differ() && e5.differ());
+    }
+
+    /// Folders and checkpoints from before there was a choice do not name it.
+    #[test]
+    fn an_lstm_is_bidirectional_unless_it_says_otherwise() {
+        let with = |dimensions: usize, more: &str| {
+            Config::from_json(&format!(
+                r#"{{"format":1,"name":"t","dimensions":{dimensions},"max_tokens":16,"normalize":true,
+                "encoder":{{"architecture":"bilstm","embedding_size":3,"hidden_size":4,"layers":2,
+                "pooling":"last","append_eos":true{more}}}}}"#
+            ))
+        };
+        for (dimensions, more, named) in [
+            (8, "", false),
+            (8, r#","bidirectional":true"#, false),
+            (4, r#","bidirectional":false"#, true),
+        ] {
+            let config = with(dimensions, more).expect("valid");
+            assert_eq!(config.to_json().contains("bidirectional"), named, "{more}");
+            assert_eq!(Config::from_json(&config.to_json()).expect("valid"), config);
+        }
+        let error = with(8, r#","bidirectional":false"#).unwrap_err();
+        assert!(
+            error.to_string().contains("the last layer gives 4"),
+            "{error}"
+        );
+        assert!(with(8, r#","directions":1"#).is_err());
     }
 
     #[test]

@@ -115,6 +115,7 @@ pub fn write_with(
             layers: LAYERS,
             pooling: BilstmPooling::Max,
             append_eos: true,
+            bidirectional: true,
         }),
         dense: vec![],
         checks: vec![],

@@ -1,4 +1,4 @@
-//! Stacked bidirectional LSTM on packed sequences (LASER).
+//! Stacked LSTM of one or two directions on packed sequences (LASER).
 //!
 //! The tokens of a batch are stored step by step: first those of step 0 of all sentences, then those
 //! of step 1 of the sentences that have one, and so on. Sentences come in descending length, so
@@ -23,14 +23,11 @@ use laser_kernels::{Isa, gather};
 use laser_model::config::{BilstmConfig, BilstmPooling};
 use laser_model::folder::{Matrix, Weights};
 
-/// What PyTorch adds to the names of the reverse direction's tensors.
-const REVERSE: &str = "_reverse";
-
 /// One direction of one layer.
 struct Direction {
     reverse: bool,
-    /// Weights of the input, interleaved; behind the first layer in two parts, for the forward
-    /// and the backward states of the layer before.
+    /// Weights of the input, interleaved; behind the first layer in parts, for the states of each
+    /// direction of the layer before.
     input: Vec<Product>,
     recurrent: Product,
     /// Sum of both biases, interleaved.
@@ -50,8 +47,10 @@ pub(crate) struct Bilstm {
 /// The layers above the token embeddings.
 pub(super) struct Layers {
     isa: Isa,
-    layers: Vec<[Direction; 2]>,
+    /// Directions of each layer, the forward one first.
+    layers: Vec<Vec<Direction>>,
     hidden: usize,
+    directions: usize,
     pooling: BilstmPooling,
 }
 
@@ -103,13 +102,13 @@ impl Layers {
     ) -> Result<Self, EncoderError> {
         let mut parts = Vec::new();
         for layer in 0..config.layers {
-            for suffix in ["", REVERSE] {
-                parts.push((layer, suffix));
+            for direction in 0..config.directions() {
+                parts.push((layer, direction));
             }
         }
         let arena = Arena::default();
-        let load = |(layer, suffix): &(usize, &str)| {
-            Direction::load(&arena, isa, config, weights, *layer, suffix, precision)
+        let load = |(layer, direction): &(usize, usize)| {
+            Direction::load(&arena, isa, config, weights, *layer, *direction, precision)
         };
         let directions: Vec<Direction> = if parallel {
             parts.par_iter().map(load).collect::<Result<_, _>>()?
@@ -118,15 +117,21 @@ impl Layers {
         };
         let mut directions = directions.into_iter();
         let mut layers = Vec::new();
-        while let (Some(forward), Some(backward)) = (directions.next(), directions.next()) {
-            layers.push([forward, backward]);
+        for _ in 0..config.layers {
+            layers.push(directions.by_ref().take(config.directions()).collect());
         }
         Ok(Self {
             isa,
             layers,
             hidden: config.hidden_size,
+            directions: config.directions(),
             pooling: config.pooling,
         })
+    }
+
+    /// Width of the states.
+    pub fn width(&self) -> usize {
+        self.directions * self.hidden
     }
 
     /// Pools the states of one direction into columns `column..column + H` of `out`.
@@ -142,7 +147,7 @@ impl Layers {
         let (hidden, width) = (self.hidden, padded(self.hidden));
         for (row, (ids, out)) in sequences
             .iter()
-            .zip(out.chunks_exact_mut(2 * hidden))
+            .zip(out.chunks_exact_mut(self.width()))
             .enumerate()
         {
             let out = &mut out[column..column + hidden];
@@ -172,19 +177,19 @@ impl Direction {
         config: &BilstmConfig,
         weights: &Weights,
         layer: usize,
-        suffix: &str,
+        direction: usize,
         precision: Precision,
     ) -> Result<Self, EncoderError> {
         let hidden = config.hidden_size;
         let columns = 4 * padded(hidden);
+        let suffix = config.suffixes()[direction];
         let name = |what: &str| format!("lstm.{what}_l{layer}{suffix}");
         let inputs: Vec<usize> = if layer == 0 {
             vec![config.embedding_size]
         } else {
-            vec![hidden, hidden]
+            vec![hidden; config.directions()]
         };
-        let matrix =
-            weights.matrix(&name("weight_ih"), 4 * hidden, inputs.iter().sum::<usize>())?;
+        let matrix = weights.matrix(&name("weight_ih"), 4 * hidden, config.input_size(layer))?;
         let mut full = vec![0f32; matrix.columns()];
         let mut input = Vec::new();
         let mut column = 0;
@@ -222,7 +227,7 @@ impl Direction {
             .map(|j| interleaved(j, hidden).map_or(0.0, |source| a[source] + b[source]))
             .collect();
         Ok(Self {
-            reverse: suffix == REVERSE,
+            reverse: direction == 1,
             input,
             recurrent,
             bias,
@@ -336,7 +341,7 @@ pub(crate) fn faster_than_f32(
             config,
             weights,
             config.layers - 1,
-            "",
+            0,
             precision,
         )?;
         let tokens = packing.tokens();
@@ -363,7 +368,7 @@ pub(crate) fn faster_than_f32(
 }
 
 impl Layers {
-    /// Pools the states of each sequence into its row of `out` [sequences, 2H], as [`Model::encode`];
+    /// Pools the states of each sequence into its row of `out` [sequences, width], as [`Model::encode`];
     /// `embed` writes the input that an element of a sequence stands for.
     pub fn encode(
         &self,
@@ -374,7 +379,7 @@ impl Layers {
     ) {
         let (hidden, width) = (self.hidden, padded(self.hidden));
         let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * 2 * hidden);
+        let (out, rest) = out.split_at_mut(present * self.width());
         rest.fill(0.0);
         let sequences = &sequences[..present];
         if sequences.is_empty() {
@@ -391,51 +396,52 @@ impl Layers {
                 embedded.set(at..at + 1, &row, row.len());
             }
         }
-        // The forward and backward states that a layer reads, and those that it makes.
-        let room = || [0, 1].map(|d| self.layers[0][d].recurrent.operand(tokens));
-        let (mut last, mut states) = (room(), room());
-        let mut work: [Work; 2] = Default::default();
-        // What pooling needs of the last layer, for each direction.
+        // The states of each direction that a layer reads.
+        let room = |direction: &Direction| direction.recurrent.operand(tokens);
+        let mut last: Vec<Operand> = self.layers[0].iter().map(room).collect();
+        // For each direction its buffers, the states that a layer makes, and what pooling needs of
+        // the last layer.
         let maximum = self.pooling == BilstmPooling::Max;
-        let mut kept = [(); 2].map(|()| {
-            if maximum {
-                vec![f32::NEG_INFINITY; present * width]
-            } else {
-                vec![0.0; tokens * width]
-            }
-        });
+        let mut own: Vec<(Work, Operand, Vec<f32>)> = self.layers[0]
+            .iter()
+            .map(|direction| {
+                let kept = if maximum {
+                    vec![f32::NEG_INFINITY; present * width]
+                } else {
+                    vec![0.0; tokens * width]
+                };
+                (Work::default(), room(direction), kept)
+            })
+            .collect();
         for (index, layer) in self.layers.iter().enumerate() {
             let input = match index {
                 0 => vec![&embedded],
                 _ => last.iter().collect(),
             };
-            let run = |d: usize, work: &mut Work, states: &mut Operand, kept: &mut [f32]| {
+            let run = |(direction, own): (&Direction, &mut (Work, Operand, Vec<f32>))| {
+                let (work, states, kept) = own;
                 let keep = match (index + 1 == self.layers.len(), maximum) {
                     (false, _) => Keep::Nothing,
                     (true, true) => Keep::Maximum(kept),
                     (true, false) => Keep::All(kept),
                 };
-                layer[d].run(self.isa, &input, &packing, work, states, keep);
+                direction.run(self.isa, &input, &packing, work, states, keep);
             };
-            let [work_0, work_1] = &mut work;
-            let [states_0, states_1] = &mut states;
-            let [kept_0, kept_1] = &mut kept;
-            let mut forward = || run(0, work_0, states_0, kept_0);
-            let mut backward = || run(1, work_1, states_1, kept_1);
             if parallel {
-                rayon::join(forward, backward);
+                layer.par_iter().zip(&mut own).for_each(run);
             } else {
-                forward();
-                backward();
+                layer.iter().zip(&mut own).for_each(run);
             }
-            std::mem::swap(&mut last, &mut states);
+            for (last, (_, states, _)) in last.iter_mut().zip(&mut own) {
+                std::mem::swap(last, states);
+            }
         }
-        for (direction, kept) in kept.iter().enumerate() {
+        for (direction, (.., kept)) in own.iter().enumerate() {
             let column = direction * hidden;
             if maximum {
                 for (max, out) in kept
                     .chunks_exact(width)
-                    .zip(out.chunks_exact_mut(2 * hidden))
+                    .zip(out.chunks_exact_mut(self.width()))
                 {
                     out[column..column + hidden].copy_from_slice(&max[..hidden]);
                 }
@@ -444,6 +450,11 @@ impl Layers {
                 self.pool(kept, reverse, sequences, &packing, column, out);
             }
         }
+    }
+
+    /// Batches at the same time: the directions of a batch run side by side.
+    pub fn lanes(&self, threads: usize) -> usize {
+        threads.div_ceil(self.directions)
     }
 
     /// Floating point operations for each step.
@@ -478,7 +489,7 @@ impl Model for Bilstm {
     }
 
     fn width(&self) -> usize {
-        2 * self.layers.hidden
+        self.layers.width()
     }
 
     fn encode(
@@ -499,15 +510,10 @@ impl Model for Bilstm {
     }
 
     fn lanes(&self, threads: usize) -> usize {
-        lanes(threads)
+        self.layers.lanes(threads)
     }
 
     fn bytes(&self) -> usize {
         self.layers.bytes()
     }
-}
-
-/// Batches at the same time: the two directions of a batch run side by side.
-pub(super) fn lanes(threads: usize) -> usize {
-    threads.div_ceil(2)
 }

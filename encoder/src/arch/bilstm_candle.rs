@@ -1,14 +1,14 @@
-//! The stacked BiLSTM in candle, for GPUs: weights resident on the device, in f32 or bf16, cell
+//! The stacked LSTM of one or two directions in candle, for GPUs: weights resident on the device, in f32 or bf16, cell
 //! states always in f32.
 //!
 //! Tokens are stored step by step as in [`super::bilstm`], so nothing is padded. The input products
-//! of all steps and both directions are one matrix product. What follows is one kernel for the
+//! of all steps and directions are one matrix product. What follows is one kernel for the
 //! whole layer ([`laser_cuda::lstm`]) where there is one for the device and the type; elsewhere
 //! candle runs step by step.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
-use laser_cuda::lstm::{self, Pooling, Steps};
+use laser_cuda::lstm::{self, Pooling, Shape, Steps};
 
 use super::Model;
 use super::bilstm::packing;
@@ -20,7 +20,7 @@ use laser_model::folder::Weights;
 
 /// One layer, forward direction first.
 struct Layer {
-    /// [8H, in].
+    /// [directions, 4H, in] as one matrix.
     input: Tensor,
     /// Those of the states.
     weights: lstm::Weights,
@@ -36,7 +36,7 @@ pub(super) struct LayersCandle {
     device: Device,
     dtype: DType,
     layers: Vec<Layer>,
-    hidden: usize,
+    shape: Shape,
     pooling: BilstmPooling,
     /// Whether a layer is one kernel.
     pub(super) fused: bool,
@@ -68,20 +68,17 @@ impl LayersCandle {
         device: &Device,
         dtype: DType,
     ) -> std::result::Result<Self, EncoderError> {
-        let hidden = config.hidden_size;
+        let (hidden, directions) = (config.hidden_size, config.directions());
+        let shape = Shape { directions, hidden };
         let matrix = |name: &str, rows: usize, columns: usize| {
             let values = weights.matrix(name, rows, columns)?.to_f32();
             let tensor = Tensor::from_vec(values, (rows, columns), device)?.to_dtype(dtype)?;
             Ok::<_, EncoderError>(tensor)
         };
         let layer = |layer: usize| {
-            let size = if layer == 0 {
-                config.embedding_size
-            } else {
-                2 * hidden
-            };
+            let size = config.input_size(layer);
             let (mut input, mut recurrent, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-            for suffix in ["", "_reverse"] {
+            for suffix in config.suffixes() {
                 let name = |what: &str| format!("lstm.{what}_l{layer}{suffix}");
                 input.push(matrix(&name("weight_ih"), 4 * hidden, size)?);
                 recurrent.push(matrix(&name("weight_hh"), 4 * hidden, hidden)?);
@@ -98,7 +95,7 @@ impl LayersCandle {
                 input: Tensor::cat(&input, 0)?,
                 weights: lstm::Weights {
                     recurrent: Tensor::stack(&recurrent, 0)?,
-                    bias: Tensor::from_vec(biases, (2, 4 * hidden), device)?,
+                    bias: Tensor::from_vec(biases, (directions, 4 * hidden), device)?,
                 },
             })
         };
@@ -108,9 +105,9 @@ impl LayersCandle {
             layers: (0..config.layers)
                 .map(layer)
                 .collect::<std::result::Result<_, _>>()?,
-            hidden,
+            shape,
             pooling: config.pooling,
-            fused: lstm::supported(device, dtype, hidden),
+            fused: lstm::supported(device, dtype, shape),
         })
     }
 
@@ -133,7 +130,7 @@ impl LayersCandle {
         out: &mut [f32],
     ) -> Result<()> {
         let Some((last, below)) = self.layers.split_last() else {
-            candle_core::bail!("a BiLSTM has layers")
+            candle_core::bail!("an LSTM has layers")
         };
         let lengths: Vec<usize> = sequences.iter().map(|s| s.len()).collect();
         let steps = Steps::new(&lengths, &self.device)?;
@@ -153,7 +150,7 @@ impl LayersCandle {
             out.copy_from_slice(&pooled.flatten_all()?.to_vec1::<f32>()?);
         }
         if pooling == Pooling::Sum {
-            for (length, out) in lengths.iter().zip(out.chunks_exact_mut(2 * self.hidden)) {
+            for (length, out) in lengths.iter().zip(out.chunks_exact_mut(self.shape.width())) {
                 let scale = 1.0 / *length as f32;
                 out.iter_mut().for_each(|y| *y *= scale);
             }
@@ -169,7 +166,7 @@ impl LayersCandle {
         products: &Tensor,
         packing: &Packing,
     ) -> Result<Tensor> {
-        let (hidden, reverse) = (self.hidden, direction == 1);
+        let (hidden, reverse) = (self.shape.hidden, direction == 1);
         let recurrent = layer.weights.recurrent.get(direction)?.t()?;
         let products = products
             .to_dtype(DType::F32)?
@@ -210,14 +207,15 @@ impl LayersCandle {
         Tensor::cat(&states, 0)
     }
 
-    /// States of the last layer, [tokens, 2H], on the host, step by step.
+    /// States of the last layer, [tokens, width], on the host, step by step.
     fn states(&self, table: &Tensor, sequences: &[&[u32]], packing: &Packing) -> Result<Vec<f32>> {
         let mut x = self.embed(table, sequences, packing)?;
         for layer in &self.layers {
-            let products = x.matmul(&layer.input.t()?)?.chunk(2, D::Minus1)?;
-            let forward = self.run(layer, 0, &products[0], packing)?;
-            let backward = self.run(layer, 1, &products[1], packing)?;
-            x = Tensor::cat(&[forward, backward], D::Minus1)?;
+            let products = x.matmul(&layer.input.t()?)?;
+            let products = products.chunk(self.shape.directions, D::Minus1)?;
+            let states = products.iter().enumerate();
+            let states = states.map(|(d, products)| self.run(layer, d, products, packing));
+            x = Tensor::cat(&states.collect::<Result<Vec<_>>>()?, D::Minus1)?;
         }
         x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
     }
@@ -227,7 +225,8 @@ impl LayersCandle {
         out.copy_from_slice(at(0));
         match self.pooling {
             BilstmPooling::Last => {
-                out[..self.hidden].copy_from_slice(&at(length - 1)[..self.hidden]);
+                let hidden = self.shape.hidden;
+                out[..hidden].copy_from_slice(&at(length - 1)[..hidden]);
             }
             BilstmPooling::Max => {
                 for t in 1..length {
@@ -245,9 +244,9 @@ impl LayersCandle {
     }
 
     /// Pools the states of each sequence, whose ids are rows of `table`, into its row of `out`
-    /// [sequences, 2H], as [`Model::encode`].
+    /// [sequences, width], as [`Model::encode`].
     pub fn encode(&self, table: &Tensor, sequences: &[&[u32]], out: &mut [f32]) -> Result<()> {
-        let width = 2 * self.hidden;
+        let width = self.shape.width();
         let present = sequences.partition_point(|s| !s.is_empty());
         let (out, rest) = out.split_at_mut(present * width);
         rest.fill(0.0);
@@ -302,7 +301,7 @@ impl Model for BilstmCandle {
     }
 
     fn width(&self) -> usize {
-        2 * self.layers.hidden
+        self.layers.shape.width()
     }
 
     fn encode(

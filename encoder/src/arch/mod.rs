@@ -187,12 +187,65 @@ mod tests {
         (config, weights)
     }
 
-    #[test]
-    fn bilstm_is_the_same_with_all_instructions_and_precisions() {
-        let dir = tempfile::TempDir::new().unwrap();
-        let (mut config, weights) = laser2(dir.path());
+    /// Names and shapes of the tensors of an LSTM with a table of 40 tokens.
+    fn shapes(config: &BilstmConfig) -> Vec<(String, Vec<usize>)> {
+        let gates = 4 * config.hidden_size;
+        let table = vec![40, config.embedding_size];
+        let mut shapes = vec![("embed_tokens.weight".to_owned(), table)];
+        for layer in 0..config.layers {
+            for suffix in config.suffixes() {
+                for (kind, shape) in [
+                    ("weight_ih", vec![gates, config.input_size(layer)]),
+                    ("weight_hh", vec![gates, config.hidden_size]),
+                    ("bias_ih", vec![gates]),
+                    ("bias_hh", vec![gates]),
+                ] {
+                    shapes.push((format!("lstm.{kind}_l{layer}{suffix}"), shape));
+                }
+            }
+        }
+        shapes
+    }
+
+    /// Tensors of these names and shapes, of numbers from -1 to 1.
+    fn random(folder: &Path, shapes: Vec<(String, Vec<usize>)>) -> Weights {
+        let mut seed = 1u32;
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let tensors = shapes.into_iter().map(|(name, shape)| {
+            let values = (0..shape.iter().product()).map(|_| next()).collect();
+            (name, Tensor::f32(&shape, values))
+        });
+        let tensors: std::collections::BTreeMap<_, _> = tensors.collect();
+        let path = folder.join(folder::WEIGHTS);
+        safetensors::serialize_to_file(&tensors, None, &path).unwrap();
+        Weights::open(&path).unwrap()
+    }
+
+    /// A small LASER2, and an LSTM of one direction; each with every pooling.
+    fn lstms(folder: &Path) -> Vec<(BilstmConfig, Weights)> {
+        let mut all = Vec::new();
         for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
+            let (mut config, weights) = laser2(&folder.join(format!("{pooling:?}")));
             config.pooling = pooling;
+            let one = BilstmConfig {
+                bidirectional: false,
+                layers: 3,
+                ..config.clone()
+            };
+            all.push((config, weights));
+            let weights = random(folder, shapes(&one));
+            all.push((one, weights));
+        }
+        all
+    }
+
+    #[test]
+    fn lstm_is_the_same_with_all_instructions_and_precisions() {
+        let dir = tempfile::TempDir::new().unwrap();
+        for (config, weights) in lstms(dir.path()) {
             let states = |isa, precision| {
                 states(&bilstm::Bilstm::load(isa, &config, &weights, precision, false).unwrap())
             };
@@ -210,11 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn bilstm_in_candle_is_that_of_the_kernels() {
+    fn lstm_in_candle_is_that_of_the_kernels() {
         let dir = tempfile::TempDir::new().unwrap();
-        let (mut config, weights) = laser2(dir.path());
-        for pooling in [BilstmPooling::Max, BilstmPooling::Mean, BilstmPooling::Last] {
-            config.pooling = pooling;
+        for (config, weights) in lstms(dir.path()) {
             let kernels =
                 bilstm::Bilstm::load(Isa::detect(), &config, &weights, Precision::F32, false)
                     .unwrap();
@@ -254,37 +305,16 @@ mod tests {
             state_pooling,
             ngrams_from: Some(30),
         };
-        let mut tensors = std::collections::BTreeMap::new();
-        let mut seed = 1u32;
-        let mut add = |name: &str, shape: &[usize]| {
-            let mut next = || {
-                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
-            };
-            let values = (0..shape.iter().product()).map(|_| next()).collect();
-            tensors.insert(name.to_owned(), Tensor::f32(shape, values));
-        };
-        add("embed_tokens.weight", &[40, 20]);
-        add("token_weight", &[40]);
-        for layer in 0..2 {
-            for suffix in ["", "_reverse"] {
-                let input = if layer == 0 { 20 } else { 48 };
-                for (kind, shape) in [
-                    ("weight_ih", &[96, input][..]),
-                    ("weight_hh", &[96, 24]),
-                    ("bias_ih", &[96]),
-                    ("bias_hh", &[96]),
-                ] {
-                    add(&format!("lstm.{kind}_l{layer}{suffix}"), shape);
-                }
-            }
+        let mut shapes = shapes(&config.bilstm());
+        for (name, shape) in [
+            ("token_weight", vec![40]),
+            ("gate", vec![1]),
+            ("projection.weight", vec![20, 48]),
+            ("projection.bias", vec![20]),
+        ] {
+            shapes.push((name.to_owned(), shape));
         }
-        add("gate", &[1]);
-        add("projection.weight", &[20, 48]);
-        add("projection.bias", &[20]);
-        let path = folder.join(folder::WEIGHTS);
-        safetensors::serialize_to_file(&tensors, None, &path).unwrap();
-        (config, Weights::open(&path).unwrap())
+        (config, random(folder, shapes))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Mean of token embeddings plus a gated BiLSTM over them.
 
 use super::Model;
-use super::bilstm::{self, Layers};
+use super::bilstm::Layers;
 use laser_model::ModelError;
 use laser_model::mean::token_weights;
 
@@ -192,7 +192,7 @@ impl Model for ResidualBilstm {
     }
 
     fn lanes(&self, threads: usize) -> usize {
-        bilstm::lanes(threads)
+        self.layers.lanes(threads)
     }
 
     fn bytes(&self) -> usize {

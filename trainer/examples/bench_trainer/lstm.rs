@@ -9,21 +9,24 @@ use laser_trainer::ops::threads::Threads;
 
 use crate::{VOCABULARY, config, peer, sentences, step};
 
+const LAYERS: BilstmConfig = BilstmConfig {
+    embedding_size: 320,
+    hidden_size: 512,
+    layers: 2,
+    pooling: BilstmPooling::Max,
+    append_eos: false,
+    bidirectional: true,
+};
+
 fn bilstm(arithmetic: Arithmetic) -> Model {
-    let encoder = Architecture::Bilstm(BilstmConfig {
-        embedding_size: 320,
-        hidden_size: 512,
-        layers: 2,
-        pooling: BilstmPooling::Max,
-        append_eos: false,
-    });
+    let encoder = Architecture::Bilstm(LAYERS);
     Model::new(config(encoder, Vec::new()), VOCABULARY, None, arithmetic, 1)
         .expect("a valid configuration")
 }
 
 /// The same step with the BiLSTM on a GPU, if this build and this machine have one.
 fn gpu(threads: &Threads, batch: &Ragged, runs: usize, python: Option<&str>) {
-    let device = match LstmDevice::cuda(0, 512) {
+    let device = match LstmDevice::cuda(0, &LAYERS) {
         Ok(device) => device,
         Err(e) => {
             println!("  no GPU was measured: {e}");

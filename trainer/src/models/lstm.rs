@@ -23,18 +23,13 @@ pub(super) enum LstmSaved {
 pub(super) fn initialise(c: &BilstmConfig, parameters: &mut Parameters, seed: u64) {
     let bound = 1.0 / (c.hidden_size as f32).sqrt();
     for layer in 0..c.layers {
-        let input = if layer == 0 {
-            c.embedding_size
-        } else {
-            2 * c.hidden_size
-        };
-        for suffix in ["", "_reverse"] {
+        for suffix in c.suffixes() {
             let gates = 4 * c.hidden_size;
             let mut add = |kind: &str, shape: &[usize]| {
                 let name = format!("lstm.{kind}_l{layer}{suffix}");
                 parameters.uniform(&name, shape, bound, seed);
             };
-            add("weight_ih", &[gates, input]);
+            add("weight_ih", &[gates, c.input_size(layer)]);
             add("weight_hh", &[gates, c.hidden_size]);
             add("bias_ih", &[gates]);
             add("bias_hh", &[gates]);
@@ -44,28 +39,32 @@ pub(super) fn initialise(c: &BilstmConfig, parameters: &mut Parameters, seed: u6
 
 fn stack<'a>(pass: &Pass<'a>, config: &BilstmConfig) -> LstmStack<'a> {
     let parameters = pass.parameters;
-    let directions = (0..2 * config.layers)
-        .map(|d| {
-            let value = |i: usize| parameters.value(pass.dense.start + 4 * d + i);
-            Weights {
-                input: value(0),
-                recurrent: value(1),
-                bias_input: value(2),
-                bias_recurrent: value(3),
-            }
-        })
-        .collect();
+    let weights = |d: usize| {
+        let value = |i: usize| parameters.value(pass.dense.start + 4 * d + i);
+        Weights {
+            input: value(0),
+            recurrent: value(1),
+            bias_input: value(2),
+            bias_recurrent: value(3),
+        }
+    };
+    let directions = config.directions();
+    let layer = |l: usize| {
+        (l * directions..(l + 1) * directions)
+            .map(weights)
+            .collect()
+    };
     LstmStack {
         input_size: config.embedding_size,
         hidden_size: config.hidden_size,
         pooling: config.pooling,
-        directions,
+        layers: (0..config.layers).map(layer).collect(),
         arithmetic: pass.arithmetic,
         frozen_input: parameters.frozen() > 0,
     }
 }
 
-/// Pooled states [sentences, 2H] of some sentences of `batch`, whose ids are rows of `table`.
+/// Pooled states [sentences, DH] of some sentences of `batch`, whose ids are rows of `table`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     config: &BilstmConfig,
@@ -97,7 +96,8 @@ pub(super) fn backward(
     dense: &mut [Vec<f32>],
 ) -> Result<Occurrences, ModelError> {
     let first = pass.dense.start;
-    let gradients = &mut dense[first..first + 8 * config.layers];
+    let count = 4 * config.directions() * config.layers;
+    let gradients = &mut dense[first..first + count];
     let regularization = pass.regularization;
     let (stack, seed) = (stack(pass, config), regularization.seed);
     let dropouts = (regularization.embedding, regularization.hidden);

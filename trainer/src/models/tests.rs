@@ -49,15 +49,19 @@ fn architectures() -> Vec<Architecture> {
             pooling,
         })
     };
-    let bilstm = |pooling| {
+    let lstm = |bidirectional, hidden_size, pooling| {
         Architecture::Bilstm(BilstmConfig {
             embedding_size: 6,
-            hidden_size: 4,
+            hidden_size,
             layers: 2,
             pooling,
             append_eos: false,
+            bidirectional,
         })
     };
+    let bilstm = |pooling| lstm(true, 4, pooling);
+    // As wide: the same dense layers follow.
+    let forward = |pooling| lstm(false, 8, pooling);
     let residual = |pooling, state_pooling, ngrams_from| {
         Architecture::ResidualBilstm(ResidualBilstmConfig {
             embedding_size: 8,
@@ -76,6 +80,9 @@ fn architectures() -> Vec<Architecture> {
         bilstm(BilstmPooling::Max),
         bilstm(BilstmPooling::Mean),
         bilstm(BilstmPooling::Last),
+        forward(BilstmPooling::Max),
+        forward(BilstmPooling::Mean),
+        forward(BilstmPooling::Last),
         residual(MeanPooling::Mean, BilstmPooling::Last, None),
         transformer(NormPosition::Post, TransformerPooling::Mean),
         transformer(NormPosition::Pre, TransformerPooling::Max),

@@ -1,4 +1,4 @@
-//! Bidirectional LSTM over whole sequences, with its own backward pass.
+//! LSTM of one or two directions over whole sequences, with its own backward pass.
 //!
 //! Gates are those of `torch.nn.LSTM` (i, f, g, o; two biases):
 //! `c_t = σ(f) c_{t−1} + σ(i) tanh(g)`, `h_t = σ(o) tanh(c_t)`.
@@ -331,7 +331,7 @@ pub fn direction_backward(
     add(&sums, d_bias_recurrent);
 }
 
-/// A stack of bidirectional layers with pooling over time.
+/// A stack of layers with pooling over time; D is the number of their directions.
 #[derive(Debug)]
 pub struct LstmStack<'a> {
     /// Width of the token embeddings.
@@ -340,8 +340,8 @@ pub struct LstmStack<'a> {
     pub hidden_size: usize,
     /// Pooling of the last layer over time.
     pub pooling: BilstmPooling,
-    /// Forward and backward direction of each layer.
-    pub directions: Vec<Weights<'a>>,
+    /// The directions of each layer: the forward one and, where D is 2, the backward one.
+    pub layers: Vec<Vec<Weights<'a>>>,
     /// Products.
     pub arithmetic: Arithmetic,
     /// Whether the token embeddings get no gradient.
@@ -353,8 +353,8 @@ pub struct LstmStack<'a> {
 pub struct StackSaved {
     steps: Steps,
     ids: Vec<u32>,
-    /// Input of each layer, after dropout, with its two directions.
-    layers: Vec<(Vec<f32>, [DirectionSaved; 2])>,
+    /// Input of each layer, after dropout, with its directions.
+    layers: Vec<(Vec<f32>, Vec<DirectionSaved>)>,
     /// For max pooling, the step that gave each element of the result.
     argmax: Vec<u32>,
 }
@@ -365,7 +365,17 @@ pub(super) fn layer_seed(seed: u64, layer: usize) -> u64 {
 }
 
 impl LstmStack<'_> {
-    /// Pooled outputs [sentences, 2H] in the order of the batch. `dropouts` are the rates of token
+    /// Number D of directions.
+    pub(super) fn directions(&self) -> usize {
+        self.layers.first().map_or(0, Vec::len)
+    }
+
+    /// Width DH of the outputs.
+    pub(super) fn width(&self) -> usize {
+        self.directions() * self.hidden_size
+    }
+
+    /// Pooled outputs [sentences, DH] in the order of the batch. `dropouts` are the rates of token
     /// embeddings and between layers. Sentences without tokens become zeros.
     pub fn forward(
         &self,
@@ -375,34 +385,34 @@ impl LstmStack<'_> {
         dropouts: (f32, f32),
         seed: u64,
     ) -> (Vec<f32>, StackSaved) {
-        let (h, begin, count) = (self.hidden_size, sentences.start, sentences.len());
+        let (h, width) = (self.hidden_size, self.width());
+        let (begin, count) = (sentences.start, sentences.len());
         let steps = Steps::new(batch, sentences);
         let ids = steps.ids(batch);
         let rows = steps.rows();
         let mut input = vec![0f32; rows * self.input_size];
         look_up(table, &ids, self.input_size, &mut input);
         dropout(&mut input, dropouts.0, layer_seed(seed, 0));
-        let mut layers: Vec<(Vec<f32>, [DirectionSaved; 2])> = Vec::new();
-        for (layer, pair) in self.directions.chunks_exact(2).enumerate() {
+        let mut layers: Vec<(Vec<f32>, Vec<DirectionSaved>)> = Vec::new();
+        for (layer, directions) in self.layers.iter().enumerate() {
             if let Some((_, below)) = layers.last() {
                 input = side_by_side(below, h);
                 dropout(&mut input, dropouts.1, layer_seed(seed, layer));
             }
-            let run = |reverse: bool| {
-                let weights = pair[usize::from(reverse)];
-                direction_forward(&steps, reverse, h, weights, &input, self.arithmetic)
+            let run = |(d, weights): (usize, &Weights<'_>)| {
+                direction_forward(&steps, d == 1, h, *weights, &input, self.arithmetic)
             };
-            let outputs = [run(false), run(true)];
+            let outputs = directions.iter().enumerate().map(run).collect();
             layers.push((std::mem::take(&mut input), outputs));
         }
-        let mut out = vec![0f32; count * 2 * h];
+        let mut out = vec![0f32; count * width];
         let mut argmax = Vec::new();
         if let Some((_, top)) = layers.last() {
             if self.pooling == BilstmPooling::Max {
-                argmax = vec![0u32; count * 2 * h];
+                argmax = vec![0u32; count * width];
             }
             for (s, (sentence, length)) in steps.order.iter().zip(&steps.lengths).enumerate() {
-                let at = (sentence - begin) * 2 * h;
+                let at = (sentence - begin) * width;
                 for (d, direction) in top.iter().enumerate() {
                     let to = at + d * h..at + (d + 1) * h;
                     let row = |t: usize| {
@@ -451,7 +461,7 @@ impl LstmStack<'_> {
         dropouts: (f32, f32),
         seed: u64,
     ) -> Occurrences {
-        let h = self.hidden_size;
+        let (h, width) = (self.hidden_size, self.width());
         let StackSaved {
             steps,
             ids,
@@ -460,12 +470,12 @@ impl LstmStack<'_> {
         } = saved;
         let rows = steps.rows();
         let begin = steps.order.iter().min().copied().unwrap_or(0);
-        let mut d_outputs = [vec![0f32; rows * h], vec![0f32; rows * h]];
+        let mut d_outputs = vec![vec![0f32; rows * h]; self.directions()];
         for (s, (sentence, length)) in steps.order.iter().zip(&steps.lengths).enumerate() {
             if *length == 0 {
                 continue;
             }
-            let at = (sentence - begin) * 2 * h;
+            let at = (sentence - begin) * width;
             for (d, d_output) in d_outputs.iter_mut().enumerate() {
                 let from = at + d * h..at + (d + 1) * h;
                 let dy = &dy[from.clone()];
@@ -495,24 +505,23 @@ impl LstmStack<'_> {
         }
         let mut d_input = Vec::new();
         let top = layers.len();
-        for (layer, pair) in self.directions.chunks_exact(2).enumerate().rev() {
+        for (layer, directions) in self.layers.iter().enumerate().rev() {
             let Some((input, outputs)) = layers.pop() else {
                 break;
             };
             if layer + 1 < top {
-                d_outputs = apart(&d_input, h);
+                d_outputs = apart(&d_input, directions.len(), h);
             }
             let wanted = layer > 0 || !self.frozen_input;
             d_input = vec![0f32; if wanted { input.len() } else { 0 }];
-            let [first, second] = d_outputs;
-            d_outputs = [Vec::new(), Vec::new()];
-            for (d, (saved, d_output)) in outputs.into_iter().zip([first, second]).enumerate() {
-                let at = (2 * layer + d) * 4;
+            let outputs = outputs.into_iter().zip(d_outputs.drain(..));
+            for (d, (saved, d_output)) in outputs.enumerate() {
+                let at = (directions.len() * layer + d) * 4;
                 direction_backward(
                     &steps,
                     d == 1,
                     h,
-                    pair[d],
+                    directions[d],
                     &input,
                     saved,
                     d_output,
@@ -547,29 +556,26 @@ simd! {
     }
 }
 
-/// [rows, 2H] from the outputs of two directions.
-fn side_by_side(pair: &[DirectionSaved; 2], h: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(pair[0].hidden.len() * 2);
-    for (a, b) in pair[0]
-        .hidden
-        .chunks_exact(h)
-        .zip(pair[1].hidden.chunks_exact(h))
-    {
-        out.extend_from_slice(a);
-        out.extend_from_slice(b);
+/// [rows, DH] from the outputs of D directions.
+fn side_by_side(directions: &[DirectionSaved], h: usize) -> Vec<f32> {
+    let size = directions[0].hidden.len();
+    let mut out = Vec::with_capacity(size * directions.len());
+    for at in (0..size).step_by(h) {
+        for direction in directions {
+            out.extend_from_slice(&direction.hidden[at..at + h]);
+        }
     }
     out
 }
 
 /// The inverse of [`side_by_side`].
-fn apart(both: &[f32], h: usize) -> [Vec<f32>; 2] {
-    let mut parts = [
-        Vec::with_capacity(both.len() / 2),
-        Vec::with_capacity(both.len() / 2),
-    ];
-    for row in both.chunks_exact(2 * h) {
-        parts[0].extend_from_slice(&row[..h]);
-        parts[1].extend_from_slice(&row[h..]);
+fn apart(states: &[f32], directions: usize, h: usize) -> Vec<Vec<f32>> {
+    let part = |_| Vec::with_capacity(states.len() / directions);
+    let mut parts: Vec<Vec<f32>> = (0..directions).map(part).collect();
+    for row in states.chunks_exact(directions * h) {
+        for (part, row) in parts.iter_mut().zip(row.chunks_exact(h)) {
+            part.extend_from_slice(row);
+        }
     }
     parts
 }
@@ -593,14 +599,15 @@ mod tests {
         parameters: Vec<Vec<f32>>,
         table: Vec<f32>,
         pooling: BilstmPooling,
+        directions: usize,
     }
 
     impl Net {
-        fn new(layers: usize, pooling: BilstmPooling) -> Self {
+        fn new(layers: usize, directions: usize, pooling: BilstmPooling) -> Self {
             let (h, e) = (3, 4);
             let mut parameters = Vec::new();
-            for d in 0..2 * layers {
-                let input = if d < 2 { e } else { 2 * h };
+            for d in 0..directions * layers {
+                let input = if d < directions { e } else { directions * h };
                 for (k, n) in [4 * h * input, 4 * h * h, 4 * h, 4 * h]
                     .into_iter()
                     .enumerate()
@@ -614,25 +621,26 @@ mod tests {
                 parameters,
                 table: random(6 * e, 1.0, 5, 99),
                 pooling,
+                directions,
             }
         }
 
         fn stack(&self, arithmetic: Arithmetic) -> LstmStack<'_> {
-            let directions = self
-                .parameters
-                .chunks_exact(4)
-                .map(|p| Weights {
+            let layers = self.parameters.chunks_exact(4 * self.directions);
+            let layers = layers.map(|layer| {
+                let weights = layer.chunks_exact(4).map(|p| Weights {
                     input: &p[0],
                     recurrent: &p[1],
                     bias_input: &p[2],
                     bias_recurrent: &p[3],
-                })
-                .collect();
+                });
+                weights.collect()
+            });
             LstmStack {
                 input_size: self.e,
                 hidden_size: self.h,
                 pooling: self.pooling,
-                directions,
+                layers: layers.collect(),
                 arithmetic,
                 frozen_input: false,
             }
@@ -641,6 +649,7 @@ mod tests {
         /// The definition, one sentence and step after the other, in f64.
         fn reference(&self, ids: &[u32]) -> Vec<f64> {
             let (h, sig) = (self.h, |x: f64| 1.0 / (1.0 + (-x).exp()));
+            let width = self.directions * h;
             let mut xs: Vec<Vec<f64>> = ids
                 .iter()
                 .map(|i| {
@@ -651,9 +660,9 @@ mod tests {
                         .collect()
                 })
                 .collect();
-            let mut last = vec![0.0; 2 * h];
-            for layer in self.parameters.chunks_exact(8) {
-                let mut ys = vec![vec![0f64; 2 * h]; xs.len()];
+            let mut last = vec![0.0; width];
+            for layer in self.parameters.chunks_exact(4 * self.directions) {
+                let mut ys = vec![vec![0f64; width]; xs.len()];
                 for (d, p) in layer.chunks_exact(4).enumerate() {
                     let (mut hidden, mut cell) = (vec![0f64; h], vec![0f64; h]);
                     let order: Vec<usize> = if d == 0 {
@@ -683,9 +692,9 @@ mod tests {
                 xs = ys;
             }
             if ids.is_empty() {
-                return vec![0.0; 2 * h];
+                return vec![0.0; width];
             }
-            (0..2 * h)
+            (0..width)
                 .map(|k| match self.pooling {
                     BilstmPooling::Max => xs.iter().map(|x| x[k]).fold(f64::MIN, f64::max),
                     BilstmPooling::Last => last[k],
@@ -708,8 +717,8 @@ mod tests {
     fn forward_and_gradients_match_the_definition() {
         let batch = batch();
         for pooling in [BilstmPooling::Max, BilstmPooling::Last, BilstmPooling::Mean] {
-            for layers in [1, 2] {
-                let mut net = Net::new(layers, pooling);
+            for (layers, directions) in [(1, 2), (2, 2), (1, 1), (3, 1)] {
+                let mut net = Net::new(layers, directions, pooling);
                 let (y, saved) =
                     net.stack(Arithmetic::F32)
                         .forward(&net.table, &batch, 0..5, (0.0, 0.0), 0);
@@ -772,7 +781,7 @@ mod tests {
     #[test]
     fn bf16_products_give_nearly_the_same() {
         let batch = batch();
-        let net = Net::new(2, BilstmPooling::Mean);
+        let net = Net::new(2, 2, BilstmPooling::Mean);
         let run = |arithmetic| {
             let (y, saved) = net
                 .stack(arithmetic)
@@ -798,7 +807,7 @@ mod tests {
     #[test]
     fn shards_of_a_batch_give_what_the_whole_gives() {
         let batch = batch();
-        let net = Net::new(1, BilstmPooling::Max);
+        let net = Net::new(1, 2, BilstmPooling::Max);
         let stack = net.stack(Arithmetic::F32);
         let whole = stack.forward(&net.table, &batch, 0..5, (0.0, 0.0), 0).0;
         let mut parts = stack.forward(&net.table, &batch, 0..2, (0.0, 0.0), 0).0;

@@ -1,4 +1,4 @@
-//! The BiLSTM of [`super::lstm`] on a device of candle: a GPU, or for tests the processor.
+//! The LSTM of [`super::lstm`] on a device of candle: a GPU, or for tests the processor.
 //!
 //! Parameters, token embeddings and optimiser stay in host memory; a pass copies the weights and
 //! the embeddings of its tokens to the device, a backward pass copies the gradients from there. Products
@@ -8,12 +8,12 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
-use laser_cuda::lstm::{self as kernels, Gradient, Pooling};
-use laser_model::config::BilstmPooling;
+use laser_cuda::lstm::{self as kernels, Gradient, Pooling, Shape};
+use laser_model::config::{BilstmConfig, BilstmPooling};
 use rayon::prelude::*;
 
 use super::dropout::dropout;
-use super::lstm::{LstmStack, Steps, layer_seed};
+use super::lstm::{LstmStack, Steps, Weights, layer_seed};
 use super::pool::{Occurrences, look_up};
 use crate::data::Ragged;
 use laser_kernels::slices::{add, scale};
@@ -21,7 +21,7 @@ use laser_kernels::slices::{add, scale};
 /// Embeddings that a thread copies at a time.
 const BLOCK: usize = 1024;
 
-/// Where a BiLSTM is trained other than on the processor's own operations.
+/// Where an LSTM is trained other than on the processor's own operations.
 #[derive(Clone, Debug)]
 pub struct LstmDevice {
     device: Device,
@@ -33,12 +33,13 @@ impl LstmDevice {
     /// CUDA device `ordinal`, with elements in bf16.
     ///
     /// # Errors
-    /// If there is none, this build has no support for it, or layers of `hidden` units do not fit.
-    pub fn cuda(ordinal: usize, hidden: usize) -> Result<Self> {
+    /// If there is none, this build has no support for it, or the layers of `config` do not fit.
+    pub fn cuda(ordinal: usize, config: &BilstmConfig) -> Result<Self> {
+        let (directions, hidden) = (config.directions(), config.hidden_size);
         let device = Device::new_cuda_with_stream(ordinal)?;
-        if !kernels::supported(&device, DType::BF16, hidden) {
+        if !kernels::supported(&device, DType::BF16, Shape { directions, hidden }) {
             candle_core::bail!(
-                "a BiLSTM of {hidden} units cannot be trained on this GPU: units must be a multiple \
+                "an LSTM of {hidden} units cannot be trained on this GPU: units must be a multiple \
                  of 16 and fit into its shared memory (compute capability 8.0 or higher)"
             );
         }
@@ -68,11 +69,11 @@ struct Layer {
     input: Tensor,
     /// Factors of dropout, if any.
     mask: Option<Tensor>,
-    /// Weights of the input, both directions, [8H, inputs].
+    /// Weights of the input, all directions, [4DH, inputs].
     weights: Tensor,
-    /// Weights of the states, [2, 4H, H].
+    /// Weights of the states, [D, 4H, H].
     recurrent: Tensor,
-    /// States, [tokens, 2H].
+    /// States, [tokens, DH].
     states: Tensor,
     saved: kernels::Saved,
 }
@@ -114,11 +115,12 @@ impl LstmStack<'_> {
         dropouts: (f32, f32),
         seed: u64,
     ) -> Result<(Vec<f32>, DeviceSaved)> {
-        let (h, first, count) = (self.hidden_size, sentences.start, sentences.len());
+        let (h, width) = (self.hidden_size, self.width());
+        let (first, count) = (sentences.start, sentences.len());
         let steps = Steps::new(batch, sentences);
         let ids = steps.ids(batch);
         let on_device = kernels::Steps::new(present(&steps), &on.device)?;
-        let mut out = vec![0f32; count * 2 * h];
+        let mut out = vec![0f32; count * width];
         let mut layers = Vec::new();
         if steps.is_empty() {
             let saved = DeviceSaved {
@@ -138,29 +140,25 @@ impl LstmStack<'_> {
         dropout(&mut embedded, dropouts.0, layer_seed(seed, 0));
         let mut input = on.tensor(&embedded, (steps.rows(), self.input_size))?;
         let mut mask = None;
-        let depth = self.directions.len() / 2;
-        for (layer, pair) in self.directions.chunks_exact(2).enumerate() {
-            let inputs = pair[0].input.len() / (4 * h);
-            let matrix = |values: [&[f32]; 2], columns: usize| {
-                let both = [
-                    on.tensor(values[0], (4 * h, columns))?,
-                    on.tensor(values[1], (4 * h, columns))?,
-                ];
-                Tensor::stack(&both, 0)
+        for (layer, directions) in self.layers.iter().enumerate() {
+            let inputs = directions[0].input.len() / (4 * h);
+            let matrix = |of: for<'a> fn(&Weights<'a>) -> &'a [f32], columns: usize| {
+                let each = directions.iter();
+                let each = each.map(|d| on.tensor(of(d), (4 * h, columns)));
+                Tensor::stack(&each.collect::<Result<Vec<_>>>()?, 0)
             };
-            let weights = matrix([pair[0].input, pair[1].input], inputs)?;
-            let weights = weights.reshape((8 * h, inputs))?;
-            let bias: Vec<f32> = pair
+            let weights = matrix(|d| d.input, inputs)?.reshape((4 * width, inputs))?;
+            let bias: Vec<f32> = directions
                 .iter()
                 .flat_map(|d| d.bias_input.iter().zip(d.bias_recurrent))
                 .map(|(a, b)| a + b)
                 .collect();
             let parameters = kernels::Weights {
-                recurrent: matrix([pair[0].recurrent, pair[1].recurrent], h)?,
-                bias: Tensor::from_vec(bias, (2, 4 * h), &on.device)?,
+                recurrent: matrix(|d| d.recurrent, h)?,
+                bias: Tensor::from_vec(bias, (directions.len(), 4 * h), &on.device)?,
             };
             let products = input.matmul(&weights.t()?)?;
-            let last = layer + 1 == depth;
+            let last = layer + 1 == self.layers.len();
             let pooling = last.then(|| pooling(self.pooling));
             let outputs = kernels::forward(&on_device, &products, &parameters, pooling, true)?;
             let Some(saved) = outputs.saved else {
@@ -172,9 +170,9 @@ impl LstmStack<'_> {
             }
             let next_mask = (!last && dropouts.1 > 0.0)
                 .then(|| {
-                    let mut factors = vec![1f32; steps.rows() * 2 * h];
+                    let mut factors = vec![1f32; steps.rows() * width];
                     dropout(&mut factors, dropouts.1, layer_seed(seed, layer + 1));
-                    on.tensor(&factors, (steps.rows(), 2 * h))
+                    on.tensor(&factors, (steps.rows(), width))
                 })
                 .transpose()?;
             let next = match &next_mask {
@@ -213,7 +211,8 @@ impl LstmStack<'_> {
         dropouts: (f32, f32),
         seed: u64,
     ) -> Result<Occurrences> {
-        let h = self.hidden_size;
+        let (h, width) = (self.hidden_size, self.width());
+        let buffers = 4 * self.directions();
         let DeviceSaved {
             steps,
             on_device,
@@ -224,7 +223,7 @@ impl LstmStack<'_> {
         let mut source = Vec::new();
         if !steps.is_empty() {
             let d_pooled = self.gather(&steps, first, dy);
-            let d_pooled = Tensor::from_vec(d_pooled, (present(&steps).len(), 2 * h), &on.device)?;
+            let d_pooled = Tensor::from_vec(d_pooled, (present(&steps).len(), width), &on.device)?;
             let before = previous_rows(&steps, &on.device)?;
             let mut d_states = None;
             for (layer, kept) in layers.iter().enumerate().rev() {
@@ -234,7 +233,7 @@ impl LstmStack<'_> {
                 };
                 let d_products =
                     kernels::backward(&on_device, &kept.recurrent, &kept.saved, gradient)?;
-                let own = &mut gradients[8 * layer..8 * (layer + 1)];
+                let own = &mut gradients[buffers * layer..buffers * (layer + 1)];
                 parameter_gradients(kept, &d_products, &before, h, own)?;
                 if layer == 0 && self.frozen_input {
                     return Ok(Occurrences::default());
@@ -264,7 +263,7 @@ impl LstmStack<'_> {
 
     /// Pooled states from the order of the steps to that of the batch.
     fn scatter(&self, steps: &Steps, first: usize, pooled: &[f32], out: &mut [f32]) {
-        let width = 2 * self.hidden_size;
+        let width = self.width();
         for ((row, sentence), length) in pooled
             .chunks_exact(width)
             .zip(&steps.order)
@@ -280,7 +279,7 @@ impl LstmStack<'_> {
 
     /// The inverse of [`LstmStack::scatter`] for gradients.
     fn gather(&self, steps: &Steps, first: usize, dy: &[f32]) -> Vec<f32> {
-        let width = 2 * self.hidden_size;
+        let width = self.width();
         let mut rows = Vec::with_capacity(present(steps).len() * width);
         for (sentence, length) in steps.order.iter().zip(present(steps)) {
             let begin = rows.len();
@@ -297,7 +296,7 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }
 
-/// For both directions, the row of the state that each token goes on from; the number of rows
+/// For either direction, the row of the state that each token goes on from; the number of rows
 /// where a sentence begins.
 fn previous_rows(steps: &Steps, device: &Device) -> Result<[Tensor; 2]> {
     let rows = steps.rows() as u32;

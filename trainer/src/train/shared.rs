@@ -47,13 +47,13 @@ pub fn prepare(
         arithmetic,
         config.seed,
     )?;
-    let hidden = match &config.model.encoder {
-        Architecture::Bilstm(c) => Some(c.hidden_size),
-        Architecture::ResidualBilstm(c) => Some(c.hidden_size),
+    let lstm = match &config.model.encoder {
+        Architecture::Bilstm(c) => Some(c.clone()),
+        Architecture::ResidualBilstm(c) => Some(c.bilstm()),
         Architecture::Mean(_) | Architecture::Transformer(_) => None,
     };
-    if let (TrainDevice::Cuda(ordinal), Some(hidden)) = (config.device, hidden) {
-        let device = LstmDevice::cuda(ordinal, hidden).map_err(ModelError::Device)?;
+    if let (TrainDevice::Cuda(ordinal), Some(lstm)) = (config.device, lstm) {
+        let device = LstmDevice::cuda(ordinal, &lstm).map_err(ModelError::Device)?;
         model = model.on_device(device)?;
     }
     if config.model.freeze_embeddings {

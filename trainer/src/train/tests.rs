@@ -373,6 +373,10 @@ fn a_run_is_repeated_exactly_and_resumes_exactly() {
     for (name, encoder) in [
         ("m", MEAN.to_string()),
         ("b", BILSTM.replace('\n', " ")),
+        (
+            "l",
+            format!("{}, bidirectional = false", BILSTM.replace('\n', " ")),
+        ),
         ("f", RESIDUAL.replace('\n', " ")),
     ] {
         let mut config = world.config(&format!("{name}-whole"), &encoder, 14);

@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 use half::bf16;
 
-use super::types::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
+use super::types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
 
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
@@ -31,21 +31,22 @@ fn tensor(values: Vec<f32>, width: usize, dtype: DType) -> Result<Tensor> {
 /// See [`super::forward`]; the shapes have been checked.
 pub(super) fn forward(
     steps: &Steps,
-    hidden: usize,
+    shape: Shape,
     products: &Tensor,
     weights: &Weights,
     pooling: Option<Pooling>,
     save: bool,
 ) -> Result<Outputs> {
-    let (h, dtype) = (hidden, products.dtype());
+    let (h, directions, dtype) = (shape.hidden, shape.directions, products.dtype());
+    let width = shape.width();
     let round = rounding(dtype)?;
     let (recurrent, bias) = (numbers(&weights.recurrent)?, numbers(&weights.bias)?);
     let mut gates = numbers(products)?;
-    let mut states = vec![0f32; steps.tokens() * 2 * h];
-    let mut cells = vec![0f32; steps.tokens() * 2 * h];
-    let mut pooled = vec![0f32; steps.sentences() * 2 * h];
-    let mut argmax = vec![0u32; steps.sentences() * 2 * h];
-    for direction in 0..2 {
+    let mut states = vec![0f32; steps.tokens() * width];
+    let mut cells = vec![0f32; steps.tokens() * width];
+    let mut pooled = vec![0f32; steps.sentences() * width];
+    let mut argmax = vec![0u32; steps.sentences() * width];
+    for direction in 0..directions {
         let reverse = direction == 1;
         for visit in 0..steps.len() {
             let t = if reverse {
@@ -56,8 +57,8 @@ pub(super) fn forward(
             let (before, continued) = steps.previous(t, reverse);
             for row in 0..steps.active(t) {
                 let goes_on = row < continued;
-                let token = (steps.packing.offset(t) + row) * 2 + direction;
-                let last = (steps.packing.offset(before) + row) * 2 + direction;
+                let token = (steps.packing.offset(t) + row) * directions + direction;
+                let last = (steps.packing.offset(before) + row) * directions + direction;
                 let gates = &mut gates[token * 4 * h..][..4 * h];
                 for (r, sum) in gates.iter_mut().enumerate() {
                     *sum += bias[direction * 4 * h + r];
@@ -75,7 +76,7 @@ pub(super) fn forward(
                     let state = gates[3 * h + k] * cell.tanh();
                     cells[token * h + k] = cell;
                     states[token * h + k] = round(state);
-                    let at = (row * 2 + direction) * h + k;
+                    let at = (row * directions + direction) * h + k;
                     match pooling {
                         Some(Pooling::Sum) => pooled[at] += state,
                         Some(Pooling::Max) if goes_on => {
@@ -90,23 +91,23 @@ pub(super) fn forward(
             }
         }
     }
-    let shape = (steps.sentences(), 2 * h);
+    let dims = (steps.sentences(), width);
     let argmax = match pooling {
-        Some(Pooling::Max) => Some(Tensor::from_vec(argmax, shape, &Device::Cpu)?),
+        Some(Pooling::Max) => Some(Tensor::from_vec(argmax, dims, &Device::Cpu)?),
         _ => None,
     };
     let saved = match save {
         true => Some(Saved {
-            gates: tensor(gates, 8 * h, dtype)?,
-            cells: tensor(cells, 2 * h, DType::F32)?,
+            gates: tensor(gates, 4 * width, dtype)?,
+            cells: tensor(cells, width, DType::F32)?,
             argmax,
         }),
         false => None,
     };
     Ok(Outputs {
-        states: tensor(states, 2 * h, dtype)?,
+        states: tensor(states, width, dtype)?,
         pooled: pooling
-            .map(|_| tensor(pooled, 2 * h, DType::F32))
+            .map(|_| tensor(pooled, width, DType::F32))
             .transpose()?,
         saved,
     })
@@ -115,12 +116,12 @@ pub(super) fn forward(
 /// See [`super::backward`]; the shapes have been checked.
 pub(super) fn backward(
     steps: &Steps,
-    hidden: usize,
+    shape: Shape,
     recurrent: &Tensor,
     saved: &Saved,
     gradient: Gradient<'_>,
 ) -> Result<Tensor> {
-    let (h, dtype) = (hidden, recurrent.dtype());
+    let (h, directions, dtype) = (shape.hidden, shape.directions, recurrent.dtype());
     let round = rounding(dtype)?;
     let recurrent = numbers(recurrent)?;
     let (gates, cells) = (numbers(&saved.gates)?, numbers(&saved.cells)?);
@@ -132,7 +133,7 @@ pub(super) fn backward(
         Gradient::States(d) | Gradient::Pooled(d, _) => numbers(d)?,
     };
     let mut d_gates = vec![0f32; gates.len()];
-    for direction in 0..2 {
+    for direction in 0..directions {
         let reverse = direction == 1;
         let mut d_cells = vec![0f32; steps.sentences() * h];
         for visit in 0..steps.len() {
@@ -144,10 +145,10 @@ pub(super) fn backward(
             let (before, continued) = steps.previous(t, reverse);
             let (after, going_on) = steps.previous(t, !reverse);
             for row in 0..steps.active(t) {
-                let at = |t: usize| (steps.packing.offset(t) + row) * 2 + direction;
+                let at = |t: usize| (steps.packing.offset(t) + row) * directions + direction;
                 let token = at(t);
                 for k in 0..h {
-                    let sentence = (row * 2 + direction) * h + k;
+                    let sentence = (row * directions + direction) * h + k;
                     let mut d_state = match gradient {
                         Gradient::States(_) => given[token * h + k],
                         Gradient::Pooled(_, Pooling::Sum) => given[sentence],
@@ -188,5 +189,5 @@ pub(super) fn backward(
             }
         }
     }
-    tensor(d_gates, 8 * h, dtype)
+    tensor(d_gates, 4 * shape.width(), dtype)
 }

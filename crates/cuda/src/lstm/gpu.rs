@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::arguments::{Backward, Forward};
 use super::plan::{Limits, Plan, THREADS, UNITS};
-use super::types::{Gradient, Outputs, Pooling, Saved, Steps, Weights};
+use super::types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
 
 mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
@@ -48,16 +48,17 @@ fn limits(device: &CudaDevice) -> Result<Limits> {
     })
 }
 
-/// Whether layers of `hidden` units fit on a GPU.
-pub(super) fn supported(device: &CudaDevice, hidden: usize) -> bool {
-    limits(device).is_ok_and(|limits| Plan::new(hidden, 1, &limits).is_some())
+/// Whether layers of a shape fit on a GPU.
+pub(super) fn supported(device: &CudaDevice, shape: Shape) -> bool {
+    limits(device).is_ok_and(|limits| Plan::new(shape, 1, &limits).is_some())
 }
 
-fn plan(device: &CudaDevice, hidden: usize, steps: &Steps) -> Result<Plan> {
-    let plan = Plan::new(hidden, steps.sentences(), &limits(device)?);
+fn plan(device: &CudaDevice, shape: Shape, steps: &Steps) -> Result<Plan> {
+    let plan = Plan::new(shape, steps.sentences(), &limits(device)?);
     plan.ok_or_else(|| {
         candle_core::Error::Msg(format!(
-            "an LSTM of {hidden} units does not fit on this GPU"
+            "an LSTM of {} units does not fit on this GPU",
+            shape.hidden
         ))
     })
 }
@@ -101,7 +102,7 @@ fn tensor<T: CudaDType>(device: &CudaDevice, slice: CudaSlice<T>, shape: (usize,
 unsafe fn launch<A: DeviceRepr>(
     device: &CudaDevice,
     name: &str,
-    hidden: usize,
+    shape: Shape,
     plan: &Plan,
     arguments: &A,
 ) -> Result<()> {
@@ -112,7 +113,11 @@ unsafe fn launch<A: DeviceRepr>(
     let mut builder = function.builder();
     builder.arg(arguments);
     let config = LaunchConfig {
-        grid_dim: ((hidden / UNITS) as u32, 2, plan.groups as u32),
+        grid_dim: (
+            (shape.hidden / UNITS) as u32,
+            shape.directions as u32,
+            plan.groups as u32,
+        ),
         block_dim: (THREADS as u32, 1, 1),
         shared_mem_bytes: plan.shared as u32,
     };
@@ -126,14 +131,14 @@ unsafe fn launch<A: DeviceRepr>(
 pub(super) fn forward(
     device: &CudaDevice,
     steps: &Steps,
-    hidden: usize,
+    shape: Shape,
     products: &Tensor,
     weights: &Weights,
     pooling: Option<Pooling>,
     save: bool,
 ) -> Result<Outputs> {
-    let plan = plan(device, hidden, steps)?;
-    let (tokens, sentences, width) = (steps.tokens(), steps.sentences(), 2 * hidden);
+    let plan = plan(device, shape, steps)?;
+    let (tokens, sentences, width) = (steps.tokens(), steps.sentences(), shape.width());
     // SAFETY: the kernel writes every element of these, and of the cell before it reads it.
     let (mut states, mut cell) = unsafe {
         (
@@ -157,7 +162,7 @@ pub(super) fn forward(
         // SAFETY: likewise.
         .then(|| unsafe { device.alloc::<f32>(tokens * width) })
         .transpose()?;
-    let mut arrivals = device.alloc_zeros::<u32>(plan.groups * 2)?;
+    let mut arrivals = device.alloc_zeros::<u32>(plan.groups * shape.directions)?;
 
     let operands = [
         operand(products)?,
@@ -194,13 +199,13 @@ pub(super) fn forward(
             argmax: argmax.as_ref().map_or(null_mut(), |x| x.0 as *mut u32),
             gates: gates.as_ref().map_or(null_mut(), |x| x.0 as *mut bf16),
             cells: cells.as_ref().map_or(null_mut(), |x| x.0 as *mut f32),
-            hidden: hidden as u32,
+            hidden: shape.hidden as u32,
             steps: steps.len() as u32,
             pooling: pooling.map_or(0, |pooling| pooling as u32),
         };
         // SAFETY: the buffers were made with these lengths above, or checked by the caller, and
         // are freed in the order of the stream.
-        unsafe { launch(device, "lstm_forward", hidden, &plan, &arguments) }?;
+        unsafe { launch(device, "lstm_forward", shape, &plan, &arguments) }?;
     }
     let saved = gates.zip(cells).map(|(gates, cells)| Saved {
         gates: tensor(device, gates, (tokens, 4 * width)),
@@ -218,13 +223,13 @@ pub(super) fn forward(
 pub(super) fn backward(
     device: &CudaDevice,
     steps: &Steps,
-    hidden: usize,
+    shape: Shape,
     recurrent: &Tensor,
     saved: &Saved,
     gradient: Gradient<'_>,
 ) -> Result<Tensor> {
-    let plan = plan(device, hidden, steps)?;
-    let (tokens, sentences, width) = (steps.tokens(), steps.sentences(), 2 * hidden);
+    let plan = plan(device, shape, steps)?;
+    let (tokens, sentences, width) = (steps.tokens(), steps.sentences(), shape.width());
     // SAFETY: the kernel writes every element of the first, and of the second before it reads it.
     let (mut d_products, mut d_cell) = unsafe {
         (
@@ -232,7 +237,7 @@ pub(super) fn backward(
             device.alloc::<f32>(sentences * width)?,
         )
     };
-    let mut arrivals = device.alloc_zeros::<u32>(plan.groups * 2)?;
+    let mut arrivals = device.alloc_zeros::<u32>(plan.groups * shape.directions)?;
 
     let transposed = recurrent.transpose(1, 2)?.contiguous()?;
     let operands = [
@@ -275,12 +280,12 @@ pub(super) fn backward(
             d_products: d_products as *mut bf16,
             d_cell: d_cell as *mut f32,
             arrivals: arrivals as *mut u32,
-            hidden: hidden as u32,
+            hidden: shape.hidden as u32,
             steps: steps.len() as u32,
             pooling,
         };
         // SAFETY: as in the forward pass.
-        unsafe { launch(device, "lstm_backward", hidden, &plan, &arguments) }?;
+        unsafe { launch(device, "lstm_backward", shape, &plan, &arguments) }?;
     }
     Ok(tensor(device, d_products, (tokens, 4 * width)))
 }

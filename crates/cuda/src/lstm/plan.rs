@@ -1,5 +1,7 @@
 //! How a layer is spread over a GPU.
 
+use super::types::Shape;
+
 /// Units of a block.
 pub const UNITS: usize = 16;
 /// Columns of a block's product: four gates of each unit.
@@ -36,11 +38,12 @@ pub struct Plan {
 impl Plan {
     /// The plan in which blocks take the fewest sentences one after another; none if the layer does
     /// not fit on the GPU.
-    pub fn new(hidden: usize, sentences: usize, limits: &Limits) -> Option<Self> {
+    pub fn new(shape: Shape, sentences: usize, limits: &Limits) -> Option<Self> {
+        let hidden = shape.hidden;
         if hidden == 0 || !hidden.is_multiple_of(UNITS) {
             return None;
         }
-        let most = limits.multiprocessors / (2 * hidden / UNITS);
+        let most = limits.multiprocessors / (shape.width() / UNITS);
         let plan = |rows: usize| {
             let line = (hidden + PAD) * 2;
             let shared = COLUMNS * line + SUMS.max(rows * line);
@@ -72,28 +75,40 @@ mod tests {
         shared: 232_448,
     };
 
+    fn plan(hidden: usize, sentences: usize, limits: &Limits) -> Option<Plan> {
+        let directions = 2;
+        Plan::new(Shape { directions, hidden }, sentences, limits)
+    }
+
     #[test]
     fn a_plan_fills_the_gpu() {
-        let plan = Plan::new(512, 128, &H100).unwrap();
-        assert_eq!((plan.rows, plan.groups), (64, 2));
+        let large = plan(512, 128, &H100).unwrap();
+        assert_eq!((large.rows, large.groups), (64, 2));
         // One sentence needs no more than the smaller product.
-        assert_eq!(Plan::new(512, 1, &H100).unwrap().rows, 32);
+        assert_eq!(plan(512, 1, &H100).unwrap().rows, 32);
         // More sentences than fit at once are taken one slice after the other.
-        assert_eq!(Plan::new(512, 1000, &H100).unwrap().groups, 2);
+        assert_eq!(plan(512, 1000, &H100).unwrap().groups, 2);
         // Small layers spread the sentences.
-        let plan = Plan::new(128, 256, &H100).unwrap();
-        assert_eq!((plan.rows, plan.groups), (32, 8));
+        let small = plan(128, 256, &H100).unwrap();
+        assert_eq!((small.rows, small.groups), (32, 8));
+        // One direction leaves room for twice the groups.
+        let shape = Shape {
+            directions: 1,
+            hidden: 512,
+        };
+        let forward = Plan::new(shape, 256, &H100).unwrap();
+        assert_eq!((forward.rows, forward.groups), (64, 4));
     }
 
     #[test]
     fn what_does_not_fit_has_no_plan() {
-        assert_eq!(Plan::new(1000, 1, &H100), None);
-        assert_eq!(Plan::new(2048, 1, &H100), None);
+        assert_eq!(plan(1000, 1, &H100), None);
+        assert_eq!(plan(2048, 1, &H100), None);
         let small = Limits {
             multiprocessors: 128,
             shared: 101_376,
         };
-        assert_eq!(Plan::new(512, 1, &small).unwrap().rows, 32);
-        assert_eq!(Plan::new(528, 1, &small), None);
+        assert_eq!(plan(512, 1, &small).unwrap().rows, 32);
+        assert_eq!(plan(528, 1, &small), None);
     }
 }

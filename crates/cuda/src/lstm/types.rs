@@ -74,6 +74,22 @@ impl Steps {
     }
 }
 
+/// The size of a layer: D directions, the forward one and perhaps the backward one, of H units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// D, 1 or 2.
+    pub directions: usize,
+    /// H.
+    pub hidden: usize,
+}
+
+impl Shape {
+    /// Width DH of the states.
+    pub fn width(self) -> usize {
+        self.directions * self.hidden
+    }
+}
+
 /// How the states of a sentence become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -89,18 +105,18 @@ pub enum Pooling {
 /// The parameters of a layer, all on one device.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// Those of the states, [2, 4H, H].
+    /// Those of the states, [D, 4H, H].
     pub recurrent: Tensor,
-    /// The sums of both biases in f32, [2, 4H].
+    /// The sums of both biases in f32, [D, 4H].
     pub bias: Tensor,
 }
 
 /// What a layer computes.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// States of all tokens, [tokens, 2H].
+    /// States of all tokens, [tokens, DH].
     pub states: Tensor,
-    /// Pooled states of the sentences in f32, [sentences, 2H], if asked for.
+    /// Pooled states of the sentences in f32, [sentences, DH], if asked for.
     pub pooled: Option<Tensor>,
     /// What the backward pass needs, if asked for.
     pub saved: Option<Saved>,
@@ -109,20 +125,20 @@ pub struct Outputs {
 /// What the backward pass needs of the forward pass.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// Gates after their non-linearity, [tokens, 8H].
+    /// Gates after their non-linearity, [tokens, 4DH].
     pub gates: Tensor,
-    /// Cells in f32, [tokens, 2H].
+    /// Cells in f32, [tokens, DH].
     pub cells: Tensor,
-    /// Steps of the maxima, [sentences, 2H], of max-pooling.
+    /// Steps of the maxima, [sentences, DH], of max-pooling.
     pub argmax: Option<Tensor>,
 }
 
 /// The gradient of what a layer computes.
 #[derive(Clone, Copy, Debug)]
 pub enum Gradient<'a> {
-    /// Of the states, [tokens, 2H].
+    /// Of the states, [tokens, DH].
     States(&'a Tensor),
-    /// Of the pooled states in f32, [sentences, 2H].
+    /// Of the pooled states in f32, [sentences, DH].
     Pooled(&'a Tensor, Pooling),
 }
 
