@@ -19,7 +19,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     if what & 1 == 1 {
         seal::seal_store(&store);
     }
-    let checked = maintain::check(&store);
+    let checked = maintain::check(&store, &std::env::temp_dir());
     let Ok(meta) = Meta::read(&store) else { return };
     if meta.parameters.dims > 256 {
         return;
@@ -42,6 +42,6 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let how = Merge { plan, options: &options };
     let merged = maintain::merge(&store, &how, |_, _| ());
     if merged.is_ok() && checked.is_ok_and(|report| report.problems.is_empty()) {
-        maintain::check(&store).expect("a metapage that was read before");
+        maintain::check(&store, &std::env::temp_dir()).expect("a metapage that was read before");
     }
 }));

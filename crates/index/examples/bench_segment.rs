@@ -1,12 +1,13 @@
-//! Measures a segment alone: time of CPU to build it, recall and time of searches.
+//! Measures segments alone: time of CPU to build them, recall and time of searches.
 //!
 //! ```text
-//! bench_segment VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! bench_segment [--parts N] VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
 //! ```
 //!
-//! The files hold little-endian f32, row by row. Prints one line for each ef, and what a look at every row
-//! takes.
+//! The files hold little-endian f32, row by row. The rows make one segment, or `--parts` of them by turns, as little
+//! memory does. An ef of 0 is each segment's own. Prints one line for each ef, and what a look at every row takes.
 
+use std::path::Path;
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
@@ -15,7 +16,7 @@ use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
 use laser_index::metric::Metric;
 use laser_index::quantization::Quantization;
-use laser_index::query::Query;
+use laser_index::query::{Estimate, Query};
 use laser_index::raw::RawForm;
 use laser_index::segment::write_pages;
 use laser_index::space::prepare;
@@ -46,8 +47,59 @@ fn cpu() -> f64 {
     ticks / 100.0
 }
 
+/// A segment of every `parts`-th row from `first` on, with the numbers of the rows as addresses.
+fn build(
+    rows: &[f32],
+    (first, parts): (usize, usize),
+    parameters: &Parameters,
+    folder: &Path,
+) -> (SegmentView, u64) {
+    let Parameters { dims, metric, .. } = *parameters;
+    let rows = || {
+        let rows = rows.chunks_exact(dims).enumerate();
+        rows.skip(first).step_by(parts)
+    };
+    let count = rows().len();
+    let options = BuildOptions {
+        parameters: parameters.clone(),
+        threads: 1,
+        memory: 8 << 30,
+        expected: count,
+        folder: folder.to_owned(),
+    };
+    let sample: Vec<Vec<f32>> = rows()
+        .step_by(count.div_ceil(8192))
+        .filter_map(|(_, x)| prepare(metric, dims, x).expect("a vector"))
+        .collect();
+    let encoding = choice::choose(
+        metric,
+        dims,
+        parameters.quantization,
+        &sample,
+        count,
+        Existing::default(),
+        &|| (),
+    );
+    let mut builder = SegmentBuilder::new(options, encoding, None).expect("a graph");
+    for (i, row) in rows() {
+        builder.push(i as u64, row, &|| ()).expect("a vector");
+    }
+    let built = builder.finish(&|| ()).expect("a segment");
+    let store = MemoryStore::new();
+    let entry =
+        write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
+    let view = SegmentView::open(parameters, &entry, SegmentBytes::File(built.into_bytes()))
+        .expect("a segment");
+    (view, entry.bytes)
+}
+
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let mut parts = 1;
+    if args[0] == "--parts" {
+        parts = args[1].parse().expect("a number");
+        args.drain(..2);
+    }
     let number = |i: usize| args[i].parse::<usize>().expect("a number");
     let dims = number(2);
     let (rows, queries) = (floats(&args[0]), floats(&args[1]));
@@ -73,41 +125,17 @@ fn main() {
         model: String::new(),
     };
     let folder = std::env::temp_dir().join(format!("laser-segment-{}", std::process::id()));
-    let options = BuildOptions {
-        parameters: parameters.clone(),
-        threads: 1,
-        memory: 8 << 30,
-        expected: rows.len() / dims,
-        folder: folder.clone(),
-    };
-    let start = cpu();
     let count = rows.len() / dims;
-    let sample: Vec<Vec<f32>> = rows
-        .chunks_exact(dims)
-        .step_by(count.div_ceil(8192))
-        .filter_map(|x| prepare(metric, dims, x).expect("a vector"))
-        .collect();
-    let encoding = choice::choose(
-        metric,
-        dims,
-        quantization,
-        &sample,
-        count,
-        Existing::default(),
-        &|| (),
-    );
-    let mut builder = SegmentBuilder::new(options, encoding, None).expect("a graph");
-    for (i, row) in rows.chunks_exact(dims).enumerate() {
-        builder.push(i as u64, row, &|| ()).expect("a vector");
+    let start = cpu();
+    let (mut views, mut bytes) = (Vec::new(), 0);
+    for part in 0..parts {
+        let (view, len) = build(&rows, (part, parts), &parameters, &folder);
+        views.push(view);
+        bytes += len;
     }
-    let built = builder.finish(&|| ()).expect("a segment");
     let build = cpu() - start;
-    let store = MemoryStore::new();
-    let entry =
-        write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
-    let view = SegmentView::open(&parameters, &entry, SegmentBytes::File(built.into_bytes()))
-        .expect("a segment");
-    println!("default ef {}", view.ef());
+    let own: Vec<usize> = views.iter().map(SegmentView::ef).collect();
+    println!("default ef {own:?}");
     let distance = |q: &[f32], x: &[f32]| match metric {
         Metric::L2 => f32::l2_squared(q, x),
         Metric::InnerProduct => -f32::dot(q, x),
@@ -126,15 +154,21 @@ fn main() {
     {
         let (mut found, mut scratch) = (0, Vec::new());
         let (wall, start) = (Instant::now(), cpu());
-        let rounds = if ef > 1000 { 1 } else { 5 };
+        let rounds = if ef == 0 || ef > 1000 { 1 } else { 5 };
         for _ in 0..rounds {
             found = 0;
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
-                let probe = view.probe(&Query::new(metric, dims, q).expect("a query"));
-                let (mut hits, _) = view.search(&probe, ef, &mut scratch);
+                let query = Query::new(metric, dims, q).expect("a query");
+                let mut hits = Vec::new();
+                for view in &views {
+                    let ef = if ef == 0 { view.ef() } else { ef };
+                    let (candidates, _) = view.search(&view.probe(&query), ef, &mut scratch);
+                    let row = |(estimate, entry): Candidate| (estimate, view.tid(entry as usize));
+                    hits.extend(candidates.into_iter().map(row));
+                }
                 hits.sort_unstable_by(|a, b| a.0.estimate.total_cmp(&b.0.estimate));
-                let good = |hit: &&Candidate| {
-                    let x = &rows[view.tid(hit.1 as usize) as usize * dims..][..dims];
+                let good = |hit: &&(Estimate, u64)| {
+                    let x = &rows[hit.1 as usize * dims..][..dims];
                     distance(q, x) <= tenth + 1e-6 * tenth.abs()
                 };
                 found += hits.iter().take(10).filter(good).count();
@@ -143,11 +177,11 @@ fn main() {
         let n = exact.len();
         let used = cpu() - start;
         println!(
-            "{} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
-            view.encoding().codec.quantization.name(),
+            "{} parts {parts} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
+            views[0].encoding().codec.quantization.name(),
             args[5],
             args[6],
-            entry.bytes as f64 / 1e6,
+            bytes as f64 / 1e6,
             found as f64 / (10 * n) as f64,
             1e6 * used / (n * rounds) as f64,
             1e6 * wall.elapsed().as_secs_f64() / (n * rounds) as f64,
@@ -158,10 +192,15 @@ fn main() {
     let few = queries.chunks_exact(dims).take(50);
     let asked = few.len();
     for q in few {
-        let probe = view.probe(&Query::new(metric, dims, q).expect("a query"));
-        view.scan(&probe, &mut scratch, &|| (), |(estimate, _)| {
-            sum += estimate.estimate
-        });
+        let query = Query::new(metric, dims, q).expect("a query");
+        for view in &views {
+            view.scan(
+                &view.probe(&query),
+                &mut scratch,
+                &|| (),
+                |(estimate, _)| sum += estimate.estimate,
+            );
+        }
     }
     let us = 1e6 * (cpu() - start) / asked as f64;
     println!(

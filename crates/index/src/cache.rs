@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use laser_memory::OutOfMemory;
 use memmap2::MmapMut;
 
 use crate::background;
@@ -151,6 +152,23 @@ pub fn free_space(folder: &Path) -> Option<u64> {
     }
 }
 
+/// Zeros that nobody has to write, to be filled and forgotten: of a file in `folder` where they are many and it has room,
+/// whose pages the system may write out and take, else of memory.
+///
+/// # Errors
+/// Want of memory.
+pub fn passing_bytes(len: u64, folder: &Path) -> Result<MmapMut> {
+    if len >= LONG_FILE
+        && let Ok(scratch) = Scratch::new(folder)
+        && let Ok(bytes) = scratch.map(len)
+    {
+        // The mapping outlives the name.
+        return Ok(bytes);
+    }
+    let bytes = len as usize;
+    Ok(MmapMut::map_anon(bytes).map_err(|_| OutOfMemory { bytes })?)
+}
+
 /// Bytes of a file that are verified before anybody has waited long for it.
 const LONG_FILE: u64 = 32 << 20;
 
@@ -247,4 +265,37 @@ pub fn open(
         .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
     verify(SegmentBytes::Memory(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Resident bytes of this process that no file stands behind, from `/proc/self/smaps` of the mapping at `bytes`.
+    fn anonymous(bytes: &MmapMut) -> u64 {
+        let start = format!("{:x}-", bytes.as_ptr() as usize);
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let line = lines.find(|line| line.starts_with("Anonymous:")).unwrap();
+        let kb: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        kb << 10
+    }
+
+    #[test]
+    fn what_is_large_and_forgotten_is_no_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let filled = |len: u64, folder: &Path| {
+            let mut bytes = passing_bytes(len, folder).unwrap();
+            assert!(bytes.iter().all(|b| *b == 0));
+            bytes.fill(1);
+            assert_eq!(bytes.len() as u64, len);
+            anonymous(&bytes)
+        };
+        assert_eq!(filled(LONG_FILE, folder.path()), 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_ne!(filled(LONG_FILE - 1, folder.path()), 0);
+        // Without a place for the file it is memory all the same.
+        let nowhere = Path::new("/proc/self/nowhere");
+        assert!(filled(LONG_FILE, nowhere) >= LONG_FILE);
+    }
 }

@@ -5,10 +5,12 @@
 //! that nobody refers to.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
+use crate::cache;
 use crate::choice::{self, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format};
 use crate::encoding::Encoding;
@@ -25,9 +27,7 @@ use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 use crate::view::{SegmentBytes, SegmentView};
-use laser_memory::OutOfMemory;
 use laser_vector::kernels::norm;
-use memmap2::MmapMut;
 
 /// Share of dead entries above which a segment is built anew, without them.
 const TOO_MANY_DEAD: f64 = 0.2;
@@ -938,11 +938,11 @@ pub struct Report {
 }
 
 /// Verifies pages, checksums, counts and graphs, and that no row is in the index twice. Reports and
-/// goes on where it can.
+/// goes on where it can. Segments are put together in `folder`, one at a time.
 ///
 /// # Errors
 /// A metapage that cannot be read, or a merge in the middle of the check.
-pub fn check(store: &impl PageStore) -> Result<Report> {
+pub fn check(store: &impl PageStore, folder: &Path) -> Result<Report> {
     let meta = Meta::read(store)?;
     let parameters = &meta.parameters;
     let mut report = Report::default();
@@ -987,10 +987,7 @@ pub fn check(store: &impl PageStore) -> Result<Report> {
                     return Err(IndexError::corrupt(block, what));
                 }
             }
-            // Zeros that nobody has to write.
-            let mut bytes = MmapMut::map_anon(entry.bytes as usize).map_err(|_| OutOfMemory {
-                bytes: entry.bytes as usize,
-            })?;
+            let mut bytes = cache::passing_bytes(entry.bytes, folder)?;
             map.read_bytes(store, 0, &mut bytes)?;
             let head = SegmentHeader::parse(parameters, entry, &bytes)?;
             head.verify(&bytes, &|| store.pause())?;

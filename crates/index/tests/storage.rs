@@ -262,7 +262,7 @@ fn recall_of_every_quantization_and_metric() {
             }
             let recall = found as f64 / asked as f64;
             assert!(recall >= 0.95, "{quantization:?} {metric:?}: {recall}");
-            let report = maintain::check(&store).unwrap();
+            let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
             assert_eq!(report.counts, [1, 6000, 0, 0, 0]);
         }
@@ -333,7 +333,7 @@ fn a_model_agrees_whatever_happens() {
             // What was finished before the crash is there; what was under way may be.
             let before = history.iter().rev().find(|h| h.0 <= changes).unwrap();
             let after = history.iter().find(|h| h.0 >= changes).unwrap();
-            let report = maintain::check(&crashed).unwrap();
+            let report = maintain::check(&crashed, &std::env::temp_dir()).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
             let known = |tid: &u64| before.1.contains_key(tid) || after.1.contains_key(tid);
             assert!(report.rows.iter().all(known), "a row was never there");
@@ -367,7 +367,7 @@ fn agrees(
     model: &BTreeMap<u64, Vec<f32>>,
     rng: &mut ChaCha8Rng,
 ) {
-    let report = maintain::check(store).unwrap();
+    let report = maintain::check(store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!((report.counts[1] + report.counts[3]) as usize, model.len());
     assert!(report.rows.iter().eq(model.keys()));
@@ -460,7 +460,7 @@ fn damage_is_found_and_named() {
         let used = 24 + laser_index::page::header(&before).len as usize;
         let at = rng.random_range(0..used);
         store.damage(block, |b| b[at] ^= 0x40);
-        let report = maintain::check(&store).unwrap();
+        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
         let kind = laser_index::page::kind(block, &before).unwrap().unwrap();
         let what = format!("byte {at} of block {block}, {kind:?}");
         seen.insert(format!("{kind:?}"));
@@ -601,7 +601,7 @@ fn sessions_append_at_once() {
             .unwrap();
         }
     });
-    let report = maintain::check(&store).unwrap();
+    let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!(report.counts[1] + report.counts[3], 8000);
 }
@@ -632,7 +632,7 @@ fn an_old_index_still_opens() {
         std::fs::write(path, store.to_bytes()).unwrap();
     }
     let store = MemoryStore::from_bytes(include_bytes!("data/index-1.bin")).unwrap();
-    let report = maintain::check(&store).unwrap();
+    let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert!(report.rows.iter().copied().eq(31..=450));
     assert_eq!(report.counts, [1, 370, 30, 50, 0]);
@@ -661,7 +661,12 @@ fn an_old_index_still_opens() {
         |_, _| (),
     )
     .unwrap();
-    assert_eq!(maintain::check(&store).unwrap().counts, [1, 421, 0, 0, 0]);
+    assert_eq!(
+        maintain::check(&store, &std::env::temp_dir())
+            .unwrap()
+            .counts,
+        [1, 421, 0, 0, 0]
+    );
 }
 
 /// Equal rows share a node: thousands of them neither hide other rows nor each other.
@@ -677,7 +682,7 @@ fn duplicates_are_all_found() {
         let same = rows[0].clone();
         rows.extend(std::iter::repeat_n(same.clone(), 3000));
         build(&store, &options, &rows);
-        let report = maintain::check(&store).unwrap();
+        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts[1], 5000);
         let hits = search(&store, folder.path(), &same, 10, Iterate::Strict, 4000);
@@ -703,7 +708,7 @@ fn duplicates_are_all_found() {
         maintain::merge(&store, &how, |_, _| ()).unwrap();
         maintain::delete(&store, |tid| tid > 2000 && tid % 2 == 0).unwrap();
         maintain::merge(&store, &how, |_, _| ()).unwrap();
-        let report = maintain::check(&store).unwrap();
+        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts, [1, 2000 + 1500 + 150, 0, 0, 0]);
     }
@@ -737,7 +742,9 @@ fn merges_continue_what_there_is() {
             "{quantization:?}"
         );
         assert_eq!(
-            maintain::check(&store).unwrap().problems,
+            maintain::check(&store, &std::env::temp_dir())
+                .unwrap()
+                .problems,
             Vec::<String>::new()
         );
         let found = (0..500).filter(|&i| {
@@ -841,7 +848,7 @@ fn long_vectors_are_merged() {
         }
         let meta = Meta::read(&store).unwrap();
         assert_eq!(meta.segments.len(), segments, "{name}");
-        let report = maintain::check(&store).unwrap();
+        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.rows.len(), rows.len());
         let (mut found, mut wanted) = (0, 0);
@@ -950,7 +957,7 @@ fn every_row_is_found() {
         }
     }
     let check = |expected: usize| {
-        let report = maintain::check(&store).unwrap();
+        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.rows.len(), expected);
         for iterate in [Iterate::Strict, Iterate::Relaxed] {
@@ -1362,7 +1369,7 @@ fn an_address_that_is_used_again_during_a_check_is_no_damage() {
                 insert(&store, 7, &rows[1]);
             },
         };
-        let report = maintain::check(&meanwhile).unwrap();
+        let report = maintain::check(&meanwhile, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new(), "before page {at}");
         if meanwhile.reads.get() <= at {
             break;

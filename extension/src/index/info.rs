@@ -334,7 +334,8 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
     // and a merge in between is noticed and the check done again.
     // SAFETY: the index is open.
     let lock = unsafe { (!pg_sys::RecoveryInProgress()).then(|| MergeLock::wait(opened.raw())) };
-    let mut report = retry(|| maintain::check(&store));
+    let folder = cache::folder();
+    let mut report = retry(|| maintain::check(&store, &folder));
     table.wrong_addresses(&report.rows, |tid, what| {
         let name = row_name(tid);
         report
