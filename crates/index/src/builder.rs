@@ -23,9 +23,11 @@ use crate::meta::{Parameters, nonce};
 use crate::page::UNPLACED;
 use crate::reach;
 use crate::refine::{refine, widths};
+use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::space;
 use crate::view::SegmentView;
+use crate::walk::Guide;
 use crate::width;
 
 /// How to build.
@@ -219,6 +221,7 @@ pub struct BuiltSegment {
     pub bytes: Mmap,
     /// Bitmap of dead entries.
     pub dead: Vec<u8>,
+    guide: Guide,
     file: Scratch,
 }
 
@@ -234,7 +237,8 @@ impl BuiltSegment {
     /// What the operating system says.
     pub fn keep(self, path: &Path) -> Result<()> {
         drop(self.bytes);
-        self.file.keep(path)
+        let segment = (self.header.nonce, self.header.file_len());
+        self.file.keep_verified(path, segment, &self.guide)
     }
 }
 
@@ -706,6 +710,13 @@ fn assemble(
     }
     header.seal(&mut bytes);
     pause();
+    let guide = if nodes > 0 {
+        let layout = Layout::parse(&codec, header.graph.of(&bytes))?;
+        let walk = seeds::walk(&encoding, &header, &layout, &bytes)?;
+        walk.guide().clone()
+    } else {
+        Guide::default()
+    };
     let bytes = bytes
         .make_read_only()
         .map_err(|e| IndexError::io("map", file.path(), e))?;
@@ -713,6 +724,7 @@ fn assemble(
         header,
         bytes,
         dead,
+        guide,
         file,
     })
 }

@@ -16,12 +16,15 @@ use std::time::Duration;
 use laser_memory::OutOfMemory;
 use memmap2::MmapMut;
 
+use crate::appendix;
 use crate::background;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::SegmentMap;
+use crate::stamp;
 use crate::store::PageStore;
 use crate::view::{SegmentBytes, SegmentView};
+use crate::walk::Guide;
 
 /// How often a folder is made that others remove.
 const ATTEMPTS: usize = 3;
@@ -92,11 +95,22 @@ impl Scratch {
         unsafe { MmapMut::map_mut(&self.file) }.map_err(|e| IndexError::io("map", &self.path, e))
     }
 
+    /// Gives the file of a segment whose bytes are right the guide for those who open it, and its final name.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn keep_verified(self, path: &Path, (nonce, len): (u64, u64), guide: &Guide) -> Result<()> {
+        if appendix::append(&self.file, len, nonce, guide) {
+            stamp::set(&self.file, nonce);
+        }
+        self.keep(path)
+    }
+
     /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty.
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn keep(mut self, path: &Path) -> Result<()> {
+    fn keep(mut self, path: &Path) -> Result<()> {
         let mut renamed = fs::rename(&self.path, path);
         for _ in 0..ATTEMPTS {
             match (&renamed, path.parent()) {
@@ -211,7 +225,7 @@ fn turn(folder: &Path, pause: &dyn Fn()) -> Option<File> {
 }
 
 /// Opens the file of a segment; makes it from the pages if it is missing or damaged, in `folder`, and does
-/// without a file if there is no room for one.
+/// without a file if there is no room for one. A file that was verified lately is not verified again, see [`stamp`].
 ///
 /// # Errors
 /// [`IndexError::Moved`] when the segment is gone, or damage of the pages.
@@ -233,9 +247,20 @@ pub fn open(
     };
     let existing = || {
         let file = open_file(path)?;
-        let good = file.metadata().is_ok_and(|m| m.len() == entry.bytes);
-        let bytes = good.then(|| SegmentBytes::map(&file, path))?;
-        bytes.and_then(verify).ok()
+        let bytes = SegmentBytes::map(&file, path).ok()?;
+        let behind = bytes.get(entry.bytes as usize..)?;
+        let guide = appendix::read(entry.nonce, behind);
+        if guide.is_none() && !behind.is_empty() {
+            return None;
+        }
+        match guide.filter(|_| stamp::is_valid(&file, entry.nonce)) {
+            Some(guide) => SegmentView::open_verified(parameters, entry, bytes, guide).ok(),
+            None => {
+                let view = verify(bytes).ok()?;
+                stamp::set(&file, entry.nonce);
+                Some(view)
+            }
+        }
     };
     if let Some(view) = existing() {
         return Ok(view);
@@ -258,7 +283,7 @@ pub fn open(
         drop(bytes);
         let view = verify(SegmentBytes::map(scratch.file(), scratch.path())?)?;
         // Without its name the file still serves this process.
-        let _ = scratch.keep(path);
+        let _ = scratch.keep_verified(path, (entry.nonce, entry.bytes), &view.guide());
         return Ok(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)

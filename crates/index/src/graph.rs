@@ -284,6 +284,15 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
+/// The highest level of a node of a graph whose levels begin at `levels`; zero where it says none.
+pub(crate) fn level_at(graph: &[u8], levels: usize, node: usize) -> usize {
+    let at = levels + 2 * node;
+    let level = graph
+        .get(at..at + 2)
+        .map_or(0, |b| i16::from_le_bytes([b[0], b[1]]));
+    usize::try_from(level).unwrap_or(0)
+}
+
 impl<'a> Layout<'a> {
     /// Finds its way in the bytes of a graph.
     ///
@@ -333,6 +342,16 @@ impl<'a> Layout<'a> {
     /// Where vector `slot` begins.
     pub fn vector_at(&self, slot: usize) -> usize {
         8 + slot * self.columns
+    }
+
+    /// Where the levels of the nodes are.
+    pub(crate) fn levels(&self) -> usize {
+        self.levels
+    }
+
+    /// The highest level of a node.
+    pub(crate) fn level(&self, slot: usize) -> usize {
+        level_at(self.bytes, self.levels, slot)
     }
 
     /// Where the first node begins; the others follow.

@@ -18,6 +18,7 @@
 //! * [`scan`] – searching
 //! * [`size`] – how large an index will be
 
+pub mod appendix;
 pub mod arithmetic;
 pub mod background;
 pub mod builder;
@@ -46,6 +47,7 @@ mod seeds;
 pub mod segment;
 pub mod size;
 pub mod space;
+mod stamp;
 pub mod store;
 mod stranded;
 pub mod trial;

@@ -203,7 +203,7 @@ impl<'a> Linker<'a> {
 
     /// Where the number of a node's edges is; they follow.
     fn list(&self, node: u32) -> usize {
-        self.walk.node_at(node) + NODE_HEAD
+        self.walk.node_at(self.bytes, node) + NODE_HEAD
     }
 
     fn len(&self, node: u32) -> usize {
@@ -455,7 +455,7 @@ mod tests {
         let mut bytes = raw(codec, 8, &points);
         let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
         for node in 0..1000 {
-            let at = walk.node_at(node) + NODE_HEAD;
+            let at = walk.node_at(&bytes, node) + NODE_HEAD;
             for edge in 0..u32_at(&bytes, at).unwrap() as usize {
                 let at = at + 4 + 4 * edge;
                 if u32_at(&bytes, at).unwrap() >= 900 {
@@ -508,7 +508,7 @@ mod tests {
             let mut bytes = raw(codec, m, &points);
             let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
             for node in 0..nodes as u32 {
-                let at = walk.node_at(node) + NODE_HEAD;
+                let at = walk.node_at(&bytes, node) + NODE_HEAD;
                 let mut to = Vec::new();
                 for _ in 0..walk.base_edges {
                     if rng.random_bool(fill) {

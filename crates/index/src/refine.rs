@@ -237,7 +237,7 @@ impl Lists {
 
     fn write(&self, walk: &Walk, graph: &mut [u8]) {
         for (node, list) in self.all.chunks_exact(self.stride).enumerate() {
-            let at = walk.node_at(node as u32) + NODE_HEAD;
+            let at = walk.node_at(graph, node as u32) + NODE_HEAD;
             for (i, word) in list.iter().enumerate() {
                 // Nothing is left behind the last edge.
                 let word = if i > list[0] as usize { 0 } else { *word };

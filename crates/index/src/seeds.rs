@@ -5,6 +5,9 @@ use std::collections::HashSet;
 use laser_vector::kernels::norm;
 
 use crate::codec::Codec;
+use crate::encoding::Encoding;
+use crate::error::Result;
+use crate::graph::Layout;
 use crate::kernels::dot_i8;
 use crate::metric::Metric;
 use crate::query::{Probe, Query};
@@ -32,8 +35,28 @@ const LEAST_MEAN: f64 = 0.1;
 /// .14 of the mean.
 const LEAST_DEVIATION: f64 = 0.25;
 
+/// A walk in the graph of a segment's file that begins where the segment needs it.
+///
+/// # Errors
+/// Nodes that do not lie in the graph.
+pub(crate) fn walk(
+    encoding: &Encoding,
+    head: &SegmentHeader,
+    layout: &Layout<'_>,
+    file: &[u8],
+) -> Result<Walk> {
+    let mut walk = Walk::new(layout)?;
+    walk.begin_at(crowds(head, file));
+    let graph = head.graph.of(file);
+    walk.pass_by(hubs(&encoding.codec, &encoding.space, &walk, graph));
+    Ok(walk)
+}
+
 /// The nodes that most entries share.
-pub(crate) fn crowds(head: &SegmentHeader, bytes: &[u8]) -> Vec<u32> {
+fn crowds(head: &SegmentHeader, bytes: &[u8]) -> Vec<u32> {
+    if (head.placed().saturating_sub(head.nodes) as usize) < CROWD - 1 {
+        return Vec::new();
+    }
     let size = |node: u32| head.entries(bytes, node as usize).len();
     let mut crowds: Vec<u32> = (0..head.nodes as u32)
         .filter(|&node| size(node) >= CROWD)
@@ -114,7 +137,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::graph::{Graph, Layout};
+    use crate::graph::Graph;
     use crate::quantization::Quantization;
 
     const DIMS: usize = 24;

@@ -23,7 +23,7 @@ pub(crate) fn are_stranded(
     // What leads to each of the nodes; `None` where that is too much, or a walk may begin there.
     let mut leading: Vec<Option<HashSet<u32>>> = pairs
         .iter()
-        .map(|&(node, _)| (!walk.may_begin_at(node)).then(|| HashSet::from([node])))
+        .map(|&(node, _)| (!walk.may_begin_at(graph, node)).then(|| HashSet::from([node])))
         .collect();
     // Pairs whose set grew in the last look: what does not grow is complete.
     let mut has_grown = vec![true; pairs.len()];
@@ -54,7 +54,9 @@ pub(crate) fn are_stranded(
                         continue;
                     }
                     has_grown[pair] = true;
-                    if walk.may_begin_at(from) || known.as_ref().is_some_and(|k| k.len() > MOST) {
+                    if walk.may_begin_at(graph, from)
+                        || known.as_ref().is_some_and(|k| k.len() > MOST)
+                    {
                         *known = None;
                         has_grown[pair] = false;
                     }
@@ -81,7 +83,7 @@ mod tests {
 
     /// Nodes that are reached from where walks may begin, but not through `without`.
     fn reached(walk: &Walk, graph: &[u8], without: u32) -> HashSet<u32> {
-        let begins = |node: &u32| *node != without && walk.may_begin_at(*node);
+        let begins = |node: &u32| *node != without && walk.may_begin_at(graph, *node);
         let mut open: Vec<u32> = (0..walk.nodes as u32).filter(begins).collect();
         let mut reached: HashSet<u32> = open.iter().copied().collect();
         while let Some(node) = open.pop() {

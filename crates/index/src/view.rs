@@ -18,7 +18,7 @@ use crate::query::{Estimate, Probe, Query};
 use crate::seeds;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
 use crate::store::PageStore;
-use crate::walk::Walk;
+use crate::walk::{Guide, Walk};
 
 /// Bytes of a segment's file that stay where they are.
 #[derive(Debug)]
@@ -58,6 +58,8 @@ impl std::ops::Deref for SegmentBytes {
 pub struct SegmentView {
     walk: Option<Walk>,
     bytes: SegmentBytes,
+    /// Bytes of the segment, behind which a file may have an appendix.
+    bytes_len: usize,
     head: SegmentHeader,
     encoding: Encoding,
     vectors: usize,
@@ -87,7 +89,31 @@ impl SegmentView {
         bytes: SegmentBytes,
     ) -> Result<Self> {
         let head = SegmentHeader::parse(parameters, entry, &bytes)?;
-        head.verify(&bytes, &|| ())?;
+        let segment = bytes.get(..entry.bytes as usize).unwrap_or(&bytes);
+        head.verify(segment, &|| ())?;
+        Self::with(parameters, entry, bytes, None)
+    }
+
+    /// Opens a file that has been verified, by the guide that was made then, in no more time than its header takes.
+    ///
+    /// # Errors
+    /// What cannot be a segment of this entry. What is wrong otherwise shows in wrong results, not in more.
+    pub(crate) fn open_verified(
+        parameters: &Parameters,
+        entry: &SegmentEntry,
+        bytes: SegmentBytes,
+        guide: Guide,
+    ) -> Result<Self> {
+        Self::with(parameters, entry, bytes, Some(guide))
+    }
+
+    fn with(
+        parameters: &Parameters,
+        entry: &SegmentEntry,
+        bytes: SegmentBytes,
+        guide: Option<Guide>,
+    ) -> Result<Self> {
+        let head = SegmentHeader::parse(parameters, entry, &bytes)?;
         let encoding = head.encoding(parameters, &bytes)?;
         let serialized = head.graph.of(&bytes);
         // Entries without a place alone have no graph.
@@ -101,10 +127,10 @@ impl SegmentView {
                 ));
             }
             vectors = head.graph.offset as usize + layout.vector_at(0);
-            let found = walk.insert(Walk::new(&layout)?);
-            found.begin_at(seeds::crowds(&head, &bytes));
-            let hubs = seeds::hubs(&encoding.codec, &encoding.space, found, serialized);
-            found.pass_by(hubs);
+            walk = Some(match guide {
+                Some(guide) if guide.is_for(&layout) => Walk::with(&layout, guide),
+                _ => seeds::walk(&encoding, &head, &layout, &bytes)?,
+            });
         }
         Ok(Self {
             walk,
@@ -116,7 +142,16 @@ impl SegmentView {
             dead_version: Cell::new(None),
             dead_count: Cell::new(0),
             bytes,
+            bytes_len: entry.bytes as usize,
         })
+    }
+
+    /// What a walk needs to begin, for who opens the file later.
+    pub(crate) fn guide(&self) -> Guide {
+        self.walk
+            .as_ref()
+            .map(|walk| walk.guide().clone())
+            .unwrap_or_default()
     }
 
     /// Whether the bytes are those of a file, not this process's own memory.
@@ -166,9 +201,9 @@ impl SegmentView {
             .map(|entry| self.tid(entry))
     }
 
-    /// The bytes of the file.
+    /// The bytes of the segment.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.bytes_len]
     }
 
     /// Entries, dead ones included.

@@ -19,7 +19,7 @@ use std::collections::BinaryHeap;
 use laser_cpu::prefetch;
 
 use crate::error::Result;
-use crate::graph::{Layout, NODE_HEAD, u32_at};
+use crate::graph::{Layout, NODE_HEAD, level_at, u32_at};
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
 /// vectors go.
@@ -28,9 +28,25 @@ const AHEAD: usize = 2048;
 const SEEDS: usize = 128;
 /// Seeds that a walk on the lowest level begins with besides the node that the way down leads to.
 const STARTS: usize = 4;
+/// Nodes whose levels are added up wherever one of them begins. A sum for each node would take every session 4 MB for a
+/// million of them.
+const STRIDE: usize = 64;
 /// Nodes all over a graph that [`Walk::search_all_over`] looks at, and how many of them it begins with.
 const SCATTERED: usize = 2048;
 const SCATTERED_STARTS: usize = 16;
+
+/// What walks in a graph need and only a look at all of its nodes tells. Whoever makes a segment's file keeps it for
+/// those who open that, see [`crate::appendix`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Guide {
+    /// The sum of the levels of the nodes before every [`STRIDE`]-th.
+    pub(crate) sums: Vec<u32>,
+    /// Nodes from which walks begin: all from `seed_level` on, and those of [`Walk::begin_at`].
+    pub(crate) seeds: Vec<u32>,
+    pub(crate) seed_level: u32,
+    /// Those of [`Walk::pass_by`].
+    pub(crate) wanted: Vec<u32>,
+}
 
 /// Where things are in a serialized graph, and what a walk needs besides.
 #[derive(Debug)]
@@ -45,14 +61,9 @@ pub struct Walk {
     edges: usize,
     /// A node of the highest level.
     pub(crate) entry: u32,
-    /// Nodes from which walks begin: all from `seed_level` on, and those of [`Self::begin_at`].
-    seeds: Vec<u32>,
-    seed_level: usize,
-    /// Those of [`Self::pass_by`].
-    wanted: Vec<u32>,
+    levels: usize,
     first_node: usize,
-    /// For every node, and behind the last one, the sum of the levels of those before it.
-    levels_before: Vec<u32>,
+    guide: Guide,
     state: RefCell<State>,
 }
 
@@ -122,90 +133,133 @@ impl State {
     }
 }
 
-impl Walk {
-    /// Finds its way in a graph.
-    ///
+impl Guide {
     /// # Errors
-    /// Damage.
-    pub fn new(layout: &Layout<'_>) -> Result<Self> {
+    /// Nodes that do not lie in the graph.
+    fn of(layout: &Layout<'_>) -> Result<Self> {
         let nodes = layout.rows();
-        let mut levels_before = Vec::with_capacity(nodes + 1);
+        let mut sums = Vec::with_capacity(nodes.div_ceil(STRIDE));
         let mut sum = 0;
         // How many nodes have each level as their highest.
         let mut counts: Vec<usize> = Vec::new();
-        layout.nodes(|_, _, level| {
-            levels_before.push(sum);
+        layout.nodes(|node, _, level| {
+            if node % STRIDE == 0 {
+                sums.push(sum);
+            }
             sum += level as u32;
             counts.resize(counts.len().max(level + 1), 0);
             counts[level] += 1;
             Ok(())
         })?;
-        levels_before.push(sum);
-        let mut walk = Self {
-            nodes,
+        let mut guide = Self {
+            sums,
+            ..Self::default()
+        };
+        let Some(entry) = u32::try_from(layout.entry)
+            .ok()
+            .filter(|entry| (*entry as usize) < nodes)
+        else {
+            return Ok(guide);
+        };
+        let mut level = counts.len();
+        let mut above = 0;
+        while level > 1 && above + counts[level - 1] <= SEEDS {
+            level -= 1;
+            above += counts[level];
+        }
+        let is_seed = |node: &u32| layout.level(*node as usize) >= level;
+        guide.seeds = (0..nodes as u32).filter(is_seed).collect();
+        if guide.seeds.is_empty() {
+            // Most nodes are on the lowest level alone, or a file is strange.
+            guide.seeds.push(entry);
+            level = layout.level(entry as usize);
+        }
+        guide.seed_level = level as u32;
+        Ok(guide)
+    }
+
+    /// Whether this may be a guide to a graph: it leads to no node that is not there.
+    pub(crate) fn is_for(&self, layout: &Layout<'_>) -> bool {
+        let nodes = layout.rows();
+        let is_there = |node: &u32| (*node as usize) < nodes;
+        self.sums.len() == nodes.div_ceil(STRIDE)
+            && (!self.seeds.is_empty() || !u32::try_from(layout.entry).is_ok_and(|e| is_there(&e)))
+            && self.seeds.iter().chain(&self.wanted).all(is_there)
+    }
+}
+
+impl Walk {
+    /// Finds its way in a graph.
+    ///
+    /// # Errors
+    /// Nodes that do not lie in the graph.
+    pub fn new(layout: &Layout<'_>) -> Result<Self> {
+        Ok(Self::with(layout, Guide::of(layout)?))
+    }
+
+    /// Finds its way by a guide to the same graph, see [`Guide::is_for`].
+    pub(crate) fn with(layout: &Layout<'_>, guide: Guide) -> Self {
+        Self {
+            nodes: layout.rows(),
             vector_len: layout.columns,
             ahead: (AHEAD / layout.columns.max(1)).clamp(1, 32),
             vectors: layout.vector_at(0),
             base_edges: layout.base_edges,
             edges: layout.edges,
             entry: u32::try_from(layout.entry).unwrap_or(u32::MAX),
-            seeds: Vec::new(),
-            seed_level: 0,
-            wanted: Vec::new(),
+            levels: layout.levels(),
             first_node: layout.first_node(),
-            levels_before,
+            guide,
             state: RefCell::default(),
-        };
-        if (walk.entry as usize) < nodes {
-            let mut level = counts.len();
-            let mut above = 0;
-            while level > 1 && above + counts[level - 1] <= SEEDS {
-                level -= 1;
-                above += counts[level];
-            }
-            walk.seeds = (0..nodes as u32)
-                .filter(|&node| walk.level(node) >= level)
-                .collect();
-            walk.seed_level = level;
-            if walk.seeds.is_empty() {
-                // Most nodes are on the lowest level alone, or a file is strange.
-                walk.seeds.push(walk.entry);
-                walk.seed_level = walk.level(walk.entry);
-            }
         }
-        Ok(walk)
+    }
+
+    /// What a look at all nodes has told.
+    pub(crate) fn guide(&self) -> &Guide {
+        &self.guide
     }
 
     /// Has walks begin at these nodes as well.
     pub(crate) fn begin_at(&mut self, nodes: impl IntoIterator<Item = u32>) {
         for node in nodes {
-            if !self.seeds.is_empty() && !self.seeds.contains(&node) {
-                self.seeds.push(node);
+            let seeds = &mut self.guide.seeds;
+            if !seeds.is_empty() && !seeds.contains(&node) {
+                seeds.push(node);
             }
         }
     }
 
     /// Has all walks look at these nodes.
     pub(crate) fn pass_by(&mut self, nodes: Vec<u32>) {
-        self.wanted = nodes;
+        self.guide.wanted = nodes;
     }
 
-    fn level(&self, node: u32) -> usize {
-        let node = node as usize;
-        (self.levels_before[node + 1] - self.levels_before[node]) as usize
+    fn level(&self, graph: &[u8], node: u32) -> usize {
+        level_at(graph, self.levels, node as usize)
     }
 
     /// Whether walks may come to a node on the lowest level from higher ones.
-    pub(crate) fn may_begin_at(&self, node: u32) -> bool {
-        node == self.entry || self.level(node) > 0
+    pub(crate) fn may_begin_at(&self, graph: &[u8], node: u32) -> bool {
+        node == self.entry || self.level(graph, node) > 0
     }
 
     /// Where a node begins.
-    pub(crate) fn node_at(&self, node: u32) -> usize {
+    pub(crate) fn node_at(&self, graph: &[u8], node: u32) -> usize {
         let node = node as usize;
+        let first = node - node % STRIDE;
+        let between = &graph[self.levels + 2 * first..self.levels + 2 * node];
+        let between: u32 = between
+            .chunks_exact(2)
+            .map(|b| u32::from(u16::from_le_bytes([b[0], b[1]])))
+            .sum();
+        let levels = self
+            .guide
+            .sums
+            .get(node / STRIDE)
+            .map_or(0, |sum| sum.wrapping_add(between));
         self.first_node
             + node * (NODE_HEAD + 4 + 4 * self.base_edges)
-            + self.levels_before[node] as usize * (4 + 4 * self.edges)
+            + levels as usize * (4 + 4 * self.edges)
     }
 
     pub(crate) fn vector<'a>(&self, graph: &'a [u8], node: u32) -> &'a [u8] {
@@ -219,14 +273,15 @@ impl Walk {
         node: u32,
         level: usize,
     ) -> impl Iterator<Item = u32> + use<'a> {
-        let (mut at, mut most) = (self.node_at(node) + NODE_HEAD, self.base_edges);
+        let (mut at, mut most) = (self.node_at(graph, node) + NODE_HEAD, self.base_edges);
         if level > 0 {
             at += 4 + 4 * self.base_edges + (level - 1) * (4 + 4 * self.edges);
             most = self.edges;
         }
         let count = u32_at(graph, at).map_or(0, |count| (count as usize).min(most));
         let nodes = self.nodes as u32;
-        graph[at + 4..][..4 * count]
+        let edges = graph.get(at + 4..at + 4 + 4 * count).unwrap_or_default();
+        edges
             .chunks_exact(4)
             .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .filter(move |&node| node < nodes)
@@ -262,16 +317,17 @@ impl Walk {
     ) {
         let State { fresh, found, .. } = state;
         starts.clear();
-        self.measure(graph, &self.seeds, distance, starts);
+        self.measure(graph, &self.guide.seeds, distance, starts);
         starts.sort_unstable();
         starts.truncate(1 + STARTS);
         let mut best = starts[0];
-        for level in (1..=self.seed_level.min(self.level(best as u32))).rev() {
+        let top = (self.guide.seed_level as usize).min(self.level(graph, best as u32));
+        for level in (1..=top).rev() {
             loop {
                 fresh.clear();
                 found.clear();
                 let next = self.neighbours(graph, best as u32, level);
-                fresh.extend(next.filter(|&node| self.level(node) >= level));
+                fresh.extend(next.filter(|&node| self.level(graph, node) >= level));
                 self.measure(graph, fresh, distance, found);
                 match found.iter().min() {
                     Some(&nearest) if nearest < best => best = nearest,
@@ -280,7 +336,7 @@ impl Walk {
             }
         }
         starts.push(best);
-        self.measure(graph, &self.wanted, distance, starts);
+        self.measure(graph, &self.guide.wanted, distance, starts);
     }
 
     /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.
@@ -415,13 +471,71 @@ impl Walk {
                 } else {
                     continue;
                 }
-                let head = self.node_at(found as u32);
-                prefetch(&graph[head..head + NODE_HEAD + 4 * self.base_edges]);
+                let head = self.node_at(graph, found as u32);
+                prefetch(
+                    graph
+                        .get(head..head + NODE_HEAD + 4 * self.base_edges)
+                        .unwrap_or_default(),
+                );
                 state.next.push(Reverse(found));
                 farthest = *state.nearest.peek().expect("one was pushed");
             }
         }
         state.fresh = fresh;
         state.found = found;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::codec::Codec;
+    use crate::graph::raw;
+    use crate::metric::Metric;
+    use crate::quantization::Quantization;
+
+    #[test]
+    fn nodes_are_where_the_graph_has_them() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let codec = Codec::new(2, Metric::L2, Quantization::F32);
+        for count in [1, 2, 63, 64, 65, 1000] {
+            // Few edges, and so many levels.
+            let points: Vec<[f32; 2]> = (0..count).map(|_| rng.random()).collect();
+            let graph = raw(codec, 2, &points);
+            let layout = Layout::parse(&codec, &graph).unwrap();
+            let walk = Walk::new(&layout).unwrap();
+            let nodes = |slot: usize, at, level| {
+                let node = slot as u32;
+                assert_eq!(
+                    (walk.node_at(&graph, node), walk.level(&graph, node)),
+                    (at, level)
+                );
+                Ok(())
+            };
+            layout.nodes(nodes).unwrap();
+        }
+    }
+
+    #[test]
+    fn guides_to_other_graphs_are_told() {
+        let codec = Codec::new(2, Metric::L2, Quantization::F32);
+        let points: Vec<[f32; 2]> = (0..200).map(|i| [i as f32, 0.0]).collect();
+        let graph = raw(codec, 4, &points);
+        let layout = Layout::parse(&codec, &graph).unwrap();
+        let guide = Guide::of(&layout).unwrap();
+        assert!(guide.is_for(&layout));
+        let changed = |change: &dyn Fn(&mut Guide)| {
+            let mut guide = guide.clone();
+            change(&mut guide);
+            guide.is_for(&layout)
+        };
+        assert!(!changed(&|guide| guide.sums.push(0)));
+        assert!(!changed(&|guide| guide.seeds.push(200)));
+        assert!(!changed(&|guide| guide.seeds.clear()));
+        assert!(!changed(&|guide| guide.wanted.push(u32::MAX)));
+        assert!(changed(&|guide| guide.wanted.push(199)));
     }
 }

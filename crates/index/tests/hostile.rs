@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // counts allocations
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -130,6 +130,8 @@ fn files_are_opened_with_care() {
     drop(cache::open(&store, &parameters(), &entry, &path, folder.path()).unwrap());
     let other = folder.path().join("other");
     std::fs::rename(&path, &other).unwrap();
+    let len = other.metadata().unwrap().len();
+    assert!(len > entry.bytes, "with a guide");
 
     let makers: [(&str, &dyn Fn()); 5] = [
         ("a pipe", &|| {
@@ -169,12 +171,12 @@ fn files_are_opened_with_care() {
         });
         let found = path.symlink_metadata().unwrap();
         assert!(
-            found.is_file() && found.mode() & 0o777 == 0o600 && found.len() == entry.bytes,
+            found.is_file() && found.mode() & 0o777 == 0o600 && found.len() == len,
             "{what} is still there: {found:?}"
         );
         std::fs::remove_file(&path).unwrap();
     }
-    assert_eq!(other.metadata().unwrap().len(), entry.bytes);
+    assert_eq!(other.metadata().unwrap().len(), len);
 
     // What cannot be replaced is done without.
     std::fs::create_dir_all(path.join("full")).unwrap();
@@ -184,6 +186,49 @@ fn files_are_opened_with_care() {
             .len(),
         500
     );
+}
+
+/// Checksums are computed when nobody has done so lately, and whenever somebody has written to the file.
+#[test]
+fn files_are_verified_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, entry) = index(folder.path());
+    let path = folder.path().join("file");
+    let open = || cache::open(&store, &parameters(), &entry, &path, folder.path()).unwrap();
+    drop(open());
+    let good = std::fs::read(&path).unwrap();
+    let file = || std::fs::File::options().write(true).open(&path).unwrap();
+    // The last byte of the segment, behind which a guide stands, and one of the guide's.
+    for (at, is_segment) in [(entry.bytes - 1, true), (entry.bytes + 20, false)] {
+        let verified = path.metadata().unwrap().modified().unwrap();
+        let damaged = good[at as usize] ^ 1;
+        file().write_all_at(&[damaged], at).unwrap();
+        let times = std::fs::FileTimes::new();
+        file().set_times(times.set_modified(verified)).unwrap();
+        let view = open();
+        // A guide is compared with its checksum all the same.
+        assert_eq!(
+            view.bytes()[entry.bytes as usize - 1] == damaged,
+            is_segment
+        );
+        assert_eq!(
+            std::fs::read(&path).unwrap()[at as usize] == damaged,
+            is_segment
+        );
+        // As it is when an hour has gone by.
+        let hour = Duration::from_secs(3600);
+        file()
+            .set_times(times.set_modified(verified - hour))
+            .unwrap();
+        assert_eq!(open().bytes(), &good[..entry.bytes as usize]);
+        file().write_all_at(&[damaged], at).unwrap();
+        assert_eq!(open().bytes(), &good[..entry.bytes as usize]);
+        assert_eq!(std::fs::read(&path).unwrap(), good);
+    }
+    // Without a guide a file is as good.
+    file().set_len(entry.bytes).unwrap();
+    assert_eq!(open().bytes(), &good[..entry.bytes as usize]);
+    assert_eq!(path.metadata().unwrap().len(), entry.bytes);
 }
 
 /// What is no folder makes room for one.
