@@ -538,6 +538,34 @@ fn sessions_that_idle_give_up_what_is_removed() -> Result<()> {
     Ok(())
 }
 
+/// The folder of segments' files may be removed at any time, and with it what sessions that idle are known by.
+#[test]
+fn sessions_make_themselves_known_again() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 500, 8)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let mut idle = cluster.connect("upkeep")?;
+    let search =
+        "SET enable_seqscan = off; SELECT FROM t ORDER BY e <=> (SELECT vector(1)) LIMIT 1";
+    idle.batch_execute(search)?;
+    let process: i32 = idle.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    let held = || -> Result<usize> {
+        let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
+        let maps = cluster.psql("upkeep", &sql)?;
+        let removed = |line: &&str| line.contains("(deleted)") && line.contains("laser/");
+        Ok(maps.lines().filter(removed).count())
+    };
+    let folder = segment_folder(&cluster);
+    fs::remove_dir_all(&folder)?;
+    ensure!(held()? == 1);
+    // At the end of its next transaction it gives up what is gone, and is known again.
+    idle.batch_execute("SELECT 1")?;
+    wait_until("nothing is held", || Ok(held()? == 0))?;
+    idle.batch_execute(search)?;
+    client.batch_execute("DROP INDEX ti")?;
+    wait_until("nothing of the dropped index is held", || Ok(held()? == 0))
+}
+
 /// Cancels a statement of a session of its own at a moment and tells how long it took to end, if it had
 /// not ended before. (Then the cancel may reach a session at any later time, which is why nothing else
 /// runs in it.)

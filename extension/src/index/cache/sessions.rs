@@ -6,14 +6,13 @@
 //! files of segments touches that folder and sends these sessions the server's signal for those that lag behind with
 //! invalidation messages (`src/backend/storage/ipc/sinval.c`): an idle session runs an empty transaction then, and at
 //! the end of a transaction it looks whether the folder was touched. One that idles in a transaction hears it at the
-//! end of that.
+//! end of that. Who removes the folder touches it as well, but wakes nobody: a session finds that at the end of its
+//! next transaction, and makes itself known again.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::fmt;
-use std::fs;
 use std::mem::MaybeUninit;
-use std::path::Path;
 
 use pgrx::pg_sys;
 
@@ -23,7 +22,7 @@ use super::folders::{HERE, ShortPath, list, unlink};
 thread_local! {
     static IS_KNOWN: Cell<bool> = const { Cell::new(false) };
     /// When the folder was touched last, as this session has seen it.
-    static SEEN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
+    static SEEN: Cell<Option<(i64, i64)>> = const { Cell::new(None) };
 }
 
 /// The folder of a database's sessions.
@@ -42,15 +41,30 @@ fn own() -> impl fmt::Display {
 pub(super) fn join() {
     // SAFETY: reads a variable of this process. Workers end soon.
     let is_worker = unsafe { pg_sys::ParallelWorkerNumber } >= 0;
-    if is_worker || IS_KNOWN.replace(true) {
-        return;
+    if !is_worker && !IS_KNOWN.replace(true) {
+        write_down();
     }
-    let own = own().to_string();
-    let path = Path::new(&own);
-    if fs::File::create(path).is_err()
-        && let Some(folder) = path.parent()
-    {
-        let _ = fs::create_dir_all(folder).and_then(|()| fs::File::create(path));
+}
+
+/// Makes the file of this session. It allocates nothing: a transaction may have been committed.
+fn write_down() {
+    let own = ShortPath::new(own());
+    let make = || {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: the path ends with a zero; what was opened is closed.
+        unsafe {
+            let file = libc::open(own.as_ptr(), flags, 0o600);
+            file >= 0 && libc::close(file) == 0
+        }
+    };
+    if !make() {
+        // SAFETY: reads a variable of this process.
+        let folder = ShortPath::new(folder(unsafe { pg_sys::MyDatabaseId.to_u32() }));
+        for path in [&ShortPath::new(FOLDER), &folder] {
+            // SAFETY: the path ends with a zero. What cannot be made is there, or is missed below.
+            unsafe { libc::mkdir(path.as_ptr(), 0o700) };
+        }
+        make();
     }
 }
 
@@ -68,13 +82,16 @@ pub(super) fn has_heard() -> bool {
     // success.
     let touched = unsafe {
         let path = ShortPath::new(folder(pg_sys::MyDatabaseId.to_u32()));
-        if libc::stat(path.as_ptr(), found.as_mut_ptr()) != 0 {
-            return false;
-        }
-        let found = found.assume_init();
-        (found.st_mtime, found.st_mtime_nsec)
+        (libc::stat(path.as_ptr(), found.as_mut_ptr()) == 0).then(|| {
+            let found = found.assume_init();
+            (found.st_mtime, found.st_mtime_nsec)
+        })
     };
-    SEEN.replace(touched) != touched
+    let has_heard = SEEN.replace(touched) != touched || touched.is_none();
+    if has_heard && IS_KNOWN.get() {
+        write_down();
+    }
+    has_heard
 }
 
 /// Tells the sessions of a database that files were removed. It fails in nothing: a transaction may have been committed.
