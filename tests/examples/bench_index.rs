@@ -5,6 +5,7 @@
 //! bench_index [--rows 50000] [--dimensions 1024] [--queries 500] [--seconds 5]
 //!             [--ef 40,50,60,…,800] [--with "quantization = f16"]… [--set easy|hard]…
 //!             [--only CONTENDER]… [--memory 1GB] [--sentences FILE] [--model FOLDER] [--output FILE]
+//!             [--curves FOLDER]
 //! ```
 //!
 //! Two sets of vectors. The *easy* one is made: 500 Gaussian centres, points around them with a
@@ -15,7 +16,8 @@
 //! with its default parameters), and laser on its `vector` columns.
 //!
 //! Wider searches are tried until one reaches the recall at which contenders are compared; the
-//! speed is measured at the first width and at that one. Times are of the wall; in brackets is
+//! speed is measured at the first width and at that one. With `--curves` all widths are tried, and recall against
+//! queries a second in one backend is drawn into `FOLDER/SET.svg`. Times are of the wall; in brackets is
 //! processor time, which other work on the machine disturbs less.
 //! Recall@10 is the share of rows that are as near as the tenth by exact distances of the original
 //! vectors: among rows at equal distances any is right. What is printed also goes to the output file
@@ -29,6 +31,7 @@ use anyhow::{Context, Result, bail, ensure};
 use laser_tests::bench::{
     Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
 };
+use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say, wait_until};
 use postgres::Client;
 use rand::SeedableRng;
@@ -56,6 +59,7 @@ struct Settings {
     model: PathBuf,
     sentences: Option<PathBuf>,
     output: PathBuf,
+    curves: Option<PathBuf>,
 }
 
 fn settings() -> Result<Settings> {
@@ -75,6 +79,7 @@ fn settings() -> Result<Settings> {
         model: Path::new(ROOT).join("encoder/models/laser-mean-384"),
         sentences: None,
         output: std::env::current_exe()?.with_file_name("../../bench-index.txt"),
+        curves: None,
     };
     arguments(|name, value| {
         match name {
@@ -90,6 +95,7 @@ fn settings() -> Result<Settings> {
             "--model" => s.model = std::path::absolute(value)?,
             "--output" => s.output = value.into(),
             "--sentences" => s.sentences = Some(value.into()),
+            "--curves" => s.curves = Some(value.into()),
             _ => return Ok(false),
         }
         Ok(true)
@@ -104,6 +110,18 @@ fn settings() -> Result<Settings> {
 struct Set {
     name: &'static str,
     vectors: Vectors,
+}
+
+impl Set {
+    /// What a picture of its curves shows.
+    fn title(&self, s: &Settings) -> String {
+        let what = match self.name {
+            "hard" => "embeddings of real sentences",
+            _ => "points around 500 centres",
+        };
+        let dimensions = self.vectors.dimensions;
+        format!("{} {what} × {dimensions}, one session", s.rows)
+    }
 }
 
 fn easy(s: &Settings) -> Set {
@@ -325,6 +343,8 @@ struct Outcome {
     inserts: f64,
     inserts_cpu: f64,
     inserts_eight: f64,
+    /// Recall and queries a second of each width.
+    curve: Vec<(f64, f64)>,
 }
 
 fn tps(output: &str) -> Result<f64> {
@@ -432,7 +452,9 @@ fn measure(
         plan.join("\n")
     );
 
-    let mut searches = Vec::new();
+    let (mut searches, mut curve) = (Vec::new(), Vec::new());
+    // The first width at which contenders are compared has been measured.
+    let mut compared = false;
     for (i, &ef) in s.ef.iter().enumerate() {
         client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
         let rows = client.query(&lateral, &[])?;
@@ -442,13 +464,17 @@ fn measure(
             dot(query, set.vectors.row(i as usize)) >= truth[q as usize] - ROUNDING
         });
         let recall = found.count() as f64 / (s.queries * K) as f64;
-        let last = recall >= WANTED || i + 1 == s.ef.len();
-        if i > 0 && !last {
-            say!("  ef {ef}: recall {recall:.4}");
-            continue;
+        if s.curves.is_some() {
+            curve.push((recall, rounds(client, s, &lateral)?));
         }
-        searches.push(speed(cluster, client, s, c, ef, recall, &lateral)?);
-        if last {
+        let last = recall >= WANTED || i + 1 == s.ef.len();
+        if i == 0 || (last && !compared) {
+            compared |= last;
+            searches.push(speed(cluster, client, s, c, ef, recall, &lateral)?);
+        } else {
+            say!("  ef {ef}: recall {recall:.4}");
+        }
+        if last && s.curves.is_none() {
             break;
         }
     }
@@ -473,6 +499,7 @@ fn measure(
         inserts: half as f64 / wall,
         inserts_cpu: half as f64 / cpu.max(0.01),
         inserts_eight,
+        curve,
     };
     say!(
         "  inserts: {:.0} a second ({:.0} a CPU second), pgbench {:.0} with 8 clients",
@@ -482,6 +509,18 @@ fn measure(
     );
     client.batch_execute(&format!("DROP TABLE {table}, {extra}, {queries}"))?;
     Ok(outcome)
+}
+
+/// Queries a second of whole rounds, for about as long as pgbench runs.
+fn rounds(client: &mut Client, s: &Settings, lateral: &str) -> Result<f64> {
+    let count = format!("SELECT count(*) FROM ({lateral}) x");
+    let start = Instant::now();
+    let mut rounds = 0.0;
+    while rounds == 0.0 || start.elapsed().as_secs_f64() < f64::from(s.seconds) {
+        client.query(&count, &[])?;
+        rounds += 1.0;
+    }
+    Ok(rounds * s.queries as f64 / start.elapsed().as_secs_f64())
 }
 
 /// Queries a second at one width.
@@ -495,29 +534,18 @@ fn speed(
     lateral: &str,
 ) -> Result<Search> {
     progress(&format!("{}: searching with {ef} candidates", c.name));
-    let count = format!("SELECT count(*) FROM ({lateral}) x");
-    // Whole rounds, for about as long as pgbench runs.
-    let (rounds, wall, cpu) = timed(cluster, client, |client| {
-        let start = Instant::now();
-        let mut rounds = 0;
-        while rounds == 0 || start.elapsed().as_secs_f64() < f64::from(s.seconds) {
-            client.query(&count, &[])?;
-            rounds += 1;
-        }
-        Ok(rounds)
-    })?;
+    let (speed, wall, cpu) = timed(cluster, client, |client| rounds(client, s, lateral))?;
     let table = &c.table;
     let script = format!(
         "\\set i random(0, {})\nSELECT id FROM {table} ORDER BY v <=> (SELECT v FROM {table}_queries WHERE id = :i) LIMIT {K};",
         s.queries - 1
     );
     let options = format!("-c {}={ef}", c.ef);
-    let done = f64::from(rounds) * s.queries as f64;
     let search = Search {
         ef,
         recall,
-        lateral: done / wall,
-        lateral_cpu: done / cpu.max(0.01),
+        lateral: speed,
+        lateral_cpu: speed * wall / cpu.max(0.01),
         one: pgbench(cluster, &script, &options, 1, s.seconds)?,
         eight: pgbench(cluster, &script, &options, 8, s.seconds)?,
     };
@@ -662,6 +690,16 @@ fn main() -> Result<()> {
                     client = cluster.connect("bench")?;
                 }
             }
+        }
+        if let Some(folder) = &s.curves {
+            let curve = |outcome: &Outcome| Curve {
+                name: outcome.name.clone(),
+                points: outcome.curve.clone(),
+            };
+            let curves: Vec<Curve> = outcomes.iter().map(curve).collect();
+            let (path, title) = (folder.join(format!("{}.svg", set.name)), set.title(&s));
+            curve::draw(&path, &title, &curves)?;
+            say!("\n{} has recall against queries a second", path.display());
         }
         for ours in outcomes.iter().filter(|o| o.name.starts_with("laser")) {
             for (theirs, factor, size) in [

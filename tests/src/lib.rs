@@ -8,11 +8,12 @@
 //!
 //! [`model`] writes small model folders with random weights, [`slt`] runs sqllogictest files,
 //! [`SmallDisk`] fills up, [`segment_files`] lists files of segments, [`failure`] tells what a statement fails with, [`skipped`] that a test
-//! cannot run here, [`text`] what a program printed, [`pgvector`] gets that extension, [`bench`] has what benchmarks share.
+//! cannot run here, [`text`] what a program printed, [`pgvector`] gets that extension, [`bench`] has what benchmarks share, [`curve`] draws.
 
 mod account;
 pub mod bench;
 mod cluster;
+pub mod curve;
 mod disk;
 mod failure;
 mod log;
