@@ -10,8 +10,12 @@
 //! alone, and a place beside a few crowded nodes is no loss to these (Iwasaki & Miyazaki 2018, ONNG, balance the
 //! edges to each node likewise).
 //!
+//! The levels above the lowest one are linked again first ([`levels`]), so that walks for candidates come to all places.
+//!
 //! Two cheap passes give a better graph than one that costs as much as both, because the first one
 //! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all.
+
+mod levels;
 
 use std::panic::resume_unwind;
 use std::sync::Mutex;
@@ -23,7 +27,7 @@ use laser_memory::threads::{self, Gate, ScopedThread};
 
 use crate::codec::Codec;
 use crate::error::Result;
-use crate::graph::{Layout, NODE_HEAD};
+use crate::graph::Layout;
 use crate::kernels::{DotI8, dot_i8};
 use crate::query::Probe;
 use crate::walk::Walk;
@@ -47,7 +51,7 @@ const BLOCK: usize = 64;
 /// How often the calling thread looks whether the others are done.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Fills the lists of the lowest level of a serialized graph: those of the nodes from `first` on, and
+/// Fills the lists of a serialized graph: on the lowest level those of the nodes from `first` on, and
 /// whichever have room. Walks look for candidates with a width of `ef`. `done` grows by two for every
 /// node. `pause` is called on this thread now and then, and may unwind.
 ///
@@ -66,6 +70,7 @@ pub fn refine(
     if walk.entry as usize >= walk.nodes {
         return Ok(());
     }
+    levels::refine(codec, &walk, bytes, threads, pause)?;
     let mut lists = Lists::new(&walk, bytes)?;
     let graph: &[u8] = bytes;
     let order = lists.by_place()?;
@@ -76,14 +81,14 @@ pub fn refine(
         Ok(move |node: u32, list: &mut List<'_>| {
             if node as usize >= first || !list.is_full() {
                 chooser.begin(node);
-                chooser.add_nearest(ef);
+                chooser.add_nearest(0, ef);
                 chooser.add(list.edges());
                 chooser.choose(list, |_| 0);
             }
         })
     })?;
     // Then with those that have chosen it.
-    let offers = Offers::of(&lists, pause)?;
+    let offers = Offers::of(&lists, |node| node as usize, pause)?;
     lists.rewrite(&order, threads, done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
         let mut new = Vec::new();
@@ -92,21 +97,26 @@ pub fn refine(
             let from = offers.to(node).iter().copied();
             new.clear();
             new.extend(from.filter(|from| !list.edges().contains(from)));
-            if new.len() <= list.room() {
-                new.iter().for_each(|&from| list.push(from));
-            } else {
-                chooser.begin(node);
-                chooser.add(list.edges());
-                chooser.add(&new);
-                chooser.choose(list, |node| offers.to(node).len().min(ENOUGH));
-            }
+            let rank = |node| offers.to(node).len().min(ENOUGH);
+            chooser.accept(node, list, &new, rank);
         })
     })?;
-    lists.write(&walk, bytes);
+    for (node, list) in lists.each() {
+        write(bytes, walk.edges_at(bytes, node as u32, 0), list);
+    }
     Ok(())
 }
 
-/// The edges of every node on the lowest level: their number, then room for as many as there may be.
+/// Writes a list of edges to where it belongs.
+fn write(graph: &mut [u8], at: usize, list: &[u32]) {
+    for (i, word) in list.iter().enumerate() {
+        // Nothing is left behind the last edge.
+        let word = if i > list[0] as usize { 0 } else { *word };
+        graph[at + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// The edges of every node on a level: their number, then room for as many as there may be.
 struct Lists {
     stride: usize,
     all: Vec<u32>,
@@ -139,16 +149,32 @@ impl List<'_> {
 }
 
 impl Lists {
+    /// Those of all nodes on the lowest level.
     fn new(walk: &Walk, graph: &[u8]) -> Result<Self> {
-        let stride = 1 + walk.base_edges;
-        let all = laser_memory::filled(0, stride * walk.nodes)?;
+        Self::of(walk, graph, 0, walk.nodes, |node| node as u32)
+    }
+
+    /// Those of `count` nodes on a level.
+    fn of(
+        walk: &Walk,
+        graph: &[u8],
+        level: usize,
+        count: usize,
+        node: impl Fn(usize) -> u32,
+    ) -> Result<Self> {
+        let stride = 1 + walk.room(level);
+        let all = laser_memory::filled(0, stride * count)?;
         let mut lists = Self { stride, all };
-        for (node, list) in lists.all.chunks_exact_mut(stride).enumerate() {
+        for (i, list) in lists.all.chunks_exact_mut(stride).enumerate() {
             let mut list = List(list);
-            walk.neighbours(graph, node as u32, 0)
+            walk.neighbours(graph, node(i), level)
                 .for_each(|to| list.push(to));
         }
         Ok(lists)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (usize, &[u32])> {
+        self.all.chunks_exact(self.stride).enumerate()
     }
 
     /// All nodes, each near those before it: from each on to its neighbours that have not been met. Walks that begin
@@ -234,17 +260,6 @@ impl Lists {
             others.into_iter().map(join).fold(own, Result::and)
         })
     }
-
-    fn write(&self, walk: &Walk, graph: &mut [u8]) {
-        for (node, list) in self.all.chunks_exact(self.stride).enumerate() {
-            let at = walk.node_at(graph, node as u32) + NODE_HEAD;
-            for (i, word) in list.iter().enumerate() {
-                // Nothing is left behind the last edge.
-                let word = if i > list[0] as usize { 0 } else { *word };
-                graph[at + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
-            }
-        }
-    }
 }
 
 struct Stop<'a>(&'a AtomicBool);
@@ -255,19 +270,20 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// For every node, the nodes that lead to it.
+/// For every list, the numbers of the lists that lead to its node.
 struct Offers {
     starts: Vec<usize>,
     from: Vec<u32>,
 }
 
 impl Offers {
-    fn of(lists: &Lists, pause: &dyn Fn()) -> Result<Self> {
+    /// `place` is the number of a node's list.
+    fn of(lists: &Lists, place: impl Fn(u32) -> usize, pause: &dyn Fn()) -> Result<Self> {
         let all = || lists.all.chunks_exact(lists.stride);
         let mut starts = laser_memory::filled(0usize, lists.all.len() / lists.stride + 1)?;
         for list in all() {
             for &to in &list[1..=list[0] as usize] {
-                starts[to as usize + 1] += 1;
+                starts[place(to) + 1] += 1;
             }
         }
         pause();
@@ -278,7 +294,7 @@ impl Offers {
         let mut next = laser_memory::copied(&starts)?;
         for (node, list) in all().enumerate() {
             for &to in &list[1..=list[0] as usize] {
-                let next = &mut next[to as usize];
+                let next = &mut next[place(to)];
                 from[*next] = node as u32;
                 *next += 1;
             }
@@ -379,17 +395,41 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Adds what a walk that begins at the node itself finds.
-    fn add_nearest(&mut self, ef: usize) {
+    /// Adds what a walk over a level finds that begins at the node itself and where a way down comes to the level. Of nodes
+    /// that came one beside the other, as of a time series, all edges lead to those before and behind: where such a path
+    /// comes near itself again, the way down finds it.
+    fn add_nearest(&mut self, level: usize, ef: usize) {
         let probe = Probe::at(self.codec, self.walk.vector(self.graph, self.node));
         let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
         let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
-        let found = self.walk.search_from(self.graph, self.node, ef, distance);
+        let start = (self.node, level);
+        let found = self.walk.search_from(self.graph, start, ef, distance);
         for (distance, node) in found {
             if node != self.node {
                 let at = self.decode(node);
                 self.candidates.push(Candidate { distance, node, at });
             }
+        }
+    }
+
+    /// Adds those that lead to a node to its list, or, where that has not so much room, takes the best of all.
+    fn accept(&mut self, node: u32, list: &mut List<'_>, new: &[u32], rank: impl Fn(u32) -> usize) {
+        if new.len() <= list.room() {
+            new.iter().for_each(|&from| list.push(from));
+        } else {
+            self.begin(node);
+            self.add(list.edges());
+            self.add(new);
+            self.choose(list, rank);
+        }
+    }
+
+    /// Forgets all candidates but the nearest.
+    fn keep_nearest(&mut self, count: usize) {
+        if self.candidates.len() > count {
+            let nearer = |a: &Candidate, b: &Candidate| a.distance.total_cmp(&b.distance);
+            self.candidates.select_nth_unstable_by(count, nearer);
+            self.candidates.truncate(count);
         }
     }
 

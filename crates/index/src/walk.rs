@@ -30,7 +30,7 @@ const SEEDS: usize = 128;
 const STARTS: usize = 4;
 /// Nodes whose levels are added up wherever one of them begins. A sum for each node would take every session 4 MB for a
 /// million of them.
-const STRIDE: usize = 64;
+const STRIDE: usize = 16;
 /// Nodes all over a graph that [`Walk::search_all_over`] looks at, and how many of them it begins with.
 const SCATTERED: usize = 2048;
 const SCATTERED_STARTS: usize = 16;
@@ -246,12 +246,18 @@ impl Walk {
     /// Where a node begins.
     pub(crate) fn node_at(&self, graph: &[u8], node: u32) -> usize {
         let node = node as usize;
-        let first = node - node % STRIDE;
-        let between = &graph[self.levels + 2 * first..self.levels + 2 * node];
-        let between: u32 = between
-            .chunks_exact(2)
-            .map(|b| u32::from(u16::from_le_bytes([b[0], b[1]])))
-            .sum();
+        let (before, at) = (node % STRIDE, self.levels + 2 * (node - node % STRIDE));
+        let level = |b: &[u8]| u32::from(u16::from_le_bytes([b[0], b[1]]));
+        // Behind the levels come the nodes: there is a whole stride but in the smallest graphs. That it is whole lets the
+        // CPU add all at once.
+        let between: u32 = match graph.get(at..at + 2 * STRIDE) {
+            Some(levels) => levels
+                .chunks_exact(2)
+                .enumerate()
+                .map(|(i, b)| if i < before { level(b) } else { 0 })
+                .sum(),
+            None => graph[at..].chunks_exact(2).take(before).map(level).sum(),
+        };
         let levels = self
             .guide
             .sums
@@ -262,29 +268,52 @@ impl Walk {
             + levels as usize * (4 + 4 * self.edges)
     }
 
+    /// The nodes of a level, ascending.
+    pub(crate) fn nodes_of(&self, graph: &[u8], level: usize) -> Vec<u32> {
+        let nodes = 0..self.nodes as u32;
+        nodes
+            .filter(|&node| self.level(graph, node) >= level)
+            .collect()
+    }
+
+    /// Where the number of a node's edges on a level is, behind which they come.
+    pub(crate) fn edges_at(&self, graph: &[u8], node: u32, level: usize) -> usize {
+        let base = self.node_at(graph, node) + NODE_HEAD;
+        match level {
+            0 => base,
+            _ => base + 4 + 4 * self.base_edges + (level - 1) * (4 + 4 * self.edges),
+        }
+    }
+
+    /// Room for edges of a node on a level.
+    pub(crate) fn room(&self, level: usize) -> usize {
+        match level {
+            0 => self.base_edges,
+            _ => self.edges,
+        }
+    }
+
     pub(crate) fn vector<'a>(&self, graph: &'a [u8], node: u32) -> &'a [u8] {
         &graph[self.vectors + node as usize * self.vector_len..][..self.vector_len]
     }
 
-    /// Neighbours of a node on a level that it has.
+    /// Neighbours of a node on a level that it has. What an edge of a damaged file leads to is there, and on that level.
     pub(crate) fn neighbours<'a>(
         &self,
         graph: &'a [u8],
         node: u32,
         level: usize,
     ) -> impl Iterator<Item = u32> + use<'a> {
-        let (mut at, mut most) = (self.node_at(graph, node) + NODE_HEAD, self.base_edges);
-        if level > 0 {
-            at += 4 + 4 * self.base_edges + (level - 1) * (4 + 4 * self.edges);
-            most = self.edges;
-        }
+        let (at, most) = (self.edges_at(graph, node, level), self.room(level));
         let count = u32_at(graph, at).map_or(0, |count| (count as usize).min(most));
-        let nodes = self.nodes as u32;
+        let (nodes, levels) = (self.nodes as u32, self.levels);
         let edges = graph.get(at + 4..at + 4 + 4 * count).unwrap_or_default();
         edges
             .chunks_exact(4)
             .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .filter(move |&node| node < nodes)
+            .filter(move |&node| {
+                node < nodes && (level == 0 || level_at(graph, levels, node as usize) >= level)
+            })
     }
 
     /// Appends the distances of nodes to `found`.
@@ -306,11 +335,12 @@ impl Walk {
         }
     }
 
-    /// Walks down to the lowest level, always to the nearest neighbour. Leaves in `starts` the node
+    /// Walks down to the level above `bottom`, always to the nearest neighbour. Leaves in `starts` the node
     /// where it ends, the nearest of the seeds, and what is passed by.
     fn descend(
         &self,
         graph: &[u8],
+        bottom: usize,
         distance: &mut impl FnMut(&[u8]) -> f32,
         state: &mut State,
         starts: &mut Vec<Key>,
@@ -322,12 +352,12 @@ impl Walk {
         starts.truncate(1 + STARTS);
         let mut best = starts[0];
         let top = (self.guide.seed_level as usize).min(self.level(graph, best as u32));
-        for level in (1..=top).rev() {
+        for level in (bottom + 1..=top).rev() {
             loop {
                 fresh.clear();
                 found.clear();
                 let next = self.neighbours(graph, best as u32, level);
-                fresh.extend(next.filter(|&node| self.level(graph, node) >= level));
+                fresh.extend(next);
                 self.measure(graph, fresh, distance, found);
                 match found.iter().min() {
                     Some(&nearest) if nearest < best => best = nearest,
@@ -375,7 +405,7 @@ impl Walk {
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
-        self.descend(graph, &mut distance, state, &mut starts);
+        self.descend(graph, 0, &mut distance, state, &mut starts);
         // Weyl's sequence lies evenly among the nodes, and in step with nothing in their order.
         let place = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9);
         let node = |i| ((u64::from(place(i)) * self.nodes as u64) >> u32::BITS) as u32;
@@ -389,7 +419,7 @@ impl Walk {
             found.truncate(SCATTERED_STARTS);
         }
         starts.append(found);
-        self.spread(state, graph, &starts, count, distance);
+        self.spread(state, graph, 0, &starts, count, distance);
         state.starts = starts;
         state.nearest.drain().map(|key| key as u32).collect()
     }
@@ -408,32 +438,38 @@ impl Walk {
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let start = key(distance(self.vector(graph, self.entry)), self.entry);
-        self.spread(state, graph, &[start], count, distance);
+        self.spread(state, graph, 0, &[start], count, distance);
         let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
         nearest.into_iter().map(|key| key as u32).collect()
     }
 
-    /// The same from a node on, with their distances, in no order.
+    /// The `count` nodes nearest to a node of a level that a walk over that level finds, from the node itself and from where
+    /// a way down comes to the level; with their distances, in no order.
     pub(crate) fn search_from(
         &self,
         graph: &[u8],
-        node: u32,
+        (node, level): (u32, usize),
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<(f32, u32)> {
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
-        let start = key(distance(self.vector(graph, node)), node);
-        self.spread(state, graph, &[start], count, distance);
+        let mut starts = std::mem::take(&mut state.starts);
+        self.descend(graph, level, &mut distance, state, &mut starts);
+        starts.retain(|&start| self.level(graph, start as u32) >= level);
+        starts.push(key(distance(self.vector(graph, node)), node));
+        self.spread(state, graph, level, &starts, count, distance);
+        state.starts = starts;
         state.nearest.drain().map(parts).collect()
     }
 
-    /// Walks over the lowest level from `starts` on, and leaves the `count` nearest in the state,
+    /// Walks over a level from `starts` on, and leaves the `count` nearest in the state,
     /// which is clear.
     fn spread(
         &self,
         state: &mut State,
         graph: &[u8],
+        level: usize,
         starts: &[Key],
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
@@ -456,10 +492,8 @@ impl Walk {
             }
             fresh.clear();
             found.clear();
-            fresh.extend(
-                self.neighbours(graph, from as u32, 0)
-                    .filter(|&node| state.mark(node)),
-            );
+            let next = self.neighbours(graph, from as u32, level);
+            fresh.extend(next.filter(|&node| state.mark(node)));
             // All distances first: what is done with them branches in ways that the CPU cannot
             // foresee, and would have it drop distances that it has begun.
             self.measure(graph, &fresh, &mut distance, &mut found);
