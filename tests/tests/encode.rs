@@ -565,6 +565,34 @@ fn a_broken_model_is_an_error_until_it_is_repaired() -> Result<()> {
     Ok(())
 }
 
+/// What was wrong with the machine and not with the folder is over some time.
+#[test]
+fn a_model_that_met_a_bad_moment_is_tried_again() -> Result<()> {
+    let (folder, builder) = models()?;
+    Model::tiny("other", 16).write(folder.path())?;
+    let cluster = builder.start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    let encoder = running_encoder(&mut client)?;
+    let mut limit = |files: &str| {
+        let program = format!("prlimit --pid {encoder} --nofile={files}:");
+        client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
+    };
+    let statement = "SELECT laser_embed('text', 'other')";
+    // A session that is connected asks: nobody else can be connected now.
+    let mut connected = cluster.connect("d")?;
+    embed(&mut connected, "text")?;
+    limit("3")?;
+    let (code, message, _) = failure(&mut connected, statement)?;
+    assert_eq!(code, SqlState::CONFIG_FILE_ERROR, "{message}");
+    limit("1024")?;
+    wait_until("the model is tried again", || {
+        Ok(connected.batch_execute(statement).is_ok())
+    })?;
+    assert_eq!(running_encoder(&mut client)?, encoder);
+    Ok(())
+}
+
 /// A model has the table of another one beside it, for as long as that is the one it was made for.
 #[test]
 fn a_model_on_a_base_follows_its_base() -> Result<()> {

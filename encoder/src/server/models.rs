@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
@@ -30,13 +30,35 @@ pub struct Loaded {
     checked: Instant,
 }
 
+/// How long a failure to load a model is what callers get, at first and at most: each one in a row counts for twice as
+/// long as the one before. It may have been want of memory, which is over, and nothing changes in the folder then.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+
 enum Entry {
-    /// The loader works on it.
-    Loading,
+    /// The loader works on it. A failure will count for so long.
+    Loading(Duration),
     /// Ready for use.
     Loaded(Loaded),
-    /// Loading failed; tried again when the folder changes.
-    Failed(Stamp, Failure),
+    /// Loading failed; tried again when the folder changes, or after a while.
+    Failed(Failed),
+}
+
+struct Failed {
+    stamp: Stamp,
+    failure: Failure,
+    since: Instant,
+    counts_for: Duration,
+}
+
+impl Failed {
+    fn counts(&self) -> bool {
+        self.since.elapsed() < self.counts_for
+    }
+
+    /// How long the next one of the same folder will count.
+    fn next(&self) -> Duration {
+        (2 * self.counts_for).min(RETRY.1)
+    }
 }
 
 /// Whether a model can be used.
@@ -178,7 +200,7 @@ impl Models {
     /// Where model `name` (resolved) stands; starts loading it where needed.
     pub fn lookup(&mut self, name: &str) -> Lookup {
         match self.entries.get_mut(name) {
-            Some(Entry::Loading) => return Lookup::Loading,
+            Some(Entry::Loading(_)) => return Lookup::Loading,
             Some(Entry::Loaded(model)) if model.checked.elapsed() < RECHECK => {
                 return Lookup::Ready;
             }
@@ -188,26 +210,29 @@ impl Models {
             self.entries.remove(name);
             return Lookup::Failed(installed::unknown(name, &self.folders));
         };
-        match self.entries.get_mut(name) {
+        let counts_for = match self.entries.get_mut(name) {
             Some(Entry::Loaded(model)) if model.stamp.is_of(&path) => {
                 model.checked = Instant::now();
                 return Lookup::Ready;
             }
-            Some(Entry::Failed(old, failure)) if old.is_of(&path) => {
-                return Lookup::Failed(failure.clone());
+            Some(Entry::Failed(old)) if old.stamp.is_of(&path) => {
+                if old.counts() {
+                    return Lookup::Failed(old.failure.clone());
+                }
+                old.next()
             }
-            _ => {}
-        }
+            _ => RETRY.0,
+        };
         let stamp = Stamp::of(&path);
         // A file that is too large is not even read: that may take hours.
         if let Some(failure) = self.too_large(name, stamp.bytes()) {
-            self.entries
-                .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
+            self.fail(name, stamp, &failure, counts_for);
             return Lookup::Failed(failure);
         }
         // What is in the file is in memory in any case: whoever has to go for it goes before it comes.
         self.make_room(name, stamp.weights_bytes());
-        self.entries.insert(name.to_owned(), Entry::Loading);
+        self.entries
+            .insert(name.to_owned(), Entry::Loading(counts_for));
         if self
             .tasks
             .send(Task::Load {
@@ -278,8 +303,8 @@ impl Models {
                     model.precision = precision(&loaded.encoder);
                     model.fingerprint = Some(loaded.fingerprint);
                 }
-                Some(Entry::Failed(_, failure)) if model.error.is_empty() => {
-                    model.error.clone_from(&failure.message);
+                Some(Entry::Failed(failed)) if model.error.is_empty() => {
+                    model.error.clone_from(&failed.failure.message);
                 }
                 _ => {}
             }
@@ -330,6 +355,10 @@ impl Models {
         result: Result<Fingerprinted, EncoderError>,
         seconds: f64,
     ) -> Result<(), Failure> {
+        let counts_for = match self.entries.get(name) {
+            Some(Entry::Loading(counts_for)) => *counts_for,
+            _ => RETRY.0,
+        };
         match result {
             Ok((encoder, fingerprint)) => {
                 self.clock += 1;
@@ -355,8 +384,7 @@ impl Models {
                 ));
                 self.make_room(name, model.memory);
                 if let Some(failure) = self.too_large(name, model.memory) {
-                    self.entries
-                        .insert(name.to_owned(), Entry::Failed(model.stamp, failure.clone()));
+                    self.fail(name, model.stamp, &failure, counts_for);
                     return Err(failure);
                 }
                 self.entries.insert(name.to_owned(), Entry::Loaded(model));
@@ -373,11 +401,20 @@ impl Models {
                     _ => installed::REPAIR,
                 };
                 let failure = installed::broken(name, stamp.path(), message, hint);
-                self.entries
-                    .insert(name.to_owned(), Entry::Failed(stamp, failure.clone()));
+                self.fail(name, stamp, &failure, counts_for);
                 Err(failure)
             }
         }
+    }
+
+    fn fail(&mut self, name: &str, stamp: Stamp, failure: &Failure, counts_for: Duration) {
+        let failed = Failed {
+            stamp,
+            failure: failure.clone(),
+            since: Instant::now(),
+            counts_for,
+        };
+        self.entries.insert(name.to_owned(), Entry::Failed(failed));
     }
 
     /// Drops models, oldest use first, until there is room for the `bytes` of `name`, or no other one

@@ -430,6 +430,10 @@ fn spawn(
         .arg(format!("--parent={}", std::process::id()))
         .args(record.map(|_| "--record"))
         .args(hung.then_some("--hung"))
+        // Nobody reads a backtrace of it, and finding the names for one takes memory under a lock of the standard
+        // library: a thread that finds none waits for itself, with all that it holds.
+        .env("RUST_BACKTRACE", "0")
+        .env("RUST_LIB_BACKTRACE", "0")
         .stdin(match record {
             Some(file) => Stdio::from(file.try_clone()?),
             None => Stdio::null(),
