@@ -76,6 +76,8 @@ pub fn init() {
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long the end of a session waits for the thread that does the rest.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long it removes files of its temporary relations. What is left is for others' sweeps: a shutdown waits for the session.
+const TEMPORARY_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a sweep takes at least, if there is so much to be looked at, and at most: it cannot be interrupted either.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(10);
 const LONGEST_SWEEP: Duration = Duration::from_secs(1);
@@ -202,8 +204,12 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     let scratch = laser_index::cache::scratch_prefix();
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
+    let until = Instant::now() + TEMPORARY_PATIENCE;
     for storage in temporary {
-        Gone::Relation(storage).remove(None);
+        if Instant::now() >= until {
+            break;
+        }
+        Gone::Relation(storage).remove(Some(until));
     }
     sessions::leave();
     list(HERE, &ShortPath::new(FOLDER), |folder, name| {
