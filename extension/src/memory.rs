@@ -64,7 +64,7 @@ static THREAD_STOPPED: AtomicBool = AtomicBool::new(false);
 /// To be called once, on the server's thread; what it makes is inherited by sessions.
 pub fn init() {
     MAIN.store(this_thread(), Relaxed);
-    laser_memory::threads::set_way_out(leave_if_stopped);
+    laser_memory::threads::set_exit_hook(exit_if_thread_stopped);
     restock();
     // SAFETY: both functions stay where they are, for the life of the process.
     unsafe {
@@ -243,7 +243,7 @@ pub fn thread_stopped() -> bool {
 
 /// Called by whoever waits for threads: where one has stopped the session ends. Its own thread may wait with
 /// interrupts out of reach, while it unwinds after a cancel.
-fn leave_if_stopped() {
+fn exit_if_thread_stopped() {
     if !thread_stopped() {
         return;
     }

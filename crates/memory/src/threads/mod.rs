@@ -8,16 +8,16 @@
 //! touched them; and where several are made none works, which takes memory, before the last one runs
 //! ([`Gate`]).
 
+mod exit_hook;
 mod gate;
 mod scope;
 mod signals;
 mod start;
-mod way_out;
 
+pub use exit_hook::set_exit_hook;
 pub use gate::Gate;
 pub use scope::{Scope, ScopedThread, scope};
 pub use start::{Thread, spawn};
-pub use way_out::set_way_out;
 
 #[cfg(test)]
 mod tests {

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::exit_hook::{INTERVAL, exit_if_thread_failed};
 use super::start::{Thread, spawn_unchecked};
-use super::way_out::{INTERVAL, leave_if_hopeless};
 
 /// Threads that end before what they borrow does.
 pub struct Scope<'scope, 'env: 'scope> {
@@ -88,7 +88,7 @@ impl Running {
                 .wait_timeout(threads, INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            leave_if_hopeless();
+            exit_if_thread_failed();
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::threads::set_way_out;
+    use crate::threads::set_exit_hook;
 
     #[test]
     fn threads_borrow() {
@@ -167,7 +167,7 @@ mod tests {
     /// Where a process would end, a test unwinds; its thread borrows nothing.
     #[test]
     fn nobody_waits_for_a_thread_that_has_stopped() {
-        set_way_out(|| {
+        set_exit_hook(|| {
             if STOPPED.with(|stopped| stopped.load(Ordering::Relaxed)) {
                 resume_unwind(Box::new(9));
             }

@@ -22,8 +22,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::exit_hook::{INTERVAL, exit_if_thread_failed};
 use super::signals::SignalsBlocked;
-use super::way_out::{INTERVAL, leave_if_hopeless};
 
 /// Bytes of a stack.
 const STACK: usize = 2 << 20;
@@ -172,7 +172,7 @@ fn start(name: &str, body: Body) -> io::Result<libc::pthread_t> {
             }
             NEW => {
                 std::thread::park_timeout(INTERVAL);
-                leave_if_hopeless();
+                exit_if_thread_failed();
             }
             _ => return Ok(id),
         }
