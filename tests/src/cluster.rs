@@ -19,7 +19,7 @@ use crate::log;
 use crate::tree::Tree;
 
 /// How long a server may take to start, stop or catch up before a test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a cluster is made with; see [`Cluster::builder`].
 #[derive(Clone, Debug)]
@@ -261,7 +261,7 @@ impl Cluster {
             .create(true)
             .append(true)
             .open(self.log_path())?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         'start: loop {
             let mut server = self
                 .tree
@@ -329,7 +329,7 @@ impl Cluster {
                 _ => libc::SIGINT,
             },
         );
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while server.try_wait()?.is_none() {
             if Instant::now() > deadline {
                 let _ = server.kill();
@@ -700,7 +700,7 @@ impl Drop for Cluster {
 /// # Errors
 /// When `done` fails, or says no for two minutes.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while !done()? {
         ensure!(Instant::now() < deadline, "waited in vain until {what}");
         sleep(Duration::from_millis(20));

@@ -10,8 +10,8 @@ use postgres::{Client, NoTls};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How long a statement may go on.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a statement may take to end after it was cancelled.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a statement is interrupted; `LASER_CANCELS` says otherwise.
 const TIMES: usize = 6;
 
@@ -138,14 +138,14 @@ fn every_long_statement_ends_when_told() -> Result<()> {
                 let again = || interrupt(&cluster, statement, settings, *end, moment);
                 // Where the machine was busy with something else, it is not once more.
                 let late = match again()? {
-                    Some(late) if late > PATIENCE => again()?,
+                    Some(late) if late > CANCEL_TIMEOUT => again()?,
                     late => late,
                 };
                 let Some(late) = late else { continue };
                 interrupted += 1;
                 worst = worst.max(late);
                 assert!(
-                    late <= PATIENCE,
+                    late <= CANCEL_TIMEOUT,
                     "{statement}: {end:?} after {moment:?} of {whole:?} took {late:?}; seed {seed}"
                 );
             }
@@ -175,12 +175,12 @@ fn recall_of_texts_ends_when_told() -> Result<()> {
         let moment = Duration::from_secs(seconds);
         let again = || interrupt(&cluster, statement, "", End::Cancel, moment);
         let late = match again()? {
-            Some(late) if late > PATIENCE => again()?,
+            Some(late) if late > CANCEL_TIMEOUT => again()?,
             late => late,
         };
         let Some(late) = late else { break };
         interrupted += 1;
-        assert!(late <= PATIENCE, "after {moment:?}: {late:?}");
+        assert!(late <= CANCEL_TIMEOUT, "after {moment:?}: {late:?}");
     }
     assert!(interrupted > 0);
     // And what it keeps is limited.
@@ -211,7 +211,7 @@ fn one_text_does_not_hold_the_others() -> Result<()> {
         worst = worst.max(begun.elapsed());
     }
     running.join().expect("no panic")?;
-    assert!(worst < PATIENCE, "{worst:?}");
+    assert!(worst < CANCEL_TIMEOUT, "{worst:?}");
     // Under an error limit the statement says so, and the session goes on.
     let (code, ..) = failure(
         &mut client,

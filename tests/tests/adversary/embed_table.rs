@@ -6,11 +6,11 @@ use postgres::Client;
 use postgres::error::SqlState;
 
 /// How long a call may take that has no more to do than a few passes over 300 rows.
-const PATIENCE: &str = "SET statement_timeout = '60s'";
+const SET_TIMEOUT: &str = "SET statement_timeout = '60s'";
 
 fn table(client: &mut Client, trigger: &str) -> Result<()> {
     client.batch_execute(&format!(
-        "{PATIENCE};
+        "{SET_TIMEOUT};
          DROP TABLE IF EXISTS t;
          CREATE TABLE t (id integer, body text, e embedding);
          INSERT INTO t SELECT i, 'text ' || i FROM generate_series(1, 300) i;
