@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 
-use crate::papers::runner::{Places, run};
+use crate::papers::runner::{Paths, run};
 use crate::papers::{PaperTable, Scale};
 
 /// Begin and end of what is written into a document.
@@ -98,7 +98,7 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
                 }
             }
             let out = output.join(&paper).join(name);
-            let places = Places {
+            let paths = Paths {
                 program: &program,
                 data: &data,
                 configs: &folder,
@@ -110,7 +110,7 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
                 outcomes
             } else {
                 let say = &mut |what: &str| eprintln!("{paper}/{name}: {what}");
-                run(&table, args.scale, places, threads, say).or_else(|error| {
+                run(&table, args.scale, paths, threads, say).or_else(|error| {
                     failed.push(format!("{paper}/{name}: {error}"));
                     outcomes
                 })

@@ -63,7 +63,7 @@ pub struct Saved {
 
 /// What the backward pass of the states of one shard needs.
 #[derive(Debug)]
-pub struct PlacesSaved {
+pub struct TokenStatesSaved {
     /// Rows of the output.
     rows: Range<usize>,
     sentences: Range<usize>,
@@ -407,7 +407,7 @@ impl Model {
         sentences: Range<usize>,
         places: &Ragged,
         regularization: Regularization,
-    ) -> Result<(Vec<f32>, Vec<PlacesSaved>), ModelError> {
+    ) -> Result<(Vec<f32>, Vec<TokenStatesSaved>), ModelError> {
         let begin = places.starts[sentences.start];
         let shards = self.shards(threads, batch, sentences);
         let parts = threads.map(shards, |_, sentences| {
@@ -420,7 +420,7 @@ impl Model {
             let pass = self.pass(batch, sentences.clone(), regularization);
             let (x, body) = body::forward_places(&self.config.encoder, &pass, places)?;
             let rows = places.starts[sentences.start] - begin..places.starts[sentences.end] - begin;
-            let saved = PlacesSaved {
+            let saved = TokenStatesSaved {
                 rows,
                 sentences,
                 body,
@@ -447,7 +447,7 @@ impl Model {
         &self,
         threads: &Threads,
         batch: &Ragged,
-        saved: Vec<PlacesSaved>,
+        saved: Vec<TokenStatesSaved>,
         dx: &[f32],
     ) -> Result<Vec<ShardGradients>, ModelError> {
         let width = self.config.encoder.output_size();

@@ -9,10 +9,10 @@ use std::time::Instant;
 use super::outcome::{Outcome, Outcomes};
 use super::table::{FigureSpec, PaperTable, Scale, fill};
 
-/// Where a table is run.
+/// Where the program and the files of a run are.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
-    /// The program.
+pub struct Paths<'a> {
+    /// The `laser` program that the runs call.
     pub program: &'a Path,
     /// `{data}`.
     pub data: &'a Path,
@@ -34,26 +34,26 @@ const OUTCOMES: &str = "outcomes.json";
 pub fn run(
     table: &PaperTable,
     scale: Scale,
-    places: Places<'_>,
+    paths: Paths<'_>,
     threads: Option<usize>,
     say: &mut dyn FnMut(&str),
 ) -> Result<Outcomes, String> {
-    let path = places.out.join(OUTCOMES);
-    std::fs::create_dir_all(places.out).map_err(|e| format!("{}: {e}", places.out.display()))?;
+    let path = paths.out.join(OUTCOMES);
+    std::fs::create_dir_all(paths.out).map_err(|e| format!("{}: {e}", paths.out.display()))?;
     let mut outcomes = Outcomes::read(&path)?;
     let mut base = table.of_scale(scale).clone();
     for (name, folder) in [
-        ("data", places.data),
-        ("out", places.out),
-        ("shared", places.shared),
-        ("configs", places.configs),
+        ("data", paths.data),
+        ("out", paths.out),
+        ("shared", paths.shared),
+        ("configs", paths.configs),
     ] {
         base.insert(name.into(), folder.to_string_lossy().into_owned());
     }
     let process = |arguments: &[String], vars: &BTreeMap<String, String>| {
         let arguments = arguments.iter().map(|a| fill(a, vars));
         let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
-        call(places.program, &arguments, threads)
+        call(paths.program, &arguments, threads)
     };
     let waiting = |outcomes: &Outcomes| {
         let open =

@@ -15,9 +15,9 @@ use super::checkpoint::{self, Checkpoint, Part};
 use super::config::{PathsOptions, TrainConfig};
 use super::dev::{Accuracy, Dev};
 use super::progress::{Outcome, Pending, Progress};
-use super::start::{boundaries, start_values};
+use super::start::{boundaries, initial_values};
 use super::step::{drop_tokens, seed_of, stream};
-use super::trainee::Trainee;
+use super::training_target::TrainingTarget;
 use crate::data::paths::{PathBatch, Side};
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, PathSampler, Ragged, SamplerState};
@@ -127,7 +127,7 @@ pub fn prepare(
             if config.model.freeze_embeddings {
                 model.parameters_mut().freeze_sparse();
             }
-            start_values(config, corpus, corpus.language_id(code), &mut model);
+            initial_values(config, corpus, corpus.language_id(code), &mut model);
             let optimizer = Optimizer::new(config.optimizer.clone(), model.parameters());
             Ok::<_, TrainError>(LanguageEncoder { model, optimizer })
         });
@@ -345,7 +345,7 @@ fn decoder_prefix(code: &str) -> String {
     format!("decoder.{code}.")
 }
 
-impl Trainee for LanguageStepper {
+impl TrainingTarget for LanguageStepper {
     /// Each encoder begins with that of its language, if there is one, else with the folder's only model.
     fn initialise(&mut self, config: &TrainConfig, from: &Path) -> Result<Vec<String>, TrainError> {
         let (tokenizer, stack) = (&config.tokenizer, config.model.stack_layers);

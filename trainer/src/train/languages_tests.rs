@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::config::TrainConfig;
 use super::languages::{LanguageGradients, LanguageStepper, prepare};
 use super::tests::{ends_alike, one, quiet};
-use super::trainee::Trainee;
+use super::training_target::TrainingTarget;
 use super::{Options, run};
 use crate::data::PackedCorpus;
 use crate::data::pack::{PackWriter, PackedSentence};

@@ -25,7 +25,7 @@ pub mod step;
 pub mod teacher;
 #[cfg(test)]
 pub(crate) mod tests;
-pub mod trainee;
+pub mod training_target;
 
 pub use config::TrainConfig;
 pub use error::TrainError;

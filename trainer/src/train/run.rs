@@ -10,7 +10,7 @@ use super::config::TrainConfig;
 use super::dev::Dev;
 use super::log::{Line, Log};
 use super::progress::Progress;
-use super::trainee::Trainee;
+use super::training_target::TrainingTarget;
 use super::{TrainError, languages, shared};
 use crate::data::PackedCorpus;
 use crate::ops::threads::Threads;
@@ -70,20 +70,20 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     }
     let threads = Threads::new(config.threads)
         .map_err(|e| TrainError::Config(format!("could not start threads: {e}")))?;
-    let mut trainee = prepare(config, &corpus, &tokenizer, threads)?;
+    let mut target = prepare(config, &corpus, &tokenizer, threads)?;
     let resumed = options.resume && folder.join(checkpoint::FILE).exists();
     let mut used = None;
     // Frozen tensors are in no checkpoint.
-    let begins = !resumed || trainee.has_frozen();
+    let begins = !resumed || target.has_frozen();
     if let Some(from) = config.model.init_from.as_ref().filter(|_| begins) {
-        used = Some((trainee.initialise(config, from)?, from));
+        used = Some((target.initialise(config, from)?, from));
     }
     let progress = if resumed {
         let saved = Checkpoint::read(folder)?;
-        trainee.restore(&saved)?;
+        target.restore(&saved)?;
         saved.progress().clone()
     } else {
-        let (sampler, pending) = trainee.drawn();
+        let (sampler, pending) = target.drawn();
         Progress {
             step: 0,
             pairs: 0,
@@ -112,7 +112,7 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
         .iter()
         .map(|set| Dev::load(set, &tokenizer, config.sampling.max_tokens))
         .collect::<Result<Vec<_>, _>>()?;
-    if let Some(dev) = dev.iter().find(|dev| !measurable(&*trainee, dev)) {
+    if let Some(dev) = dev.iter().find(|dev| !measurable(&*target, dev)) {
         return Err(TrainError::Config(format!(
             "dev set \"{}\" needs an encoder of its pivot \"{}\" and of another language that it has",
             dev.name, dev.pivot
@@ -121,13 +121,13 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     log.say(&format!(
         "{}: {}, {} sentences",
         config.name,
-        trainee.describe(),
+        target.describe(),
         corpus.sentences()
     ));
     let mut trainer = Run {
         config,
         options,
-        trainee,
+        target,
         progress,
         dev,
         log,
@@ -144,7 +144,7 @@ fn prepare(
     corpus: &PackedCorpus,
     tokenizer: &Loaded,
     threads: Threads,
-) -> Result<Box<dyn Trainee>, TrainError> {
+) -> Result<Box<dyn TrainingTarget>, TrainError> {
     Ok(match &config.objective.paths {
         Some(paths) => Box::new(languages::prepare(
             config, paths, corpus, tokenizer, threads,
@@ -154,8 +154,8 @@ fn prepare(
 }
 
 /// Whether a dev set's candidates and some of its other sentences can be embedded.
-fn measurable(trainee: &dyn Trainee, dev: &Dev) -> bool {
-    let known = dev.parts().map(|(language, _)| trainee.embeds(language));
+fn measurable(target: &dyn TrainingTarget, dev: &Dev) -> bool {
+    let known = dev.parts().map(|(language, _)| target.embeds(language));
     let known: Vec<bool> = known.collect();
     known[0] && known[1..].contains(&true)
 }
@@ -163,7 +163,7 @@ fn measurable(trainee: &dyn Trainee, dev: &Dev) -> bool {
 struct Run<'a> {
     config: &'a TrainConfig,
     options: &'a Options,
-    trainee: Box<dyn Trainee>,
+    target: Box<dyn TrainingTarget>,
     progress: Progress,
     dev: Vec<Dev>,
     log: Log,
@@ -216,7 +216,7 @@ impl Run<'_> {
             let begin = Instant::now();
             let step = self.progress.step;
             let factor = self.rate_factor();
-            let outcome = self.trainee.step(config, corpus, step, factor)?;
+            let outcome = self.target.step(config, corpus, step, factor)?;
             self.progress.step += 1;
             self.progress.pairs += outcome.pairs;
             self.progress.tokens += outcome.tokens;
@@ -291,7 +291,7 @@ impl Run<'_> {
         }
         let at = (self.progress.step, self.progress.pairs, self.seconds());
         let (mut figure, mut weights) = (0.0, 0.0);
-        let measured = self.trainee.measure(&self.dev)?;
+        let measured = self.target.measure(&self.dev)?;
         for (dev, accuracy) in self.dev.iter().zip(measured) {
             figure += dev.weight * accuracy.mean;
             weights += dev.weight;
@@ -302,7 +302,7 @@ impl Run<'_> {
             self.progress.best = Some((figure, self.progress.step));
             self.progress.stale = 0;
             let best = self.config.output.join("best");
-            return self.trainee.write(&best, self.config);
+            return self.target.write(&best, self.config);
         }
         self.progress.stale += 1;
         let Schedule {
@@ -329,14 +329,14 @@ impl Run<'_> {
 
     fn save(&mut self) -> Result<(), TrainError> {
         let folder: &Path = &self.config.output;
-        let (sampler, pending) = self.trainee.drawn();
+        let (sampler, pending) = self.target.drawn();
         let progress = Progress {
             seconds: self.seconds(),
             sampler,
             pending,
             ..self.progress.clone()
         };
-        self.trainee.save(folder, &progress)?;
-        self.trainee.write(&folder.join("last"), self.config)
+        self.target.save(folder, &progress)?;
+        self.target.write(&folder.join("last"), self.config)
     }
 }

@@ -12,10 +12,10 @@ use super::dev::{Accuracy, Dev};
 use super::inference::{Inference, LabelledPairs};
 use super::masking::MaskTokens;
 use super::progress::{Outcome, Pending, Progress};
-use super::start::{boundaries, start_values};
+use super::start::{boundaries, initial_values};
 use super::step::{MaskedModel, Stepper};
 use super::teacher::Teacher;
-use super::trainee::Trainee;
+use super::training_target::TrainingTarget;
 use crate::data::{PackedCorpus, Sampler, SamplerState};
 use crate::models::{Model, ModelError};
 use crate::objectives::mlm::Head;
@@ -59,7 +59,7 @@ pub fn prepare(
     if config.model.freeze_embeddings {
         model.parameters_mut().freeze_sparse();
     }
-    start_values(config, corpus, None, &mut model);
+    initial_values(config, corpus, None, &mut model);
     let learned = config.objective.dual.as_ref().filter(|d| d.learn_scale);
     let scale =
         learned.map(|d| model.add_objective_parameter("objective.scale", &[1], vec![d.scale.ln()]));
@@ -159,7 +159,7 @@ fn masked_model(
     })
 }
 
-impl Trainee for Stepper {
+impl TrainingTarget for Stepper {
     fn initialise(&mut self, config: &TrainConfig, from: &Path) -> Result<Vec<String>, TrainError> {
         let stack = config.model.stack_layers;
         let used = checkpoint::initialise_from(from, &mut self.model, &config.tokenizer, stack)?;

@@ -19,7 +19,7 @@ pub fn boundaries(tokenizer: &Loaded) -> Result<(u32, u32), TrainError> {
 
 /// Scales new embeddings and sets token weights by frequency (in one language, or all), where the configuration
 /// says so.
-pub fn start_values(
+pub fn initial_values(
     config: &TrainConfig,
     corpus: &PackedCorpus,
     language: Option<LanguageId>,

@@ -5,7 +5,7 @@ use laser_kernels::training::Right;
 use laser_kernels::training::attention::{self, Distances};
 use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
 
-use super::blocks::{Block, BlockSaved, Body, LayerSaved, Saved, Taken};
+use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
 use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::models::pass::Pass;
@@ -95,7 +95,7 @@ fn sum_rows(rows: &[f32], bias: &mut [f32]) {
 impl Backward<'_> {
     fn block(&mut self, block: &Block, saved: BlockSaved, dy: &[f32], all: &mut Occurrences) {
         let Body { c, pass, layout } = self.body;
-        let mut dx = self.of_states(block, &saved.taken, dy);
+        let mut dx = self.of_states(block, &saved.pooling, dy);
         if let (Some(at), Some(normalised)) = (layout.final_norm, &saved.final_norm) {
             self.norm(at, normalised, &mut dx);
         }
@@ -117,17 +117,17 @@ impl Backward<'_> {
     }
 
     /// Gradient of the last states [tokens, D] from that of the result.
-    fn of_states(&self, block: &Block, taken: &Taken, dy: &[f32]) -> Vec<f32> {
+    fn of_states(&self, block: &Block, pooling: &PoolingSaved, dy: &[f32]) -> Vec<f32> {
         let (d, begin) = (self.body.c.hidden_size, self.body.pass.sentences.start);
         let mut dx = vec![0f32; block.tokens * d];
-        let largest = match taken {
-            Taken::Places(places) => {
+        let largest = match pooling {
+            PoolingSaved::TokenStates(places) => {
                 for (from, to) in places {
                     add(&dy[from * d..][..d], &mut dx[to * d..][..d]);
                 }
                 return dx;
             }
-            Taken::Pooled { largest } => largest,
+            PoolingSaved::Pooled { largest } => largest,
         };
         for (i, sentence) in block.sentences().enumerate() {
             let dy = &dy[(sentence.number - begin) * d..][..d];

@@ -90,7 +90,7 @@ pub(super) struct BlockSaved {
     pub embedding_norm: Option<Normalised>,
     pub layers: Vec<LayerSaved>,
     pub final_norm: Option<Normalised>,
-    pub taken: Taken,
+    pub pooling: PoolingSaved,
 }
 
 /// What it needs of a layer. Of attention and of the activation only inputs are kept.
@@ -112,18 +112,18 @@ pub(super) struct LayerSaved {
     pub feed_forward_norm: Normalised,
 }
 
-/// What the result of a pass took from the states.
+/// Which states the result of a pass was computed from.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(super) enum PoolingSaved {
     /// One row for each sentence; for the largest value, the token of each element.
     Pooled { largest: Vec<u32> },
     /// Pairs of a row of the result and a row of the block.
-    Places(Vec<(usize, usize)>),
+    TokenStates(Vec<(usize, usize)>),
 }
 
-impl Default for Taken {
+impl Default for PoolingSaved {
     fn default() -> Self {
-        Self::Places(Vec::new())
+        Self::TokenStates(Vec::new())
     }
 }
 

@@ -5,7 +5,7 @@ use laser_kernels::training::Right;
 use laser_kernels::training::attention::{self, Distances};
 use laser_model::config::{NormPosition, TransformerPooling};
 
-use super::blocks::{Block, BlockSaved, Body, LayerSaved, Saved, Taken};
+use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
 use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::data::Ragged;
@@ -70,7 +70,7 @@ pub(super) fn forward(
     let mut out = vec![0f32; rows * d];
     let blocks = blocks.into_iter().map(|block| {
         let (states, mut saved) = run.block(&block);
-        saved.taken = match places {
+        saved.pooling = match places {
             None => run.pool(&block, &states, &mut out),
             Some(places) => run.take(&block, places, &states, &mut out),
         };
@@ -259,7 +259,7 @@ impl Forward<'_> {
     }
 
     /// Pools the states of each sentence into its row of `out`.
-    fn pool(&self, block: &Block, states: &[f32], out: &mut [f32]) -> Taken {
+    fn pool(&self, block: &Block, states: &[f32], out: &mut [f32]) -> PoolingSaved {
         let (d, begin) = (self.body.c.hidden_size, self.body.pass.sentences.start);
         let mut largest = Vec::new();
         for sentence in block.sentences() {
@@ -281,11 +281,17 @@ impl Forward<'_> {
                 }
             }
         }
-        Taken::Pooled { largest }
+        PoolingSaved::Pooled { largest }
     }
 
     /// Copies the states at the places of each sentence to `out`.
-    fn take(&self, block: &Block, places: &Ragged, states: &[f32], out: &mut [f32]) -> Taken {
+    fn take(
+        &self,
+        block: &Block,
+        places: &Ragged,
+        states: &[f32],
+        out: &mut [f32],
+    ) -> PoolingSaved {
         let (d, begin) = (self.body.c.hidden_size, self.body.pass.sentences.start);
         let mut taken = Vec::new();
         for sentence in block.sentences() {
@@ -298,7 +304,7 @@ impl Forward<'_> {
                 }
             }
         }
-        Taken::Places(taken)
+        PoolingSaved::TokenStates(taken)
     }
 }
 

@@ -10,7 +10,7 @@ use super::progress::{Outcome, Pending, Progress};
 use crate::data::{PackedCorpus, SamplerState};
 
 /// Encoders with their optimisers, sampler and objectives.
-pub trait Trainee {
+pub trait TrainingTarget {
     /// Copies what fits of a model folder, or of a run's, into the parameters; returns the names of the tensors.
     ///
     /// # Errors
