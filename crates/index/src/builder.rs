@@ -391,7 +391,7 @@ impl SegmentBuilder {
         let codec = self.shared.encoding.codec;
         match space::prepare(codec.metric, codec.dims, x)? {
             Some(unit) => {
-                let error = space::blur(codec.metric, x);
+                let error = space::direction_error(codec.metric, x);
                 self.push_prepared(tid, &unit, error, pause)
             }
             None => {

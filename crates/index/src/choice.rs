@@ -17,38 +17,38 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::space::Space;
-use crate::trial::{self, Lengths};
+use crate::trial::{self, NormDistribution};
 
 /// Vectors that are enough to decide by.
 pub const SAMPLE: usize = 8192;
 /// Queries among them: enough that a place with a fiftieth of the rows has more than a hundredth of them.
 const QUERIES: usize = 256;
-/// Largest blur, as a share of the gap, in the mean over the queries ([`Neighbourhood::noise`]). A query whose blur is the whole gap
-/// finds anything, and one beyond that nothing worse, so that it counts as that. Where vectors have more dimensions near by than far away, the
+/// Largest error of quantized distances, as a share of the gap, in the mean over the queries ([`Neighbourhood::noise`]).
+/// A query whose error is the whole gap finds anything, and one beyond that nothing worse, so that it counts as that. Where vectors have more dimensions near by than far away, the
 /// gap is smaller than expected; this leaves room for that.
 pub const LARGEST_NOISE: f64 = 0.05;
-/// The mean hides what the rows of a tight place suffer among rows that are far apart. So this share of the
-/// queries is all that may be worse than so many times [`LARGEST_NOISE`], where neighbours begin to be lost.
-/// Embeddings of text have blurs of 0.002 to 0.010.
-const WORST: f64 = 0.01;
-/// See [`WORST`].
+/// Largest fraction of the queries whose error may exceed [`WORST_TO_MEAN`] times [`LARGEST_NOISE`], from where on
+/// neighbours are lost: the mean hides a dense cluster among rows that are far apart. Embeddings of text have errors
+/// of 0.002 to 0.010.
+const MAX_BAD_QUERIES: f64 = 0.01;
+/// See [`MAX_BAD_QUERIES`].
 const WORST_TO_MEAN: f64 = 5.0;
-/// A segment that grows is not decided about again, so it is looked at as if it had grown.
+/// A segment that grows keeps its encoding, so one is chosen for this many times its rows.
 const GROWTH: f64 = 4.0;
-/// An encoding that is there already is kept unless its errors are so much larger than those of a
-/// new one: vectors then keep their bytes through merges.
-const KEEP: f64 = 1.25;
+/// An existing encoding is kept while its errors are at most this many times those of a new one, so that
+/// vectors keep their bytes through merges.
+const ENCODING_HYSTERESIS: f64 = 1.25;
 
-/// For inner products: vectors so many times as long as the middle one have a segment of their own, for beside
-/// them the others are all alike.
-const TOO_LONG: f64 = 100.0;
-/// Unless so many of a hundred are: the long ones of a segment are few.
-const LONG_ONES: usize = 1;
+/// For inner products: vectors whose norm is more than this many times the median have a segment of their own, since
+/// beside them the others are all alike.
+const OUTLIER_NORM_RATIO: f64 = 100.0;
+/// Largest share of such outliers, in percent: if more vectors have such norms, they are no outliers.
+const MAX_OUTLIER_PERCENT: usize = 1;
 /// What a sample has of the longest vectors besides those from all over, at most.
 pub const LONGEST: usize = 16;
 
-/// Vectors by which an encoding that is there is judged.
-const FEW: usize = 256;
+/// Vectors of the sample by which an existing encoding is compared with a new one.
+const REVALIDATION_SAMPLE: usize = 256;
 
 /// What there is when an encoding is chosen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,7 +109,7 @@ pub fn choose(
     // From all over the sample: it begins with rows of the largest segment.
     let few: Vec<Vec<f32>> = sample
         .iter()
-        .step_by(sample.len().div_ceil(FEW).max(1))
+        .step_by(sample.len().div_ceil(REVALIDATION_SAMPLE).max(1))
         .cloned()
         .collect();
     let kept = |new: Encoding| {
@@ -117,7 +117,7 @@ pub fn choose(
         let fits = |old: &&&Encoding| {
             old.codec == new.codec
                 && sample.iter().all(|x| old.space.reaches(x))
-                && old.mean_error(&few) <= KEEP * mean
+                && old.mean_error(&few) <= ENCODING_HYSTERESIS * mean
         };
         match encodings.iter().find(fits) {
             Some(old) => (
@@ -131,19 +131,19 @@ pub fn choose(
             None => (new, false),
         }
     };
-    let lengths = match metric {
-        Metric::InnerProduct => Lengths::of(sample),
-        _ => Lengths::Alike,
+    let norms = match metric {
+        Metric::InnerProduct => NormDistribution::of(sample),
+        _ => NormDistribution::Uniform,
     };
     let mut formats = encodings.iter().map(|old| old.codec.format);
     let known = formats.find(|format| match format {
         Format::First => false,
         Format::Second => true,
-        Format::SecondInner => lengths != Lengths::Tailed,
+        Format::SecondInner => norms != NormDistribution::HeavyTailed,
     });
     let (found, fits) = kept(fit(known.unwrap_or(codec.format)));
     // Data that have changed, or of which there were few, may need the other graph.
-    let hides = found.codec.format == Format::SecondInner && lengths == Lengths::Different;
+    let hides = found.codec.format == Format::SecondInner && norms == NormDistribution::Varied;
     if metric == Metric::InnerProduct
         && (grown || !fits || hides)
         && let Some(format) = trial::best(dims, sample, pause)
@@ -168,10 +168,10 @@ fn taking_some(mut encoding: Encoding, sample: &[Vec<f32>]) -> Encoding {
 /// Those of a sample that one segment can be for, where that is not all of them.
 fn without_long(sample: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
     let lengths = trial::lengths(sample);
-    let few = LONGEST.max(sample.len() * LONG_ONES / 100);
+    let few = LONGEST.max(sample.len() * MAX_OUTLIER_PERCENT / 100);
     let middle = lengths.get(lengths.len() / 2)?;
     let long = lengths.get(lengths.len().saturating_sub(1 + few))?;
-    let limit = (TOO_LONG * middle).max(*long);
+    let limit = (OUTLIER_NORM_RATIO * middle).max(*long);
     (*lengths.last()? > limit).then(|| {
         let within = sample.iter().filter(|x| norm(x) <= limit);
         within.cloned().collect()
@@ -282,7 +282,7 @@ impl Neighbourhood {
 
     /// What rounding changes in the distances of near neighbours, apart from what it changes in all of
     /// them: its root mean square as a share of their gap. That is the mean over the queries, or what all but the
-    /// [`WORST`] have, divided by [`WORST_TO_MEAN`], where that is more.
+    /// worst [`MAX_BAD_QUERIES`] have, divided by [`WORST_TO_MEAN`], where that is more.
     fn noise(&self, codec: Codec, rows: f64, pause: &dyn Fn()) -> f64 {
         let (dot, mut scratch) = (dot_i8(), Vec::new());
         let mut graph = vec![0; codec.graph_len()];
@@ -308,7 +308,7 @@ impl Neighbourhood {
         }
         blurs.sort_unstable_by(f64::total_cmp);
         let mean = blurs.iter().sum::<f64>() / blurs.len() as f64;
-        let worst = blurs[blurs.len() - 1 - (WORST * blurs.len() as f64) as usize];
+        let worst = blurs[blurs.len() - 1 - (MAX_BAD_QUERIES * blurs.len() as f64) as usize];
         mean.max(worst / WORST_TO_MEAN)
     }
 }

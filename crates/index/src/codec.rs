@@ -615,7 +615,7 @@ mod tests {
                 let truth = plain(metric, query.given(), row);
                 let listed = query.measure(row, 0.0);
                 prop_assert!(truth.is_nan() || listed.lower <= truth, "{} > {truth}", listed.lower);
-                let error = space.enter(x, space::blur(metric, row), &mut place);
+                let error = space.enter(x, space::direction_error(metric, row), &mut place);
                 codec.encode(&place, error, &mut stored);
                 let (graph, fine) = stored.split_at(codec.graph_len());
                 let found = probe.measure(&codec, graph, fine, &mut Vec::new());

@@ -13,6 +13,7 @@ use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
 use crate::cache;
 use crate::choice::{self, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format};
+use crate::disk_space;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
@@ -22,15 +23,14 @@ use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
 use crate::reach::reach;
-use crate::room;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
 use crate::view::{SegmentBytes, SegmentView};
 use laser_vector::kernels::norm;
 
-/// Share of dead entries above which a segment is built anew, without them.
-const TOO_MANY_DEAD: f64 = 0.2;
+/// Fraction of dead entries above which a segment is rebuilt without them.
+const MAX_DEAD_FRACTION: f64 = 0.2;
 
 /// What [`delete`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -211,10 +211,11 @@ fn groups(
             rest.push(entry);
         }
     }
-    let rotten = |s: &SegmentEntry| f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count);
+    let needs_rebuild =
+        |s: &SegmentEntry| f64::from(s.dead) > MAX_DEAD_FRACTION * f64::from(s.count);
     let purge = |s: &SegmentEntry| match plan {
         Plan::Insert => false,
-        Plan::Vacuum => rotten(s),
+        Plan::Vacuum => needs_rebuild(s),
         Plan::All => s.dead > 0,
     };
     let mut groups = Vec::new();
@@ -408,7 +409,7 @@ pub fn merge_reporting<S: PageStore>(
     }
     drop_dead_pages(store)?;
     // To seal the list takes a page; an error of the server is more than the warning that this is.
-    room::expect_pages(store, &options.folder)?;
+    disk_space::ensure_pages(store, &options.folder)?;
     let short = how.plan == Plan::Vacuum && list_len(store)? < SHORT_LIST;
     let sealed = if short { None } else { pending::seal(store)? };
     let meta = Meta::read(store)?;
@@ -450,11 +451,11 @@ pub fn merge_reporting<S: PageStore>(
         // What cannot end well is not begun.
         fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
         let listed = taken.map_or((0, 0), |_| (placed, list - placed));
-        let needed = room::needed(&codec, parameters.m, &group, listed);
-        room::check(store, needed, options)?;
+        let needed = disk_space::segment_bytes(&codec, parameters.m, &group, listed);
+        disk_space::ensure_merge(store, needed, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
-        let rotten = |s: &SegmentEntry| {
-            f64::from(s.dead) > TOO_MANY_DEAD * f64::from(s.count)
+        let needs_rebuild = |s: &SegmentEntry| {
+            f64::from(s.dead) > MAX_DEAD_FRACTION * f64::from(s.count)
                 || (how.plan == Plan::All && s.dead > 0)
         };
         let mut views = Vec::with_capacity(group.len());
@@ -487,10 +488,10 @@ pub fn merge_reporting<S: PageStore>(
             &pause,
         );
         drop(vectors);
-        // The largest segment is continued rather than built anew, unless it is mostly dead or its
+        // The largest segment is continued rather than rebuilt, unless it is mostly dead or its
         // vectors need another encoding.
         let continued = group.first().is_some_and(|first| {
-            !rotten(first)
+            !needs_rebuild(first)
                 && (group.len() > 1 || taken.is_some())
                 && views[0].nodes() > 0
                 && views[0].encoding().stores_like(&encoding)
@@ -724,7 +725,7 @@ fn push_list<S: PageStore>(
                     // Two vectors of length r that are e apart have directions at most 2 e / r apart.
                     let error = match parameters.metric {
                         Metric::Cosine => {
-                            2.0 * error / norm(&x) + space::blur(parameters.metric, &x)
+                            2.0 * error / norm(&x) + space::direction_error(parameters.metric, &x)
                         }
                         _ => error,
                     };

@@ -32,20 +32,19 @@ pub enum Iterate {
     Strict,
 }
 
-/// A walk is not cheaper than looking at every vector, which misses none, when it keeps more than this part of them: of
-/// 50,000 rows a thirteenth, of a million a fortieth.
-const WALK_PART: usize = 32;
-/// Nor does any walk keep so many candidates: it cannot be interrupted, and takes a second for a few hundred
-/// thousand.
+/// A walk is not cheaper than an exhaustive search, which misses nothing, when it keeps more than one in this many
+/// vectors: measured one in 13 of 50,000 rows, one in 40 of a million.
+const EXHAUSTIVE_DIVISOR: usize = 32;
+/// Most candidates of a walk, which cannot be interrupted, and takes a second for a few hundred thousand.
 const WIDEST_WALK: usize = 1 << 16;
-/// How many rows a look at every vector keeps at least, and at most, for those that come later it looks again.
-const KEPT: (usize, usize) = (1 << 14, 1 << 20);
+/// Least and most rows that an exhaustive search keeps. For those behind them it is repeated.
+const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 14, 1 << 20);
 /// How much wider each search is than the one before.
 const WIDEN: usize = 4;
-/// Of the candidates of a walk so large a part is given, the nearest; for more there is a wider one. What is
-/// farthest among the candidates is what was met on the way, and not what is nearest there: behind a group of rows
+/// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
+/// candidates are what was met on the way, and not what is nearest there: behind a group of rows
 /// that a filter excludes, most of the next ones are missing.
-pub const SURE: usize = 2;
+pub const TRUSTED_DIVISOR: usize = 2;
 
 /// What a search knows of a row's distance.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -91,17 +90,17 @@ struct Part {
 }
 
 impl Part {
-    /// Whether looking at every vector is no dearer than the walk.
+    /// Whether an exhaustive search costs no more than the walk.
     fn is_small(&self) -> bool {
         // Those without a place are no part of it.
-        looks_at_all(self.view.header().placed() as usize, self.ef)
+        is_exhaustive_cheaper(self.view.header().placed() as usize, self.ef)
     }
 }
 
-/// Whether a search that keeps `ef` candidates looks at all of so many placed entries, because a walk would be no
-/// cheaper.
-pub fn looks_at_all(placed: usize, ef: usize) -> bool {
-    ef >= WIDEST_WALK || ef.saturating_mul(WALK_PART) >= placed
+/// Whether a search that keeps `ef` candidates computes the distances of all `placed` entries, because a walk would
+/// cost as much.
+pub fn is_exhaustive_cheaper(placed: usize, ef: usize) -> bool {
+    ef >= WIDEST_WALK || ef.saturating_mul(EXHAUSTIVE_DIVISOR) >= placed
 }
 
 /// A row with the number that it is ordered by.
@@ -308,7 +307,7 @@ impl Scan {
                     self.end_early();
                     continue;
                 }
-                let widest = self.limit().saturating_mul(SURE);
+                let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
                 let open = |part: &&mut Part| !part.complete;
                 if self
                     .parts
@@ -356,7 +355,7 @@ impl Scan {
 
     fn widen(&mut self) {
         self.widened += 1;
-        let widest = self.limit().saturating_mul(SURE);
+        let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
         for part in &mut self.parts {
             part.ef = part.ef.saturating_mul(WIDEN).min(widest);
         }
@@ -444,7 +443,7 @@ impl Scan {
         let left = self.limit().saturating_sub(self.returned);
         // Whoever has had many rows may want many more, but hardly all of them.
         let room = self.returned.saturating_mul(WIDEN) / self.parts.len().max(1);
-        let left = left.min(room.clamp(KEPT.0, KEPT.1));
+        let left = left.min(room.clamp(EXHAUSTIVE_BUFFER.0, EXHAUSTIVE_BUFFER.1));
         let mut parts = std::mem::take(&mut self.parts);
         let mut fresh = Vec::new();
         for part in parts.iter_mut().filter(|part| !part.complete) {
@@ -489,7 +488,7 @@ impl Scan {
                 }
                 // Where the graph's distance is coarse, so is its idea of who belongs to the
                 // nearest: of the many that were fetched only the best are trusted to be complete.
-                bound = bound.min(match keys.len().min(part.ef).div_ceil(SURE) {
+                bound = bound.min(match keys.len().min(part.ef).div_ceil(TRUSTED_DIVISOR) {
                     // Nothing is to be found here at all.
                     0 if view.is_barren() => {
                         part.complete = true;

@@ -119,7 +119,7 @@ pub(crate) fn hubs(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> V
         hubs.extend(nearest(&Probe::new(*codec, space, &query), HUBS, HUBS));
     }
     if (square - length * length).max(0.0).sqrt() > LEAST_DEVIATION * length
-        && let Some(place) = space.beyond_the_longest()
+        && let Some(place) = space.max_norm_query()
     {
         let mut stored = vec![0; codec.graph_len()];
         codec.encode_graph(&place, &mut stored);

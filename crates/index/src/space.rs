@@ -187,9 +187,9 @@ impl Space {
         self.place(&wide, out);
     }
 
-    /// A place from which vectors are the nearer the longer they are; none in a space without the coordinate that is the
-    /// shorter the longer they are.
-    pub fn beyond_the_longest(&self) -> Option<Vec<f32>> {
+    /// A point of the graph's space whose nearest neighbours are the vectors with the largest norms; `None` in a space
+    /// that is not extended.
+    pub fn max_norm_query(&self) -> Option<Vec<f32>> {
         let mut wide = vec![0.0; self.dims];
         wide.push(-f64::from(self.radius));
         let mut out = Vec::new();
@@ -301,9 +301,9 @@ pub fn prepare(metric: Metric, dims: usize, x: &[f32]) -> Result<Option<Vec<f32>
     ))
 }
 
-/// How far the direction of a vector, as it came, may be from what operators with
-/// [`arithmetic::Arithmetic::Plain`] make of it: as far as can be where its length is out of their range.
-pub fn blur(metric: Metric, x: &[f32]) -> f64 {
+/// Bound of the distance between the direction of a vector, as it came, and the one that operators with
+/// [`arithmetic::Arithmetic::Plain`] compute: 2, the diameter, where its norm is out of their range.
+pub fn direction_error(metric: Metric, x: &[f32]) -> f64 {
     if metric == Metric::Cosine && !arithmetic::is_safe(norm(x)) {
         2.0
     } else {

@@ -32,14 +32,13 @@ const LONGEST: usize = 16;
 const NEAREST: usize = 10;
 /// Candidates of the walks: as few as anybody asks for, so that differences show.
 const EF: usize = 40;
-/// The same for those who go on: a filter, or a large limit, wants what lies behind the longest vectors, of which
-/// the ten nearest say nothing.
-const DEEP: (usize, usize) = (200, 400);
-/// By how much the longest vector may be longer than the middle one for a graph of inner products.
-/// Vectors that are much longer than the others are the nearest of all queries, and there all edges lead to
+/// Neighbours and candidates of searches that go on: a filter, or a large limit, wants what lies behind the longest
+/// vectors, of which the ten nearest say nothing.
+const DEEP_SEARCH: (usize, usize) = (200, 400);
+/// Largest ratio of the largest norm to the median for which a graph of inner products is taken. Vectors that are much longer than the others are the nearest of all queries, and there all edges lead to
 /// them: what lies behind is found by nobody, however many candidates are kept. Among a sample that does
 /// not show, for it has few of them.
-const TAIL: f64 = 2.5;
+const MAX_NORM_RATIO: f64 = 2.5;
 /// Neighbours of a node, few, and candidates in the two passes, few as well, so that differences show. In a graph of inner
 /// products edges lead to the long vectors, of which a segment has more than a node has edges; a sample has few, and
 /// shows it where edges are few as well.
@@ -49,41 +48,41 @@ const GRAPH: (usize, (usize, usize)) = (4, (48, 96));
 const BETTER: f64 = 0.005;
 /// By how much it may be worse for queries from elsewhere, and for those who go on.
 const WORSE: f64 = 0.02;
-/// For queries from elsewhere, unless it is better for the rows' own kind by so many times as much.
-const OUTWEIGHS: f64 = 5.0;
+/// A loss for queries from elsewhere is accepted where the gain for the rows' own kind is this many times the loss.
+const REQUIRED_GAIN_RATIO: f64 = 5.0;
 
-/// How much longer than the middle one the longest must be for a merge to try again: among vectors alike none is
-/// hidden.
-const ALIKE: f64 = 1.5;
+/// Least ratio of the largest norm to the median for which a merge repeats the trial: among vectors of nearly equal
+/// norm none is hidden.
+const RETRY_NORM_RATIO: f64 = 1.5;
 
-/// Which graph the lengths of vectors allow.
+/// How the norms of vectors are distributed, by the ratio of the largest to the median, and which graph that allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lengths {
-    /// Either.
-    Alike,
-    /// Either, but one of inner products may hide the shorter ones: that is to be tried.
-    Different,
-    /// That of distances: some vectors are so much longer that one of inner products would hide the others.
-    Tailed,
+pub enum NormDistribution {
+    /// Nearly equal: either graph.
+    Uniform,
+    /// Either graph, but one of inner products may hide the shorter vectors: that is to be tried.
+    Varied,
+    /// The graph of distances: some vectors are so much longer that one of inner products would hide the others.
+    HeavyTailed,
 }
 
-impl Lengths {
-    /// Those of a sample.
+impl NormDistribution {
+    /// The distribution in a sample.
     pub fn of(sample: &[Vec<f32>]) -> Self {
-        let (middle, longest) = middle_and_longest(sample);
-        if longest > TAIL * middle {
-            Self::Tailed
-        } else if longest > ALIKE * middle {
-            Self::Different
+        let (median, max) = median_and_max_norm(sample);
+        if max > MAX_NORM_RATIO * median {
+            Self::HeavyTailed
+        } else if max > RETRY_NORM_RATIO * median {
+            Self::Varied
         } else {
-            Self::Alike
+            Self::Uniform
         }
     }
 }
 
 /// The longest vector that a graph of inner products may have, among vectors like these.
 pub fn longest_for_products(sample: &[Vec<f32>]) -> f64 {
-    TAIL * middle_and_longest(sample).0
+    MAX_NORM_RATIO * median_and_max_norm(sample).0
 }
 
 /// The lengths of vectors, ascending.
@@ -93,11 +92,11 @@ pub(crate) fn lengths(vectors: &[Vec<f32>]) -> Vec<f64> {
     lengths
 }
 
-fn middle_and_longest(sample: &[Vec<f32>]) -> (f64, f64) {
+fn median_and_max_norm(sample: &[Vec<f32>]) -> (f64, f64) {
     let lengths = lengths(sample);
-    let middle = lengths.get(lengths.len() / 2);
+    let median = lengths.get(lengths.len() / 2);
     (
-        middle.copied().unwrap_or(0.0),
+        median.copied().unwrap_or(0.0),
         lengths.last().copied().unwrap_or(0.0),
     )
 }
@@ -107,7 +106,7 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     if sample.len() < 4 * QUERIES {
         return None;
     }
-    if Lengths::of(sample) == Lengths::Tailed {
+    if NormDistribution::of(sample) == NormDistribution::HeavyTailed {
         return Some(Format::Second);
     }
     // Every n-th is a query, wherever in the table it comes from.
@@ -153,7 +152,7 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     let better = inner[0] - extended[0];
     Some(
         if better > BETTER
-            && inner[1] > extended[1] - WORSE.max(better / OUTWEIGHS)
+            && inner[1] > extended[1] - WORSE.max(better / REQUIRED_GAIN_RATIO)
             && inner[2] > extended[2] - WORSE
         {
             Format::SecondInner
@@ -222,7 +221,7 @@ fn recall(
     Ok([
         share(&queries[0], NEAREST, EF)?,
         share(&queries[1], NEAREST, EF)?,
-        share(&queries[0], DEEP.0, DEEP.1)?,
+        share(&queries[0], DEEP_SEARCH.0, DEEP_SEARCH.1)?,
     ])
 }
 

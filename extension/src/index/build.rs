@@ -59,7 +59,7 @@ struct Build {
     element: Element,
     /// How vectors are stored, once enough of them are known.
     encoding: Option<Encoding>,
-    /// Vectors that came before that, with their rows and [`space::blur`], and rows without a place in the graph.
+    /// Vectors that came before that, with their rows and [`space::direction_error`], and rows without a place in the graph.
     held: Vec<(u64, Vec<f32>, f64)>,
     held_unplaced: Vec<u64>,
     /// Vectors longer than `encoding` is for, which a segment of their own holds.
@@ -94,14 +94,15 @@ impl Build {
         match space::prepare(metric, dims, x).or_report() {
             None => self.push_unplaced(tid | UNDIRECTED),
             Some(unit) if self.encoding.is_some() => {
-                self.push_prepared(tid, &unit, space::blur(metric, x));
+                self.push_prepared(tid, &unit, space::direction_error(metric, x));
                 // There should be about one for each time that the table is as large as the sample.
                 if self.long.len() >= self.options.sample_size() {
                     self.push_long();
                 }
             }
             Some(unit) => {
-                self.held.push((tid, unit, space::blur(metric, x)));
+                self.held
+                    .push((tid, unit, space::direction_error(metric, x)));
                 if self.held.len() >= self.options.sample_size() {
                     self.decide();
                 }

@@ -22,7 +22,7 @@ use std::collections::HashSet;
 
 use laser_index::codec::{Codec, Quantization};
 use laser_index::meta::Meta;
-use laser_index::scan::{Iterate, SURE, looks_at_all};
+use laser_index::scan::{Iterate, TRUSTED_DIVISOR, is_exhaustive_cheaper};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
@@ -247,7 +247,7 @@ impl Shape {
 
     /// Distances computed to find `ef` candidates among `n` entries.
     fn walk(&self, n: f64, ef: f64) -> f64 {
-        if looks_at_all(n as usize, ef as usize) {
+        if is_exhaustive_cheaper(n as usize, ef as usize) {
             return n;
         }
         let levels = n.ln() / self.m.ln();
@@ -268,7 +268,7 @@ impl Shape {
 
     /// Whether the first search looks at every vector.
     fn is_exhaustive(&self) -> bool {
-        let every = |&(n, ef): &(f64, f64)| looks_at_all(n as usize, ef as usize);
+        let every = |&(n, ef): &(f64, f64)| is_exhaustive_cheaper(n as usize, ef as usize);
         self.segments.iter().all(every)
     }
 
@@ -429,7 +429,7 @@ pub unsafe extern "C-unwind" fn estimate(
         // the start, so that share is made to be the work for the rows that are wanted.
         let candidates = match options::iterate() {
             Iterate::Off => visited,
-            _ => visited * SURE as f64,
+            _ => visited * TRUSTED_DIVISOR as f64,
         };
         let rest = if candidates <= widest {
             0.0

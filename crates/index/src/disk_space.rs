@@ -1,4 +1,4 @@
-//! Whether there is room for what a merge writes, before it begins: one that fails on a full disk fails
+//! Whether there is disk space for what a merge writes, before it begins: one that fails on a full disk fails
 //! what others write there meanwhile, and leaves pages to nobody until VACUUM finds them.
 //!
 //! A merge writes vectors, addresses and edges twice: to a file, where the graph is made and from which it is
@@ -21,9 +21,9 @@ const OVERHEAD: usize = 32;
 /// Bytes of an edge of the lowest level, where a node has twice as many as above (HNSW, 4.1).
 const EDGE: usize = 8;
 
-/// Bytes of the segment that segments and entries of a list become, roughly. Of segments it is known what their
-/// entries take: many have no vector, or share one.
-pub fn needed(
+/// Bytes of the segment into which segments and entries of a list are merged, estimated. Of segments it is known
+/// what their entries take: many have no vector, or share one.
+pub fn segment_bytes(
     codec: &Codec,
     m: usize,
     segments: &[SegmentEntry],
@@ -37,27 +37,31 @@ pub fn needed(
 
 /// Bytes of a merge's pages beside its segment, more than enough: where it lies, which rows are dead, the list's
 /// new end.
-const FEW: u64 = 16 * BODY as u64;
+const PAGES_BESIDE: u64 = 16 * BODY as u64;
 
+/// Refuses a merge that has no disk space for the few pages that any one takes.
+///
 /// # Errors
-/// There is no room for the few pages that any merge takes.
-pub fn expect_pages(store: &impl PageStore, files: &Path) -> Result<()> {
-    expect(store, files, (FEW, FEW))
+/// [`IndexError::Io`] with `ENOSPC`.
+pub fn ensure_pages(store: &impl PageStore, files: &Path) -> Result<()> {
+    ensure(store, files, (PAGES_BESIDE, PAGES_BESIDE))
 }
 
+/// Refuses a merge that has no disk space for a segment of `needed` bytes, as a file and as pages.
+///
 /// # Errors
-/// There is less room than a merge needs whose segment has so many bytes.
-pub fn check(store: &impl PageStore, needed: u64, options: &BuildOptions) -> Result<()> {
+/// [`IndexError::Io`] with `ENOSPC`.
+pub fn ensure_merge(store: &impl PageStore, needed: u64, options: &BuildOptions) -> Result<()> {
     let files = options.folder.as_path();
     if free_space(files).is_some_and(|free| free < needed) {
         return Err(full(files));
     }
-    expect(store, files, (needed, needed + FEW))
+    ensure(store, files, (needed, needed + PAGES_BESIDE))
 }
 
-/// Whether pages of so many bytes can be had, by those that were released as well, beside so many bytes of files
-/// where both lie in one file system.
-fn expect(store: &impl PageStore, files: &Path, (filed, paged): (u64, u64)) -> Result<()> {
+/// Refuses where the index cannot grow by `paged` bytes, pages that were released included, beside `filed` bytes of
+/// files if both lie in one file system.
+fn ensure(store: &impl PageStore, files: &Path, (filed, paged): (u64, u64)) -> Result<()> {
     let Some(pages) = store.folder() else {
         return Ok(());
     };
