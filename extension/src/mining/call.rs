@@ -19,31 +19,30 @@ pub fn watch() -> Result<(), Error> {
     Ok(())
 }
 
-/// What a running function keeps of ids, hashes of texts, pairs and results: as much as
-/// `laser.mining_memory`, beside the embeddings and the lists of neighbours, which are counted where
-/// they are.
+/// Bytes that a running function has reserved for ids, hashes of texts, pairs and results: at most
+/// `laser.mining_memory`, beside embeddings and lists of neighbours, which have budgets of their own.
 #[derive(Debug, Default)]
-pub struct Room(Cell<usize>);
+pub struct MemoryBudget(Cell<usize>);
 
-impl Room {
+impl MemoryBudget {
     /// Bytes of an entry of a hash table, with what it keeps free in order to grow.
-    pub const fn of_hashed<T>() -> usize {
+    pub const fn per_hash_entry<T>() -> usize {
         2 * (size_of::<T>() + 1) + size_of::<T>() / 2
     }
 
-    /// Counts what is about to be kept; raises a SQL error where that is too much. `name` is what
-    /// messages call the query that it is of.
-    pub fn take(&self, name: &str, bytes: usize) {
+    /// Reserves bytes until the function ends; raises a SQL error where the budget is exceeded. `name` is what
+    /// messages call the query that they are for.
+    pub fn reserve(&self, name: &str, bytes: usize) {
         self.check(name, bytes);
         self.0.set(self.0.get().saturating_add(bytes));
     }
 
-    /// Bytes that may still be kept.
+    /// Bytes that may still be reserved.
     pub fn left(&self) -> usize {
         guc::memory().saturating_sub(self.0.get())
     }
 
-    /// The same for what is kept for a moment only.
+    /// As [`MemoryBudget::reserve`], without reserving: for what is allocated for a moment only.
     pub fn check(&self, name: &str, bytes: usize) {
         if self.0.get().saturating_add(bytes) > guc::memory() {
             raise_hint(
@@ -65,8 +64,8 @@ pub struct Call {
     pub namespace: Oid,
     /// What the progress view shows of it.
     pub progress: Progress,
-    /// What it keeps.
-    pub room: Room,
+    /// What it has reserved.
+    pub budget: MemoryBudget,
     _running: guc::Running,
 }
 
@@ -78,7 +77,7 @@ impl Call {
             // SAFETY: fcinfo comes from the fmgr, which fills flinfo.
             namespace: unsafe { pg_sys::get_func_namespace((*(*fcinfo).flinfo).fn_oid) },
             progress: Progress::start(),
-            room: Room::default(),
+            budget: MemoryBudget::default(),
             _running: guc::Running::begin(),
         }
     }

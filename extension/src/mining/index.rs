@@ -13,7 +13,7 @@ use laser_mining::{Neighbourhoods, Neighbours, Side, knn};
 use pgrx::pg_sys::{self, Datum, NodeTag, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode, check_for_interrupts};
 
-use super::call::{Call, Room};
+use super::call::{Call, MemoryBudget};
 use super::load::{self, Loaded, Rows, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
@@ -42,7 +42,14 @@ pub fn neighbours(
     let nearest_source = prepare(&source_query, "source");
     let mut read = |phase, query, side, nearest| {
         call.progress.phase(phase);
-        Candidates::read(query, side, unify, nearest, &mut call.progress, &call.room)
+        Candidates::read(
+            query,
+            side,
+            unify,
+            nearest,
+            &mut call.progress,
+            &call.budget,
+        )
     };
     let source = read(
         "reading source, searching target index",
@@ -70,9 +77,9 @@ pub fn neighbours(
 /// What is kept of a row whose candidates were found: its id, and where they end.
 const KEPT: usize = size_of::<(i64, usize)>();
 /// What is kept of a text, so that it is searched for once.
-const SEEN: usize = Room::of_hashed::<([u8; 16], i64)>();
+const SEEN: usize = MemoryBudget::per_hash_entry::<([u8; 16], i64)>();
 /// What a row of a result takes beside its values: the tuple's place, its id, a hash.
-const ROW: usize = 64 + size_of::<i64>() + Room::of_hashed::<[u8; 16]>();
+const ROW: usize = 64 + size_of::<i64>() + MemoryBudget::per_hash_entry::<[u8; 16]>();
 
 /// What an index found.
 struct Asked {
@@ -210,16 +217,16 @@ impl Nearest {
     }
 
     /// Ids of rows near `value`, nearest first.
-    fn search(&self, value: Datum, room: &Room) -> Vec<i64> {
+    fn search(&self, value: Datum, budget: &MemoryBudget) -> Vec<i64> {
         const MORE: usize = 4;
         let mut limit = self.limit;
         loop {
-            let asked = self.ask(value, limit, room);
+            let asked = self.ask(value, limit, budget);
             // Copies of a text crowd others out.
             if asked.ids.len() < limit || asked.different >= self.limit / 2 {
                 return asked.ids;
             }
-            room.check(&self.name, asked.bytes.saturating_mul(MORE));
+            budget.check(&self.name, asked.bytes.saturating_mul(MORE));
             limit = limit.saturating_mul(MORE);
         }
     }
@@ -237,7 +244,7 @@ impl Nearest {
     }
 
     /// Up to `limit` rows near `value`.
-    fn ask(&self, value: Datum, limit: usize, room: &Room) -> Asked {
+    fn ask(&self, value: Datum, limit: usize, budget: &MemoryBudget) -> Asked {
         check_for_interrupts!();
         let mut values = [value];
         let plan = self.plan(limit);
@@ -245,7 +252,7 @@ impl Nearest {
         let mut texts = HashSet::new();
         let mut bytes = 0;
         // One row more than there is room for, to tell.
-        let most = room.left() / ROW + 1;
+        let most = budget.left() / ROW + 1;
         // SAFETY: the plan has one parameter, of the value's type; rows have an integer column and, if
         // texts are unified, a text column.
         unsafe {
@@ -270,7 +277,7 @@ impl Nearest {
                 );
             }
             let table = pg_sys::SPI_tuptable;
-            room.check(&self.name, pg_sys::SPI_processed as usize * ROW);
+            budget.check(&self.name, pg_sys::SPI_processed as usize * ROW);
             // It is planned again where functions of the other query have replaced what it names.
             let count = 1 + usize::from(self.unify);
             let descriptor = (*table).tupdesc;
@@ -401,7 +408,7 @@ impl Candidates {
         unify: bool,
         nearest: &Nearest,
         progress: &mut Progress,
-        room: &Room,
+        budget: &MemoryBudget,
     ) -> Self {
         let kind = query.kind(1);
         let limit = load::memory_of_side();
@@ -423,16 +430,16 @@ impl Candidates {
                     if first != id {
                         entry(&mut aliases, id).or_insert(first);
                     }
-                    room.take(&name, (seen.len() + aliases.len() - known) * SEEN);
+                    budget.reserve(&name, (seen.len() + aliases.len() - known) * SEEN);
                     first == id
                 });
             }
-            room.take(&name, chosen.len() * KEPT);
+            budget.reserve(&name, chosen.len() * KEPT);
             push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
             for &(id, row) in &chosen {
                 push(&mut loaded.ids, id);
                 if let Some(value) = batch.datum(row, 1) {
-                    let ids = nearest.search(value, room);
+                    let ids = nearest.search(value, budget);
                     or_raise(laser_memory::extend_from_slice(&mut proposed, &ids));
                     lists::check_room(&place, proposed.len());
                 }

@@ -10,7 +10,7 @@ use laser_mining::{Error, RowStore, Side, temporary_file};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::call::{Call, Room};
+use super::call::{Call, MemoryBudget};
 use super::errors;
 use super::guc;
 use super::progress::Progress;
@@ -280,7 +280,7 @@ pub fn push_batch(
 }
 
 /// Bytes for a hash in a set.
-pub const HASHED: usize = Room::of_hashed::<[u8; 16]>();
+pub const HASHED: usize = MemoryBudget::per_hash_entry::<[u8; 16]>();
 
 /// Hash of a text or of an embedding that tells whether two are equal.
 pub fn content_hash(seed: &[u8], bytes: &[u8]) -> [u8; 16] {
@@ -332,19 +332,19 @@ fn load_side(side: Side, query: &Query<'_>, unify: bool, call: &mut Call) -> Loa
         rows: Rows::default(),
     };
     let mut seen = HashSet::new();
-    let room = &call.room;
+    let budget = &call.budget;
     each_row(query, side, &mut call.progress, |batch, rows| {
         let mut chosen = rows.to_vec();
         if unify && kind == Kind::Text {
             chosen.retain(|&(_, row)| {
                 batch.bytes(row, 1).is_none_or(|text| {
                     let new = insert(&mut seen, content_hash(b"", text));
-                    room.take(&name, if new { HASHED } else { 0 });
+                    budget.reserve(&name, if new { HASHED } else { 0 });
                     new
                 })
             });
         }
-        room.take(&name, chosen.len() * size_of::<i64>());
+        budget.reserve(&name, chosen.len() * size_of::<i64>());
         push_batch(&mut loaded.rows, side, kind, batch, &chosen, limit);
         or_raise(laser_memory::extend(
             &mut loaded.ids,

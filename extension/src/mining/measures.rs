@@ -4,16 +4,16 @@ use laser_mining::{Candidate, bucc_watched};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::call::{Call, Room, watch};
+use super::call::{Call, MemoryBudget, watch};
 use super::pairs::check_threshold;
 use super::{errors, row};
 use crate::memory::push;
 
 /// Bytes for a candidate: itself, its place in the order of scores, and the pair among those that
 /// have been seen.
-const CANDIDATE: usize = size_of::<Candidate>() + 16 + Room::of_hashed::<(i64, i64)>();
+const CANDIDATE: usize = size_of::<Candidate>() + 16 + MemoryBudget::per_hash_entry::<(i64, i64)>();
 /// Bytes for a gold pair: as it was read, and in a set.
-const GOLD: usize = size_of::<(i64, i64)>() + Room::of_hashed::<(i64, i64)>();
+const GOLD: usize = size_of::<(i64, i64)>() + MemoryBudget::per_hash_entry::<(i64, i64)>();
 
 row::rows! {
     /// Two ids that belong together.
@@ -28,7 +28,7 @@ row::rows! {
 pub fn read_pairs(call: &Call, name: &str, sql: &[u8], each: usize) -> Vec<(i64, i64)> {
     let mut pairs = Vec::new();
     row::read(call, name, sql, 0, |row: IdPair| {
-        call.room.take(name, each);
+        call.budget.reserve(name, each);
         push(&mut pairs, (row.source_id, row.target_id));
     });
     pairs
@@ -61,7 +61,7 @@ fn laser_bucc_score(
     let call = Call::begin(fcinfo);
     let mut list = Vec::new();
     row::read(&call, "candidates", candidates, 0, |row: Scored| {
-        call.room.take("candidates", CANDIDATE);
+        call.budget.reserve("candidates", CANDIDATE);
         let (source, target, score) = (row.source_id, row.target_id, row.score);
         push(
             &mut list,

@@ -69,8 +69,8 @@ fn laser_knn_merge(shards: &[u8], k: i32, fcinfo: pg_sys::FunctionCallInfo) -> N
     let mut rows: Vec<NeighbourRow> = Vec::new();
     each_neighbourhood(&call, "shards", shards, |id, list| {
         let best = list.iter().take(k).zip(1..);
-        call.room
-            .take("shards", list.len().min(k) * size_of::<NeighbourRow>());
+        call.budget
+            .reserve("shards", list.len().min(k) * size_of::<NeighbourRow>());
         let best = best.map(|(&(neighbour, cosine), rank)| (id, neighbour, rank, cosine));
         or_raise(laser_memory::extend(&mut rows, best));
     });

@@ -15,7 +15,7 @@ use laser_protocol::model_and_language;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::*;
 
-use super::call::{Call, Room, watch};
+use super::call::{Call, MemoryBudget, watch};
 use super::functions::k_of;
 use super::lists::{self, Lists};
 use super::load::{self, Rows, content_hash, each_row, push_batch};
@@ -241,13 +241,13 @@ impl Part {
         query: &Query<'_>,
         unify: bool,
         progress: &mut Progress,
-        room: &Room,
+        budget: &MemoryBudget,
     ) -> Self {
         progress.phase(load::reading(side));
         let mut old: Vec<(i64, Hash)> = Vec::new();
         table.read(side, |row: Content| match row.content.try_into() {
             Ok(content) => {
-                room.take("state", EACH);
+                budget.reserve("state", EACH);
                 push(&mut old, (row.id, content));
             }
             Err(_) => table.damaged("a value of content is no hash"),
@@ -288,12 +288,12 @@ impl Part {
                     if !insert(&mut seen, hash) {
                         continue;
                     }
-                    room.take(&name, load::HASHED);
+                    budget.reserve(&name, load::HASHED);
                 }
                 match old.binary_search_by_key(&id, |old| old.0) {
                     Ok(at) if old[at].1 == hash => stays[at] = true,
                     _ => {
-                        room.take(&name, EACH);
+                        budget.reserve(&name, EACH);
                         push(&mut added, (id, hash));
                         push(&mut chosen, (id, row));
                     }
@@ -541,8 +541,8 @@ fn laser_mine_update(
 
     let (source, target) = load::parse([source, target], &call.spi, call.namespace);
     let progress = &mut call.progress;
-    let source = Part::read(&table, Side::Source, &source, unify, progress, &call.room);
-    let target = Part::read(&table, Side::Target, &target, unify, progress, &call.room);
+    let source = Part::read(&table, Side::Source, &source, unify, progress, &call.budget);
+    let target = Part::read(&table, Side::Target, &target, unify, progress, &call.budget);
     let dimensions = load::common_dimensions(source.dimensions(&table), target.dimensions(&table));
     load::check_lists(source.ids.len(), target.ids.len(), k);
     let known = Neighbourhoods {
