@@ -26,29 +26,34 @@ use crate::types::{raise_detail, raise_hint};
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, role: Role, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), role, texts, Tell::That).0
+    embed_by(&model_name(model), role, texts, TruncationReport::Count).0
 }
 
-/// What the session is told of texts that are longer than the model reads. Never what they are, or how long: the
-/// server may have values of rows embedded before policies hide the rows, and for who may not read the column.
+/// What is reported of texts that are longer than the model reads: never the texts or their lengths, since the server
+/// may embed values of rows before policies hide them, and for roles that may not read the column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tell {
-    /// Nothing: they are cut, whatever `laser.long_text` is.
-    Nothing,
-    /// That there are some.
-    That,
+pub enum TruncationReport {
+    /// Nothing: they are truncated, whatever `laser.long_text` is.
+    Silent,
+    /// How many there are, as a warning or an error, by `laser.long_text`.
+    Count,
 }
 
-/// As [`embed_texts`], by a model's name as [`model_name`] gives it; says which texts were cut, and tells the
-/// session what it may know.
-pub fn embed_by(name: &str, role: Role, texts: &[&[u8]], tell: Tell) -> (Embedded, Cut) {
+/// As [`embed_texts`], by a model's name as [`model_name`] gives it; returns as well how many texts were
+/// truncated, and reports it as `report` allows.
+pub fn embed_by(
+    name: &str,
+    role: Role,
+    texts: &[&[u8]],
+    report: TruncationReport,
+) -> (Embedded, Cut) {
     let converted = convert(texts);
     let result = session::serving(name).and_then(|resident| match resident {
         Some(resident) => resident.embed(role, &converted),
         None => client::embed(name, role, &converted),
     });
     let (embedded, cut) = result.unwrap_or_else(|error| error.raise());
-    if cut > 0 && tell != Tell::Nothing {
+    if cut > 0 && report != TruncationReport::Silent {
         report_cut(name, false, cut, converted.len());
     }
     (embedded, cut)

@@ -3,7 +3,7 @@
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
 //! [`embed_once`] and [`embed_pair`] those that a statement may ask for again,
-//! [`Origins`] and [`refuse_two_models`] tell of which model embeddings are,
+//! [`Origins`] and [`refuse_two_models`] report of which model embeddings are,
 //! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
 //! one that is used where none is named, [`search`] lets the encoder
 //! process search for neighbours.
@@ -38,11 +38,11 @@ mod worker;
 
 pub use laser_protocol::Role;
 
-pub use embed::{Tell, describe_model, embed_texts};
+pub use embed::{TruncationReport, describe_model, embed_texts};
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
-pub use recent::{Known, Side, embed_once, embed_pair, forget as forget_recent};
+pub use recent::{CachedEmbedding, Operand, embed_once, embed_pair, forget as forget_recent};
 pub use search::{Files, Searched, search};
 pub use session::{is_resident, session_model, tells_queries_from_passages};
 

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use laser_protocol::Role;
 use pgrx::pg_sys;
 
-use super::embed::{self, Tell};
+use super::embed::{self, TruncationReport};
 use super::embedded::Embedded;
 use super::error::CallError;
 use super::guc;
@@ -27,9 +27,9 @@ use crate::memory::or_raise;
 const MOST: usize = 16;
 const MOST_BYTES: usize = 2 << 20;
 
-/// One text's embedding.
+/// The embedding of one text, as cache and callers share it.
 #[derive(Debug)]
-pub struct Known {
+pub struct CachedEmbedding {
     /// The embedding.
     pub data: Vec<f32>,
     /// Fingerprint of the model that made it.
@@ -43,7 +43,7 @@ struct Entry {
     text: Vec<u8>,
     /// Whether the text was longer than the model reads.
     cut: bool,
-    known: Rc<Known>,
+    embedding: Rc<CachedEmbedding>,
 }
 
 struct Recent {
@@ -72,24 +72,31 @@ fn with<R>(look: impl FnOnce(&mut VecDeque<Entry>) -> R) -> R {
     })
 }
 
-fn recall(model: &str, role: Role, text: &[u8], tell: Tell) -> Option<Rc<Known>> {
+fn recall(
+    model: &str,
+    role: Role,
+    text: &[u8],
+    report: TruncationReport,
+) -> Option<Rc<CachedEmbedding>> {
     with(|entries| {
         let at = entries
             .iter()
             .position(|entry| entry.text == text && entry.model == model && entry.role == role)?;
         // A text that was cut under another value of the setting is refused by whoever embeds it.
-        if tell != Tell::Nothing && entries[at].cut && guc::LONG_TEXT.get() == guc::LongText::Error
+        if report != TruncationReport::Silent
+            && entries[at].cut
+            && guc::LONG_TEXT.get() == guc::LongText::Error
         {
             return None;
         }
         let entry = entries.remove(at)?;
-        let known = Rc::clone(&entry.known);
+        let known = Rc::clone(&entry.embedding);
         entries.push_front(entry);
         Some(known)
     })
 }
 
-fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<Known>) {
+fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<CachedEmbedding>) {
     if text.len() > MOST_BYTES {
         return;
     }
@@ -97,7 +104,7 @@ fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<Known>) {
     with(|entries| {
         entries.retain(|entry| {
             entry.model != model
-                || (entry.known.fingerprint == known.fingerprint
+                || (entry.embedding.fingerprint == known.fingerprint
                     && (entry.text != text || entry.role != role))
         });
         let mut bytes = text.len();
@@ -112,23 +119,28 @@ fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<Known>) {
             role,
             text,
             cut,
-            known: Rc::clone(known),
+            embedding: Rc::clone(known),
         });
     });
 }
 
 /// The embedding of a text, which is what `role` says, by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
-pub fn embed_once(model: Option<&str>, role: Role, text: &[u8]) -> Rc<Known> {
-    once(&embed::model_name(model), role, text, Tell::That)
+pub fn embed_once(model: Option<&str>, role: Role, text: &[u8]) -> Rc<CachedEmbedding> {
+    once(
+        &embed::model_name(model),
+        role,
+        text,
+        TruncationReport::Count,
+    )
 }
 
-fn once(name: &str, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
-    if let Some(known) = recall(name, role, text, tell) {
+fn once(name: &str, role: Role, text: &[u8], report: TruncationReport) -> Rc<CachedEmbedding> {
+    if let Some(known) = recall(name, role, text, report) {
         return known;
     }
-    let (embedded, cut) = embed::embed_by(name, role, &[text], tell);
-    let known = Rc::new(Known {
+    let (embedded, cut) = embed::embed_by(name, role, &[text], report);
+    let known = Rc::new(CachedEmbedding {
         fingerprint: embedded.fingerprint,
         data: embedded.data,
     });
@@ -136,25 +148,25 @@ fn once(name: &str, role: Role, text: &[u8], tell: Tell) -> Rc<Known> {
     known
 }
 
-/// A text of a distance.
+/// One of the two texts of a distance.
 #[derive(Debug, Clone, Copy)]
-pub struct Side<'t> {
+pub struct Operand<'t> {
     /// The text.
     pub text: &'t [u8],
     /// What it is.
     pub role: Role,
-    /// What the session may be told of it.
-    pub tell: Tell,
+    /// What may be reported of it.
+    pub report: TruncationReport,
 }
 
-/// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it. Texts that
-/// the session may not be told of are cut in silence.
-pub fn embed_pair(sides: [Side<'_>; 2]) -> (Rc<Known>, Rc<Known>) {
+/// As [`embed_once`] with `laser.model` for two texts; both embeddings are of the same version of it. Where the two
+/// may not be reported alike, neither is.
+pub fn embed_pair(operands: [Operand<'_>; 2]) -> (Rc<CachedEmbedding>, Rc<CachedEmbedding>) {
     let name = embed::model_name(None);
-    let of = |side: Side<'_>| once(&name, side.role, side.text, side.tell);
-    let [a, b] = sides;
-    let alike = a.tell == b.tell && a.role == b.role;
-    let known = sides.map(|side| recall(&name, side.role, side.text, side.tell));
+    let of = |operand: Operand<'_>| once(&name, operand.role, operand.text, operand.report);
+    let [a, b] = operands;
+    let alike = a.report == b.report && a.role == b.role;
+    let known = operands.map(|operand| recall(&name, operand.role, operand.text, operand.report));
     let known = match known {
         [None, None] if alike => None,
         [a_known, b_known] => Some((
@@ -176,20 +188,20 @@ pub fn embed_pair(sides: [Side<'_>; 2]) -> (Rc<Known>, Rc<Known>) {
         }
         return (a, b);
     }
-    // Of one that may not be told of nothing is, and of the other something was.
-    let told = match alike {
-        true => a.tell,
-        false => Tell::Nothing,
+    // Where one may not be reported, nothing is; the other one was reported when it was embedded by itself.
+    let report = match alike {
+        true => a.report,
+        false => TruncationReport::Silent,
     };
-    let (embedded, cut) = embed::embed_by(&name, a.role, &[a.text, b.text], told);
-    let [x, y] = [0, 1].map(|i| known_row(&embedded, i));
+    let (embedded, cut) = embed::embed_by(&name, a.role, &[a.text, b.text], report);
+    let [x, y] = [0, 1].map(|i| cached_row(&embedded, i));
     keep(&name, a.role, a.text, cut > 0, &x);
     keep(&name, b.role, b.text, cut > 0, &y);
     (x, y)
 }
 
-fn known_row(embedded: &Embedded, i: usize) -> Rc<Known> {
-    Rc::new(Known {
+fn cached_row(embedded: &Embedded, i: usize) -> Rc<CachedEmbedding> {
+    Rc::new(CachedEmbedding {
         data: or_raise(laser_memory::copied(embedded.row(i))),
         fingerprint: embedded.fingerprint,
     })
@@ -200,10 +212,10 @@ fn known_row(embedded: &Embedded, i: usize) -> Rc<Known> {
 pub fn origin(dimensions: usize, is: impl Fn(usize, f32) -> bool) -> Option<(String, [u8; 32])> {
     with(|entries| {
         entries.iter().find_map(|entry| {
-            let made = &entry.known.data;
+            let made = &entry.embedding.data;
             let same =
                 made.len() == dimensions && made.iter().enumerate().all(|(at, x)| is(at, *x));
-            same.then(|| (entry.model.clone(), entry.known.fingerprint))
+            same.then(|| (entry.model.clone(), entry.embedding.fingerprint))
         })
     })
 }

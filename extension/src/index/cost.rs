@@ -71,7 +71,7 @@ unsafe fn metapage(index: &pg_sys::IndexOptInfo) -> Option<(Meta, usize)> {
     // SAFETY: the planner holds a lock on the index.
     unsafe {
         let relation = pg_sys::index_open(index.indexoid, pg_sys::NoLock as pg_sys::LOCKMODE);
-        unlogged::revive(relation);
+        unlogged::reset_unlogged(relation);
         let meta = Meta::read(&RelationStore::new(relation));
         let ef_search = options::of(relation).ef_search;
         pg_sys::index_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
@@ -149,8 +149,8 @@ unsafe fn has_twin(index: &pg_sys::IndexOptInfo, model: &str) -> bool {
 }
 
 thread_local! {
-    /// Told of an index of another model.
-    static TOLD: Cell<notice::Statement> = Cell::default();
+    /// An index of another model was not used.
+    static NOTIFIED: Cell<notice::Statement> = Cell::default();
 }
 
 /// Says, once a statement, that an index is left alone because it is of another model than the
@@ -159,7 +159,7 @@ thread_local! {
 /// # Safety
 /// As [`has_twin`].
 unsafe fn notice_model(index: &pg_sys::IndexOptInfo, own: &str, session: &str) {
-    notice::once(&TOLD, || {
+    notice::notify_once(&NOTIFIED, || {
         // SAFETY: by contract; the index exists, so that it has a name.
         let name = unsafe {
             if has_twin(index, session) {

@@ -14,7 +14,7 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
 use super::errors::OrReport;
 use super::options;
-use crate::encode::{self, Known, Role};
+use crate::encode::{self, CachedEmbedding, Role};
 use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
 
 /// Type of the indexed column.
@@ -270,7 +270,7 @@ pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
 /// Raises an error when that is not the one with which the index was built: the planner leaves such
 /// an index alone, but a plan may be older than the setting (an open cursor), and a model may be
 /// replaced under its name.
-pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Known> {
+pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<CachedEmbedding> {
     let embed = || encode::embed_once(None, Role::Query, text);
     let mut embedded = embed();
     if embedded.fingerprint != parameters.fingerprint {

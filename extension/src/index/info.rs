@@ -163,7 +163,7 @@ impl Opened {
     pub fn store(&self) -> RelationStore {
         // SAFETY: the relation stays open as long as `self`, and locked longer.
         unsafe {
-            unlogged::revive(self.raw());
+            unlogged::reset_unlogged(self.raw());
             RelationStore::new(self.raw())
         }
     }

@@ -9,7 +9,7 @@ use pgrx::pg_sys::{self, Datum};
 
 use super::element::{self, Element};
 use super::errors::OrReport;
-use super::maintenance::{self, Answer};
+use super::maintenance::{self, MergeOwner};
 use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
@@ -33,7 +33,7 @@ pub unsafe extern "C-unwind" fn insert(
 ) -> bool {
     // SAFETY: the server passes an open index and one value.
     unsafe {
-        unlogged::revive(index);
+        unlogged::reset_unlogged(index);
         let store = RelationStore::new(index);
         let tid = pack(tid);
         let mut attempts = 0;
@@ -48,10 +48,10 @@ pub unsafe extern "C-unwind" fn insert(
         if pages > limit {
             // The row is in the index already; merging can wait until it can be done.
             if added {
-                match maintenance::ask(index, heap) {
-                    Answer::Worker | Answer::Later(None) => {}
-                    Answer::Later(Some(error)) => pgrx::warning!("{error}"),
-                    Answer::Session => merge_here(index, &store),
+                match maintenance::request_merge(index, heap) {
+                    MergeOwner::Worker | MergeOwner::Later(None) => {}
+                    MergeOwner::Later(Some(error)) => pgrx::warning!("{error}"),
+                    MergeOwner::Session => merge_here(index, &store),
                 }
             }
             maintenance::slow_down((*index).rd_id, pages, limit);

@@ -28,10 +28,11 @@
 //!  kinds      their support functions
 //!  text       the distance of two texts
 //!  rewrite    plans in which a scan has computed that distance already
-//!  given      the distances of scans for such plans
+//!  distance_param
+//!             the distances of scans for such plans
 //!  cutoff     how far the rows of a scan may be, by the filters of its plan
 //!  rows       rows of the table, as scans look at them: filters and distances
-//!  runs       the scans of running plans, and what they are told of these three
+//!  runs       the scans of running plans, and what each knows of its plan
 //!  expression expressions of plans
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
@@ -44,11 +45,11 @@ mod build;
 mod cache;
 mod cost;
 mod cutoff;
+mod distance_param;
 mod element;
 mod errors;
 mod explain;
 mod expression;
-mod given;
 mod handler;
 mod info;
 mod insert;

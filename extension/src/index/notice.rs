@@ -36,20 +36,23 @@ impl Statement {
     }
 }
 
-/// The last statement that was told something: one for each thing to say.
-pub type Told = LocalKey<Cell<Statement>>;
+/// The last statement that has sent a notice: one for each kind of notice.
+pub type LastNotified = LocalKey<Cell<Statement>>;
 
-/// Says a message and what to do, unless `laser.scan_notices` is off or the statement was told
-/// already; `tell` is asked only then, and may have nothing to say.
-pub fn once(told: &'static Told, tell: impl FnOnce() -> Option<(String, String)>) {
+/// Sends a notice with a hint, unless `laser.scan_notices` is off or the statement has sent one of this kind
+/// already. `message` returns both; it is called only then, and may return `None`.
+pub fn notify_once(
+    last: &'static LastNotified,
+    message: impl FnOnce() -> Option<(String, String)>,
+) {
     let statement = Statement::current();
-    if !options::scan_notices() || told.get() == statement {
+    if !options::scan_notices() || last.get() == statement {
         return;
     }
-    let Some((message, hint)) = tell() else {
+    let Some((message, hint)) = message() else {
         return;
     };
-    told.set(statement);
+    last.set(statement);
     ereport!(
         PgLogLevel::NOTICE,
         Code::ERRCODE_SUCCESSFUL_COMPLETION,

@@ -5,7 +5,7 @@
 //! the row's text. Once the server has made a plan, [`rewrite`] replaces the expression
 //!
 //! - in the columns and filters of the scan itself by `COALESCE($n, body <=> '…')`, where the executor's
-//!   parameter `$n` is what the scan knows of its current row ([`super::given`])
+//!   parameter `$n` is what the scan knows of its current row ([`super::distance_param`])
 //! - where nobody reads it, as a hidden column at the top of a query, by NULL.
 //!
 //! What a scan knows is the distance of what the index has stored, which differs from the texts' by its

@@ -30,9 +30,9 @@ pub struct Rows {
     distance: *mut pg_sys::ExprState,
 }
 
-/// What a look at a row has found.
+/// What a row was found to be.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Look {
+pub enum RowCheck {
     /// The snapshot does not see it.
     Unseen,
     /// No snapshot does.
@@ -89,19 +89,19 @@ impl Rows {
     ///
     /// # Safety
     /// The run goes on; the descriptor is that of the node, which asks for a row.
-    pub unsafe fn look(
+    pub unsafe fn check_row(
         &self,
         descriptor: pg_sys::IndexScanDesc,
         mut tid: pg_sys::ItemPointerData,
         wants_distance: bool,
-    ) -> Look {
+    ) -> RowCheck {
         // SAFETY: by contract. Nothing here is to be dropped, and nothing panics.
         unsafe {
             let state = &raw mut (*self.scan).ss;
             let (slot, context) = ((*state).ss_ScanTupleSlot, (*state).ps.ps_ExprContext);
             let fetch = (*descriptor).xs_heapfetch;
             let Some(fetch_tuple) = (*(*(*fetch).rel).rd_tableam).index_fetch_tuple else {
-                return Look::Unseen;
+                return RowCheck::Unseen;
             };
             let (mut again, mut dead) = (false, false);
             let found = fetch_tuple(
@@ -113,7 +113,11 @@ impl Rows {
                 &raw mut dead,
             );
             if !found {
-                return if dead { Look::Dead } else { Look::Unseen };
+                return if dead {
+                    RowCheck::Dead
+                } else {
+                    RowCheck::Unseen
+                };
             }
             (*context).ecxt_scantuple = slot;
             MemoryContextReset((*context).ecxt_per_tuple_memory);
@@ -124,14 +128,14 @@ impl Rows {
                         // For EXPLAIN (ANALYZE), as InstrCountFiltered1 of `execnodes.h` does.
                         instrument.nfiltered1 += 1.0;
                     }
-                    return Look::Filtered;
+                    return RowCheck::Filtered;
                 }
             }
             if !wants_distance {
-                return Look::Passes(None);
+                return RowCheck::Passes(None);
             }
             let (distance, is_null) = evaluate(self.distance, context);
-            Look::Passes((!is_null).then(|| f64::from_bits(distance.value() as u64)))
+            RowCheck::Passes((!is_null).then(|| f64::from_bits(distance.value() as u64)))
         }
     }
 }

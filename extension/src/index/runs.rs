@@ -1,7 +1,7 @@
 //! The scans of the plans that run, and what they cannot know by themselves: an access method is told the keys
 //! of a scan, and not the plan that it is a part of.
 //!
-//! When a run begins, the scans of its plan are written down here, with a place for their distances ([`super::given`])
+//! When a run begins, the scans of its plan are written down here, with a place for their distances ([`super::distance_param`])
 //! and a cutoff ([`super::cutoff`]) where they have one, and with what they need to look at rows ([`super::rows`]);
 //! a scan that is asked for its first row looks itself up. What is written down of a run goes with the memory
 //! context of that run, before the run's own memory does, after errors as well.
@@ -16,7 +16,7 @@ use pgrx::pg_sys::{self, NodeTag};
 
 use super::build;
 use super::cutoff::Cutoff;
-use super::given::{self, Place};
+use super::distance_param::{self, DistanceParam};
 use super::rows::Rows;
 use crate::unguarded::standard_ExecutorStart;
 
@@ -26,7 +26,7 @@ struct Scan {
     run: pg_sys::MemoryContext,
     node: *const pg_sys::IndexScanState,
     query: *const pg_sys::QueryDesc,
-    place: Option<Place>,
+    place: Option<DistanceParam>,
     cutoff: Option<Rc<Cutoff>>,
     rows: Option<Rc<Rows>>,
 }
@@ -45,29 +45,30 @@ pub fn init() {
     }
 }
 
-/// What a scan is told by its plan.
+/// What a scan knows of the plan that it is a part of; empty for a scan without one, as for a constraint.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct ScanContext {
     /// Where it leaves the distances of its rows, if its plan reads them.
-    pub place: Option<Place>,
+    pub place: Option<DistanceParam>,
     /// Beyond which distance no row is wanted, if there is a limit.
     pub cutoff: Option<Rc<Cutoff>>,
     /// The rows of its table. Without them the executor looks at each by itself.
     pub rows: Option<Rc<Rows>>,
 }
 
-/// What a scan is told that begins to give rows.
-pub fn told(scan: pg_sys::IndexScanDesc) -> Told {
+/// The context of a scan that begins to return rows.
+pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
     SCANS.with_borrow(|scans| {
         // SAFETY: nodes and the query live as long as the run, and with that what is written down of them.
         // Where its rows go is known once it runs. The number of a worker is set when it starts.
         unsafe {
             let own = |entry: &&Scan| std::ptr::eq((*entry.node).iss_ScanDesc, scan);
             let Some(own) = scans.iter().rev().find(own) else {
-                return Told::default();
+                return ScanContext::default();
             };
-            let reads = pg_sys::ParallelWorkerNumber < 0 && !given::is_kept((*own.query).dest);
-            Told {
+            let reads =
+                pg_sys::ParallelWorkerNumber < 0 && !distance_param::is_kept((*own.query).dest);
+            ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
                 rows: own.rows.clone(),
@@ -118,15 +119,15 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         if found.is_empty() {
             return;
         }
-        let (first, end) = given::parameters(&*(*query).plannedstmt);
+        let (first, end) = distance_param::parameters(&*(*query).plannedstmt);
         for parameter in first..end {
             (*(*state).es_param_exec_vals.add(parameter)).isnull = true;
         }
         let run = (*state).es_query_cxt;
         let mut scans = Vec::new();
         for node in found {
-            let own = given::parameter(&*(*node).ss.ps.plan, first);
-            let place = own.and_then(|own| Place::of(&*state, own));
+            let own = distance_param::parameter(&*(*node).ss.ps.plan, first);
+            let place = own.and_then(|own| DistanceParam::of(&*state, own));
             scans.push(Scan {
                 run,
                 node,

@@ -14,16 +14,16 @@ use std::rc::Rc;
 use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
 use super::cutoff::Cutoff;
+use super::distance_param::DistanceParam;
 use super::element::{self, Element};
 use super::errors::OrReport;
-use super::given::Place;
 use super::pages::RelationStore;
-use super::rows::{Look, Rows};
+use super::rows::{RowCheck, Rows};
 use super::runs;
 use super::statistics::{self, Counter};
 use super::tid::unpack;
 use super::{cache, notice, options, unlogged};
-use crate::encode::{self, Known};
+use crate::encode::{self, CachedEmbedding};
 use crate::encoding;
 use crate::interrupts::pause;
 use crate::types::raise;
@@ -42,7 +42,7 @@ struct Asked {
     /// The text, in the encoding of the database.
     text: Vec<u8>,
     /// Its embedding.
-    known: Rc<Known>,
+    known: Rc<CachedEmbedding>,
     /// Whether the model sums rows of a table.
     is_sum: bool,
 }
@@ -63,16 +63,16 @@ struct State {
     /// The last text asked for and its embedding: a nested loop may ask for it again.
     text: Option<Asked>,
     /// Where the distance of the row that was given last is told: for texts, where the plan reads it.
-    place: Option<Place>,
+    place: Option<DistanceParam>,
     /// The rows of the table, if the scan knows its plan: it then gives them in their true order.
     rows: Option<Rc<Rows>>,
     /// How far rows may be, by the filters of its plan.
     cutoff: Option<Rc<Cutoff>>,
     /// Rows that wait for their turn.
     held: Reorder,
-    /// A row that is to be looked at, and what that has found.
-    doubtful: Option<Row>,
-    look: Option<Look>,
+    /// A row whose visibility, filters and distance are to be checked, and the result.
+    unchecked: Option<Row>,
+    checked: Option<RowCheck>,
     /// The row that is given to the executor.
     given: Option<Row>,
     /// Whether rows come in the order of distances that are computed from them. It is the order of the index's own
@@ -82,8 +82,8 @@ struct State {
     incomplete: bool,
     /// Where the search is counted.
     counts: Option<statistics::Place>,
-    /// Rows of the table that it has looked at, or had the executor look at.
-    looked: u64,
+    /// Rows of the table that it has fetched, or had the executor fetch.
+    fetched: u64,
 }
 
 impl State {
@@ -91,7 +91,7 @@ impl State {
     fn finish(&mut self) {
         if let (Some(search), Some(counts)) = (self.scan.take(), self.counts.take()) {
             counts.add(Counter::Visited, search.visited as u64);
-            counts.add(Counter::Reranked, std::mem::take(&mut self.looked));
+            counts.add(Counter::Reranked, std::mem::take(&mut self.fetched));
             counts.add(Counter::Widened, search.widened as u64);
             counts.add(Counter::Cut, u64::from(search.was_cut()));
         }
@@ -105,17 +105,17 @@ impl Drop for State {
 }
 
 thread_local! {
-    /// Told of a scan that was cut short.
-    static TOLD_CUT: Cell<notice::Statement> = Cell::default();
-    /// Told of an index that lacks rows.
-    static TOLD_INCOMPLETE: Cell<notice::Statement> = Cell::default();
-    /// Told of rows that came too late.
-    static TOLD_LATE: Cell<notice::Statement> = Cell::default();
+    /// A scan was cut short.
+    static NOTIFIED_CUT: Cell<notice::Statement> = Cell::default();
+    /// An index lacks rows.
+    static NOTIFIED_INCOMPLETE: Cell<notice::Statement> = Cell::default();
+    /// Rows came too late.
+    static NOTIFIED_LATE: Cell<notice::Statement> = Cell::default();
 }
 
-/// Says, once a statement, what a scan could not give, and what to do.
-fn say(told: &'static notice::Told, message: impl FnOnce() -> String, hint: &str) {
-    notice::once(told, || Some((message(), hint.to_owned())));
+/// Sends a notice of what a scan could not return, once a statement.
+fn notify(last: &'static notice::LastNotified, message: impl FnOnce() -> String, hint: &str) {
+    notice::notify_once(last, || Some((message(), hint.to_owned())));
 }
 
 /// `ambeginscan`
@@ -170,7 +170,7 @@ pub unsafe extern "C-unwind" fn end(scan: pg_sys::IndexScanDesc) {
 /// `amgettuple`
 ///
 /// It has no guard of pgrx's: filters, distances and limits of the plan run functions of users, whose errors must keep
-/// their fields ([`crate::unguarded`]). So nothing here is to be dropped; what is, [`told`] and [`step`] have, under guards of
+/// their fields ([`crate::unguarded`]). So nothing here is to be dropped; what is, [`attach`] and [`step`] have, under guards of
 /// their own.
 pub unsafe extern "C-unwind" fn next(
     scan: pg_sys::IndexScanDesc,
@@ -180,7 +180,7 @@ pub unsafe extern "C-unwind" fn next(
     unsafe {
         let state = (*scan).opaque.cast::<State>();
         if (*state).scan.is_none() {
-            told(scan);
+            attach(scan);
             if let Some(cutoff) = &(*state).cutoff {
                 cutoff.evaluate();
             }
@@ -189,11 +189,11 @@ pub unsafe extern "C-unwind" fn next(
             match step(scan, direction) {
                 Step::Given => return true,
                 Step::End => return false,
-                Step::Look => {}
+                Step::CheckRow => {}
             }
-            if let (Some(rows), Some(row)) = (&(*state).rows, (*state).doubtful) {
-                (*state).look = Some(rows.look(scan, unpack(row.tid), row.recheck));
-                (*state).looked += 1;
+            if let (Some(rows), Some(row)) = (&(*state).rows, (*state).unchecked) {
+                (*state).checked = Some(rows.check_row(scan, unpack(row.tid), row.recheck));
+                (*state).fetched += 1;
             }
         }
     }
@@ -201,16 +201,16 @@ pub unsafe extern "C-unwind" fn next(
 
 /// Learns what the plan says of a scan that begins.
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn told(scan: pg_sys::IndexScanDesc) {
+unsafe extern "C-unwind" fn attach(scan: pg_sys::IndexScanDesc) {
     // SAFETY: called by `next`.
     unsafe {
-        let told = runs::told(scan);
+        let context = runs::scan_context(scan);
         let state = &mut *(*scan).opaque.cast::<State>();
-        (state.place, state.rows, state.cutoff) = (told.place, told.rows, told.cutoff);
+        (state.place, state.rows, state.cutoff) = (context.place, context.rows, context.cutoff);
     }
 }
 
-/// Goes on until a row can be given, or is to be looked at.
+/// Goes on until a row can be given, or is to be checked.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn step(
     scan: pg_sys::IndexScanDesc,
@@ -228,12 +228,12 @@ unsafe extern "C-unwind" fn step(
         if state.scan.is_none() {
             let (search, recheck, complete) = start(scan, state);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
-            (state.doubtful, state.look) = (None, None);
-            (state.counts, state.looked) = (statistics::of((*scan).indexRelation), 0);
+            (state.unchecked, state.checked) = (None, None);
+            (state.counts, state.fetched) = (statistics::of((*scan).indexRelation), 0);
             if let Some(counts) = state.counts {
                 counts.add(Counter::Searches, 1);
             }
-        } else if state.look.is_none()
+        } else if state.checked.is_none()
             && (*scan).kill_prior_tuple
             && let Some(search) = &mut state.scan
         {
@@ -258,8 +258,8 @@ unsafe extern "C-unwind" fn step(
 enum Step {
     /// [`State::given`] is given to the executor.
     Given,
-    /// [`State::doubtful`] is looked at.
-    Look,
+    /// [`State::unchecked`] is to be checked.
+    CheckRow,
     /// There is nothing more.
     End,
 }
@@ -275,20 +275,20 @@ struct Row {
 }
 
 impl State {
-    /// Goes on until a row can be given, in the true order where the scan looks at rows, or is to be looked at.
+    /// Goes on until a row can be given, in the true order where the scan checks rows, or is to be checked.
     fn step(&mut self) -> Step {
         let Some(search) = self.scan.as_mut() else {
             return Step::End;
         };
-        if let (Some(row), Some(look)) = (self.doubtful.take(), self.look.take()) {
-            match look {
-                Look::Unseen | Look::Filtered => {}
-                Look::Dead => search.was_dead(),
-                Look::Passes(_) if !self.recheck => {
+        if let (Some(row), Some(checked)) = (self.unchecked.take(), self.checked.take()) {
+            match checked {
+                RowCheck::Unseen | RowCheck::Filtered => {}
+                RowCheck::Dead => search.was_dead(),
+                RowCheck::Passes(_) if !self.recheck => {
                     self.given = Some(row);
                     return Step::Given;
                 }
-                Look::Passes(distance) => {
+                RowCheck::Passes(distance) => {
                     let distance = if row.recheck { distance } else { row.value };
                     let (bound, rank) = (Rank::of(row.value), Rank::of(distance));
                     if rank < bound {
@@ -323,8 +323,8 @@ impl State {
                 continue;
             };
             if search.is_out_of_order() && options::iterate() == Iterate::Strict {
-                say(
-                    &TOLD_LATE,
+                notify(
+                    &NOTIFIED_LATE,
                     || {
                         "an index scan missed rows that it gives now, after farther ones: the query's order may be wrong"
                             .into()
@@ -351,7 +351,7 @@ impl State {
                 recheck,
             };
             let Some(rows) = &self.rows else {
-                self.looked += u64::from(recheck);
+                self.fetched += u64::from(recheck);
                 self.given = Some(row);
                 return Step::Given;
             };
@@ -359,8 +359,8 @@ impl State {
                 self.given = Some(row);
                 return Step::Given;
             }
-            self.doubtful = Some(row);
-            return Step::Look;
+            self.unchecked = Some(row);
+            return Step::CheckRow;
         }
     }
 }
@@ -369,8 +369,8 @@ impl State {
 fn say_end(search: &Scan, incomplete: bool) {
     if search.was_cut() {
         let most = options::max_scan_tuples();
-        say(
-            &TOLD_CUT,
+        notify(
+            &NOTIFIED_CUT,
             || {
                 format!(
                     "an index scan ended after laser.max_scan_tuples ({most}) rows: the query may lack rows"
@@ -379,8 +379,8 @@ fn say_end(search: &Scan, incomplete: bool) {
             "Increase laser.max_scan_tuples",
         );
     } else if incomplete && search.wants_unplaced() && options::iterate() != Iterate::Off {
-        say(
-            &TOLD_INCOMPLETE,
+        notify(
+            &NOTIFIED_INCOMPLETE,
             || {
                 "an index scan ended in an index of an older format, which lacks the rows without a vector: \
                  the query may lack rows"
@@ -420,7 +420,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
         }
         count(scan);
         let index = (*scan).indexRelation;
-        unlogged::revive(index);
+        unlogged::reset_unlogged(index);
         let store = RelationStore::for_scan(index, snapshot);
         let key = &*(*scan).orderByData;
         let null = key.sk_flags & pg_sys::SK_ISNULL as i32 != 0;

@@ -1,7 +1,7 @@
 //! The distance of two texts: what `<=>` means on text, with an index or without.
 //!
 //! Some models embed what is searched for and what is searched in differently ([`Role`]). An index knows which
-//! is which: its rows are passages. Without one, the side that has columns is the passage and the other, a
+//! is which: its rows are passages. Without one, the operand that has columns is the passage and the other, a
 //! constant, a parameter or a value of an outer query, the query. Where both sides have columns, or neither
 //! has, such a model refuses: nobody shall have to guess, and no two plans of a query may differ in it.
 #![allow(unsafe_code)]
@@ -10,7 +10,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
 use super::element;
-use crate::encode::{self, Role, Side, Tell};
+use crate::encode::{self, Operand, Role, TruncationReport};
 use crate::lists::{members, node};
 use crate::types::raise_hint;
 
@@ -26,25 +26,25 @@ pub extern "C" fn pg_finfo_laser_text_cosine_distance() -> &'static pg_sys::Pg_f
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn laser_text_cosine_distance(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     // SAFETY: a strict function, declared with two texts.
-    let (a, b, roles, tell) = unsafe {
+    let (a, b, roles, report) = unsafe {
         let args = (*fcinfo).args.as_slice(2);
         let (a, b) = (args[0].value, args[1].value);
         // Of rows nobody is told, but of what the statement itself is about.
-        let tell = [0, 1].map(
+        let report = [0, 1].map(
             |at| match pg_sys::get_fn_expr_arg_stable((*fcinfo).flinfo, at) {
-                true => Tell::That,
-                false => Tell::Nothing,
+                true => TruncationReport::Count,
+                false => TruncationReport::Silent,
             },
         );
         let roles = roles((*(*fcinfo).flinfo).fn_expr);
-        (element::text(a), element::text(b), roles, tell)
+        (element::text(a), element::text(b), roles, report)
     };
-    let side = |text, at: usize| Side {
+    let operand = |text, at: usize| Operand {
         text,
         role: roles[at],
-        tell: tell[at],
+        report: report[at],
     };
-    let (a, b) = encode::embed_pair([side(&a, 0), side(&b, 1)]);
+    let (a, b) = encode::embed_pair([operand(&a, 0), operand(&b, 1)]);
     let distance = laser_vector::kernels::cosine_distance(&a.data, &b.data);
     Datum::from(distance.to_bits())
 }
@@ -78,7 +78,7 @@ unsafe fn have_columns(arguments: *mut pg_sys::List) -> Option<[bool; 2]> {
     // SAFETY: by contract.
     unsafe {
         match members(arguments) {
-            [a, b] => Some([a, b].map(|side| pg_sys::contain_var_clause(node(side)))),
+            [a, b] => Some([a, b].map(|operand| pg_sys::contain_var_clause(node(operand)))),
             _ => None,
         }
     }

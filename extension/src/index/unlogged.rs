@@ -50,7 +50,7 @@ pub unsafe fn fill_init_fork(index: pg_sys::Relation) {
 ///
 /// # Safety
 /// The index is open.
-pub unsafe fn revive(index: pg_sys::Relation) {
+pub unsafe fn reset_unlogged(index: pg_sys::Relation) {
     // SAFETY: by contract.
     unsafe {
         // One with a page in its init fork has lost others by damage, and one that is being built has no such fork.

@@ -43,7 +43,7 @@ pub unsafe extern "C-unwind" fn bulk_delete(
     unsafe {
         let stats = statistics(stats);
         let index = (*info).index;
-        unlogged::revive(index);
+        unlogged::reset_unlogged(index);
         let store = RelationStore::in_vacuum(index);
         let callback = callback.expect("a callback is passed");
         let lock = MergeLock::wait(index);
@@ -68,7 +68,7 @@ pub unsafe extern "C-unwind" fn cleanup(
 ) -> *mut pg_sys::IndexBulkDeleteResult {
     // SAFETY: the server passes an open index.
     unsafe {
-        unlogged::revive((*info).index);
+        unlogged::reset_unlogged((*info).index);
         unlogged::fill_init_fork((*info).index);
         if (*info).analyze_only {
             return stats;

@@ -15,4 +15,4 @@ mod status;
 mod worker;
 
 pub use backlog::pages_of;
-pub use request::{Answer, ask, slow_down};
+pub use request::{MergeOwner, request_merge, slow_down};

@@ -19,7 +19,7 @@ const NAME: &str = "laser maintenance";
 /// How old what a session knows of the worker may be.
 const FRESH: Duration = Duration::from_millis(100);
 /// How long a worker may take from its start to its lock, in microseconds.
-const COMING: i64 = 3_000_000;
+const WORKER_STARTUP_TIMEOUT: i64 = 3_000_000;
 /// How long an index waits for a worker that is at another one, or cannot come to it.
 const BUSY: Duration = Duration::from_secs(2);
 /// How long no worker is started after one that came to nothing; doubled with each of them.
@@ -31,7 +31,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// Who merges.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum MergeOwner {
     /// The worker.
     Worker,
     /// Nobody for now: the last merge has failed, of which this is to be said, once a session.
@@ -41,18 +41,18 @@ pub enum Answer {
 }
 
 /// What a session knows of its database's worker.
-struct Look {
+struct WorkerStatus {
     at: Instant,
     worker: Option<i32>,
     state: State,
 }
 
 thread_local! {
-    static LOOK: RefCell<Option<Look>> = const { RefCell::new(None) };
+    static STATUS: RefCell<Option<WorkerStatus>> = const { RefCell::new(None) };
     /// The index and the time of the failure that the session has heard of last.
-    static TOLD: Cell<(u32, i64)> = const { Cell::new((0, 0)) };
+    static REPORTED: Cell<(u32, i64)> = const { Cell::new((0, 0)) };
     /// The index that this session has asked for last while no worker was at it, since when, and when it last did.
-    static NEGLECTED: Cell<Option<(u32, Instant, Instant)>> = const { Cell::new(None) };
+    static STARVED: Cell<Option<(u32, Instant, Instant)>> = const { Cell::new(None) };
     /// Pauses that were not made yet.
     static DEBT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
@@ -68,18 +68,20 @@ fn now() -> i64 {
 }
 
 /// What is known of the worker, and whether it was looked up now.
-fn with_look<R>(take: impl FnOnce(&Look, bool) -> R) -> R {
-    LOOK.with_borrow_mut(|known| {
-        let fresh = known.as_ref().is_some_and(|look| look.at.elapsed() < FRESH);
+fn with_status<R>(take: impl FnOnce(&WorkerStatus, bool) -> R) -> R {
+    STATUS.with_borrow_mut(|known| {
+        let fresh = known
+            .as_ref()
+            .is_some_and(|status| status.at.elapsed() < FRESH);
         if !fresh {
             *known = None;
         }
-        let look = known.get_or_insert_with(|| Look {
+        let status = known.get_or_insert_with(|| WorkerStatus {
             at: Instant::now(),
             worker: state::worker_of(database()),
             state: State::read(database()),
         });
-        take(look, !fresh)
+        take(status, !fresh)
     })
 }
 
@@ -113,48 +115,48 @@ unsafe fn is_shared(index: pg_sys::Relation, table: pg_sys::Relation) -> bool {
 ///
 /// # Safety
 /// Both are open, `table` is the table of `index`.
-pub unsafe fn ask(index: pg_sys::Relation, table: pg_sys::Relation) -> Answer {
+pub unsafe fn request_merge(index: pg_sys::Relation, table: pg_sys::Relation) -> MergeOwner {
     // SAFETY: by contract.
     if !options::background_maintenance() || !unsafe { is_shared(index, table) } {
-        return Answer::Session;
+        return MergeOwner::Session;
     }
     // SAFETY: by contract.
     let oid = unsafe { (*index).rd_id.to_u32() };
-    let answer = with_look(|look, fresh| {
-        if let Some(put_off) = look.state.put_off(oid, now()) {
-            if put_off.failures == 0 {
+    let answer = with_status(|status, fresh| {
+        if let Some(deferred) = status.state.deferred(oid, now()) {
+            if deferred.failures == 0 {
                 // Somebody else has it, or waits for a lock that a writer's own does not mind.
-                return Some(Answer::Session);
+                return Some(MergeOwner::Session);
             }
-            let failure = (oid, put_off.failed);
-            let news = TOLD.replace(failure) != failure;
-            return Some(Answer::Later(news.then(|| put_off.error.clone())));
+            let failure = (oid, deferred.failed);
+            let news = REPORTED.replace(failure) != failure;
+            return Some(MergeOwner::Later(news.then(|| deferred.error.clone())));
         }
-        let worker = look.worker?;
-        let work = look.state.work.as_ref();
+        let worker = status.worker?;
+        let work = status.state.work.as_ref();
         let elsewhere = work.is_some_and(|work| {
             work.index != oid && now().saturating_sub(work.started) > BUSY.as_micros() as i64
         });
-        if elsewhere || is_neglected(oid, work.is_some_and(|work| work.index == oid)) {
-            return Some(Answer::Session);
+        if elsewhere || is_starved(oid, work.is_some_and(|work| work.index == oid)) {
+            return Some(MergeOwner::Session);
         }
-        if fresh && look.state.work.is_none() {
+        if fresh && status.state.work.is_none() {
             wake(worker);
         }
-        Some(Answer::Worker)
+        Some(MergeOwner::Worker)
     });
     answer.unwrap_or_else(start)
 }
 
 /// Whether a session has asked for an index for [`BUSY`], again and again, and no worker has come: it may not get
 /// its locks.
-fn is_neglected(index: u32, at_work: bool) -> bool {
+fn is_starved(index: u32, at_work: bool) -> bool {
     let now = Instant::now();
-    let since = match NEGLECTED.get() {
+    let since = match STARVED.get() {
         Some((of, since, last)) if of == index && now - last < BUSY => since,
         _ => now,
     };
-    NEGLECTED.set((!at_work).then_some((index, since, now)));
+    STARVED.set((!at_work).then_some((index, since, now)));
     !at_work && now - since >= BUSY
 }
 
@@ -173,26 +175,28 @@ fn wake(worker: i32) {
 }
 
 /// Starts a worker, unless others have just done so, or in vain, or other databases have as many as there may be.
-fn start() -> Answer {
+fn start() -> MergeOwner {
     let (database, now) = (database(), now());
     let starts = match Starts::of(database) {
         Ok(Some(starts)) => starts,
-        Ok(None) => return Answer::Worker,
-        Err(_) => return Answer::Session,
+        Ok(None) => return MergeOwner::Worker,
+        Err(_) => return MergeOwner::Session,
     };
     if starts.count > 0 {
         let delay = FIRST_DELAY.saturating_mul(1 << (starts.count - 1).min(16));
         // A clock that was set back delays nothing.
         match now - starts.last {
-            0..COMING => return Answer::Worker,
-            COMING.. if now - starts.last < delay.min(LONGEST_DELAY) => return Answer::Session,
+            0..WORKER_STARTUP_TIMEOUT => return MergeOwner::Worker,
+            WORKER_STARTUP_TIMEOUT.. if now - starts.last < delay.min(LONGEST_DELAY) => {
+                return MergeOwner::Session;
+            }
             _ => {}
         }
     }
-    if state::at_work_besides(database).count() >= options::maintenance_workers()
+    if state::other_active_databases(database).count() >= options::maintenance_workers()
         || starts.note(starts.count + 1, now).is_err()
     {
-        return Answer::Session;
+        return MergeOwner::Session;
     }
     let registered = BackgroundWorkerBuilder::new(NAME)
         .set_type(NAME)
@@ -204,13 +208,13 @@ fn start() -> Answer {
         .enable_spi_access()
         .set_restart_time(None)
         .load_dynamic();
-    LOOK.set(None);
+    STATUS.set(None);
     if registered.is_ok() {
-        return Answer::Worker;
+        return MergeOwner::Worker;
     }
     // There is no place for it: nothing is wrong with the worker.
     let _ = starts.note(starts.count, starts.last);
-    Answer::Session
+    MergeOwner::Session
 }
 
 /// Lets a writer wait a little whose list has grown beyond what merges keep up with, while the worker
@@ -221,9 +225,9 @@ pub fn slow_down(index: pg_sys::Oid, pages: u64, limit: u64) {
         return;
     }
     let oid = index.to_u32();
-    let works = with_look(|look, _| {
-        let work = look.state.work.as_ref();
-        look.worker.is_some() && work.is_some_and(|work| work.index == oid)
+    let works = with_status(|status, _| {
+        let work = status.state.work.as_ref();
+        status.worker.is_some() && work.is_some_and(|work| work.index == oid)
     });
     if !works {
         return;

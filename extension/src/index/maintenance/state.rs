@@ -28,7 +28,7 @@ pub fn worker_of(database: u32) -> Option<i32> {
 }
 
 /// Other databases that have a worker. A process that looks at the lock that it has loses it (fcntl(2)).
-pub fn at_work_besides(database: u32) -> impl Iterator<Item = u32> {
+pub fn other_active_databases(database: u32) -> impl Iterator<Item = u32> {
     databases()
         .into_iter()
         .filter(move |&other| other != database && worker_of(other).is_some())
@@ -52,7 +52,7 @@ pub struct Work {
 
 /// An index whose merge has failed, or that somebody else has: VACUUM, a check, another merge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PutOff {
+pub struct DeferredMerge {
     /// OID of the index.
     pub index: u32,
     /// Its name.
@@ -66,13 +66,13 @@ pub struct PutOff {
     pub error: String,
 }
 
-/// What a worker tells.
+/// What a worker publishes: the content of its state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// What it is doing.
+    /// The merge that is running.
     pub work: Option<Work>,
-    /// What it will do later.
-    pub put_off: Vec<PutOff>,
+    /// Merges that wait for their next attempt.
+    pub deferred: Vec<DeferredMerge>,
 }
 
 /// As part of a line.
@@ -96,7 +96,7 @@ impl State {
                 w.started
             );
         }
-        for p in &self.put_off {
+        for p in &self.deferred {
             let _ = writeln!(
                 text,
                 "put off\t{}\t{}\t{}\t{}\t{}\t{}",
@@ -113,7 +113,7 @@ impl State {
         fs::rename(&new, path(database, "state"))
     }
 
-    /// What the last worker of a database has told; what it was doing counts while it runs.
+    /// The state that the last worker of a database has written; its `work` is meaningful while that worker runs.
     pub fn read(database: u32) -> Self {
         let text = fs::read_to_string(path(database, "state")).unwrap_or_default();
         let mut state = Self::default();
@@ -131,7 +131,7 @@ impl State {
                     });
                 }
                 ["put off", index, name, failures, failed, until, error] => {
-                    state.put_off.push(PutOff {
+                    state.deferred.push(DeferredMerge {
                         index: number(index),
                         name: name.to_owned(),
                         failures: number(failures),
@@ -148,8 +148,8 @@ impl State {
 
     /// The entry of an index that is put off until later than `now`; none that was made later: a clock that was set
     /// back puts nothing off.
-    pub fn put_off(&self, index: u32, now: i64) -> Option<&PutOff> {
-        let mut entries = self.put_off.iter();
+    pub fn deferred(&self, index: u32, now: i64) -> Option<&DeferredMerge> {
+        let mut entries = self.deferred.iter();
         entries.find(|p| p.index == index && p.until > now && p.failed <= now)
     }
 }

@@ -64,7 +64,7 @@ fn laser_index_maintenance() -> TableIterator<
                 rows.push(idle);
             }
         }
-        for p in &state.put_off {
+        for p in &state.deferred {
             if sees_statistics(datid, Oid::from(p.index)) {
                 let failed = p.failures > 0;
                 let phase = if failed {

@@ -25,7 +25,7 @@ use super::super::pages::MergeLock;
 use super::super::rights::{AsOwner, Use};
 use super::super::{merge, options};
 use super::backlog::pages_of;
-use super::state::{self, PutOff, Starts, State, Work};
+use super::state::{self, DeferredMerge, Starts, State, Work};
 use crate::interrupts::pause;
 use crate::{catalogs, encoding};
 
@@ -69,7 +69,7 @@ pub extern "C-unwind" fn laser_maintenance_worker(argument: Datum) {
         }
     }
     // Of those that began at the same time, and have not seen each other, these stay. Its start is noted as one in vain.
-    let before = state::at_work_besides(database).filter(|&other| other < database);
+    let before = state::other_active_databases(database).filter(|&other| other < database);
     if before.count() >= options::maintenance_workers() {
         return;
     }
@@ -334,7 +334,7 @@ impl Worker {
         let mut due = Vec::new();
         for index in all {
             if self.resting.contains_key(&index)
-                || self.state.borrow().put_off(index, now).is_some()
+                || self.state.borrow().deferred(index, now).is_some()
             {
                 continue;
             }
@@ -354,12 +354,12 @@ impl Worker {
     /// Forgets what was put off of indexes that are gone, or until now because others had them.
     fn forget_all_but(&self, all: &[u32], now: i64) {
         let mut state = self.state.borrow_mut();
-        let before = state.put_off.len();
-        let counts = |p: &PutOff| p.failures > 0 || p.until > now;
+        let before = state.deferred.len();
+        let counts = |p: &DeferredMerge| p.failures > 0 || p.until > now;
         state
-            .put_off
+            .deferred
             .retain(|p| all.contains(&p.index) && counts(p));
-        let changed = state.put_off.len() != before;
+        let changed = state.deferred.len() != before;
         drop(state);
         if changed {
             self.write();
@@ -373,7 +373,10 @@ impl Worker {
         let name = work.map(|work| work.name).unwrap_or_default();
         let failure = match result {
             Ok(Outcome::Done) => {
-                self.state.borrow_mut().put_off.retain(|p| p.index != index);
+                self.state
+                    .borrow_mut()
+                    .deferred
+                    .retain(|p| p.index != index);
                 None
             }
             Ok(Outcome::Busy) => {
@@ -382,7 +385,7 @@ impl Worker {
                 } else {
                     name.clone()
                 };
-                self.put_off(index, name, None, Duration::ZERO);
+                self.defer(index, name, None, Duration::ZERO);
                 None
             }
             Ok(Outcome::Failed(error)) => Some(merge::failure(&error)),
@@ -397,7 +400,7 @@ impl Worker {
         };
         if let Some(error) = failure {
             log(format!("laser: index \"{name}\": {error}"));
-            self.put_off(index, name, Some(error), start.elapsed());
+            self.defer(index, name, Some(error), start.elapsed());
         }
         self.write();
     }
@@ -461,10 +464,10 @@ impl Worker {
     }
 
     /// Notes a failure, for longer with each of them, or that somebody else has the index.
-    fn put_off(&self, index: u32, name: String, error: Option<String>, took: Duration) {
+    fn defer(&self, index: u32, name: String, error: Option<String>, took: Duration) {
         let mut state = self.state.borrow_mut();
-        let before = state.put_off.iter().position(|p| p.index == index);
-        let before = before.map(|at| state.put_off.swap_remove(at));
+        let before = state.deferred.iter().position(|p| p.index == index);
+        let before = before.map(|at| state.deferred.swap_remove(at));
         let failed = now();
         let (failures, delay) = match &error {
             None => (0, REST.as_micros() as i64),
@@ -477,7 +480,7 @@ impl Worker {
                 (failures.saturating_add(1), delay)
             }
         };
-        state.put_off.push(PutOff {
+        state.deferred.push(DeferredMerge {
             index,
             name,
             failures,

@@ -22,9 +22,9 @@ use crate::lists::members;
 
 /// Where a scan leaves the distance of its current row, as long as it lives.
 #[derive(Debug, Clone, Copy)]
-pub struct Place(NonNull<ParamExecData>);
+pub struct DistanceParam(NonNull<ParamExecData>);
 
-impl Place {
+impl DistanceParam {
     /// That of a parameter of a run.
     ///
     /// # Safety
