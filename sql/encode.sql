@@ -2,7 +2,7 @@
 
 -- A text costs from some microseconds (a cheap model in the session) to some milliseconds, an
 -- operator some ten nanoseconds. The cost suits the cheap ones: it is enough for other conditions to
--- come first, and more would have the planner plan a prepared statement anew for each execution,
+-- come first, and more would have the planner plan a prepared statement again for each execution,
 -- which takes longer than a cheap embedding. The functions are immutable in the sense that the same
 -- text and model give the same embedding: a constant query text is embedded once per plan.
 CREATE FUNCTION laser_embed(text) RETURNS embedding
@@ -137,7 +137,7 @@ AS 'MODULE_PATHNAME', 'laser_mark_wrapper'
 LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION laser_mark(oid)
-IS 'internal: what a statement of this session about a table begins with, that is looked at when it has been parsed';
+IS 'internal: the comment before a statement of this session about a table, which has it checked once it is parsed';
 
 CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
 AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
@@ -246,7 +246,7 @@ BEGIN
         WHERE t.oid OPERATOR(pg_catalog.=) text_type) OPERATOR(pg_catalog.<>) 'S'
     THEN
         RAISE EXCEPTION USING errcode = 'datatype_mismatch',
-            message = pg_catalog.format('column "%s" of table "%s" is of type %s, which is no text type',
+            message = pg_catalog.format('column "%s" of table "%s" is of type %s, not a text type',
                              text_column, tbl, pg_catalog.format_type(text_type, NULL)),
             hint = 'Name a column of type text, varchar or char.';
     END IF;
@@ -327,8 +327,8 @@ BEGIN
         ELSE
             RAISE NOTICE USING
                 message = CASE WHEN has_some
-                    THEN pg_catalog.format('column "%s" of table "%s" has embeddings already, of a model that is not known', embedding_column, part)
-                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not noted: only the owner of the table can do that', embedding_column, part)
+                    THEN pg_catalog.format('column "%s" of table "%s" already has embeddings, of an unknown model', embedding_column, part)
+                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not recorded: only the owner of the table can label it', embedding_column, part)
                     END,
                 hint = pg_catalog.format('If all of them are of model "%s": SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L;', model, part, embedding_column, label);
         END IF;
@@ -438,7 +438,7 @@ BEGIN
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
                 RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                    message = pg_catalog.format('rows of table "%s" are without an embedding again as fast as they are embedded', part),
+                    message = pg_catalog.format('rows of table "%s" lose their embeddings as fast as they are embedded', part),
                     detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
                     hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
             END IF;

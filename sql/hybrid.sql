@@ -13,7 +13,7 @@ SET search_path = pg_catalog, pg_temp
 SET extra_float_digits = 1
 AS $$
 DECLARE
-    -- Rows of one term that are looked at; a term that more rows have says little of each.
+    -- Most rows of one term that are ranked; a term of more rows says little about each.
     most constant integer := 1000;
     -- Characters of a word for pg_trgm, whose time grows with their square.
     longest constant integer := 256;
@@ -121,7 +121,7 @@ BEGIN
         joined := 't.tableoid OPERATOR(pg_catalog.=) x.key_1 AND t.ctid OPERATOR(pg_catalog.=) x.key_2';
     ELSE
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
-            message = format('"%s" is no table, so that a key is needed', relation),
+            message = format('"%s" is not a table, so that a key is needed', relation),
             hint = 'Name a column that no two rows have the same value in: key_column => ''id''.';
     END IF;
 
@@ -194,7 +194,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
+    -- What was checked above may have been replaced by the time that this is parsed, when it is checked again.
     RETURN format($query$%18$s
 WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place

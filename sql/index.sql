@@ -105,7 +105,7 @@ AS 'MODULE_PATHNAME', 'laser_index_check_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 100000 ROWS 1;
 
 COMMENT ON FUNCTION laser_index_check(regclass, boolean) IS
-    'what is wrong with a laser index, and which rows of its table it lacks: no rows if nothing is';
+    'problems of a laser index, and rows of its table that it lacks; no rows if there are none';
 
 CREATE FUNCTION laser_index_recall(index regclass, samples integer DEFAULT 100, k integer DEFAULT 10)
 RETURNS double precision
@@ -141,14 +141,14 @@ AS 'MODULE_PATHNAME', 'laser_merge_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE COST 1000000;
 
 COMMENT ON FUNCTION laser_merge(regclass) IS
-    'merges the pending list and the segments of a laser index, as far as maintenance_work_mem reaches; returns the number of segments written';
+    'merges the pending list and the segments of a laser index, as far as maintenance_work_mem allows; returns the number of segments written';
 
 CREATE FUNCTION laser_prewarm(index regclass) RETURNS bigint
 AS 'MODULE_PATHNAME', 'laser_prewarm_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
 COMMENT ON FUNCTION laser_prewarm(regclass) IS
-    'opens the segments of a laser index, making their files where they are missing; returns their bytes';
+    'opens the segments of a laser index, creating the files that are missing; returns their size in bytes';
 
 -- All of these ask for more than EXECUTE: laser_index_info() for SELECT on the table or the role
 -- pg_stat_scan_tables, the others for ownership of the index or, from PostgreSQL 17 on, the privilege
@@ -194,7 +194,7 @@ CROSS JOIN LATERAL @extschema@.laser_index_model(
 GRANT SELECT ON laser_models_used TO PUBLIC;
 
 COMMENT ON VIEW laser_models_used IS
-    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may look into, but for those that others have locked at the moment';
+    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may inspect, except those that others have locked at the moment';
 COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
 COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
 COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';
@@ -221,7 +221,7 @@ COMMENT ON VIEW laser_index_maintenance IS
     'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
 COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
-    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try, put off: it has failed, or waiting for lock: others have the index';
+    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try: put off after a failure, or waiting for lock that others hold on the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
 
@@ -242,7 +242,7 @@ AS 'MODULE_PATHNAME', 'laser_index_statistics_reset_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION laser_index_statistics_reset(regclass) IS
-    'has the counts of an index in pg_stat_laser_indexes begin at zero';
+    'resets the counts of an index in pg_stat_laser_indexes to zero';
 
 CREATE VIEW pg_stat_laser_indexes AS
 SELECT t.oid AS relid, c.oid AS indexrelid, n.nspname AS schemaname, t.relname, c.relname AS indexrelname,
@@ -261,11 +261,11 @@ GRANT SELECT ON pg_stat_laser_indexes TO PUBLIC;
 COMMENT ON VIEW pg_stat_laser_indexes IS
     'what scans and merges of the laser indexes of this database have done since the server was started; counts are null where laser is not in shared_preload_libraries';
 COMMENT ON COLUMN pg_stat_laser_indexes.searches IS 'scans of the index that have begun, each of a nested loop''s';
-COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with what was searched for: on walks through graphs, in looks at all of them, and in the pending list';
-COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were looked at for filters and true distances';
+COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with the query: in graph walks, in exhaustive searches, and in the pending list';
+COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were fetched for filters and exact distances';
 COMMENT ON COLUMN pg_stat_laser_indexes.widened IS 'wider searches that followed within a scan';
 COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that laser.max_scan_tuples has ended';
 COMMENT ON COLUMN pg_stat_laser_indexes.merges IS 'merges that have made segments: by inserts, VACUUM, laser_merge and workers';
-COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'what they took, in milliseconds';
+COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'time spent in these merges, in milliseconds';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_opened IS 'files of segments that sessions have opened';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_made IS 'files of segments that were written, by builds, merges and searches that found none';

@@ -82,7 +82,7 @@ END
 $$;
 
 COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name)
-IS 'has embeddings become null when their text changes, for laser_embed_table to make them anew';
+IS 'sets embeddings to null when their text changes, so that laser_embed_table computes them again';
 
 CREATE VIEW laser_kept_columns AS
 SELECT k.relation, k.text_column, k.embedding_column, k.enabled,

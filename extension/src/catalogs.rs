@@ -32,7 +32,7 @@ pub unsafe fn row<T, R>(
 /// Called in a transaction.
 pub unsafe fn indexes_of(method: &CStr) -> Vec<Oid> {
     let mut found = Vec::new();
-    // SAFETY: rows of pg_class, which are looked at before the next one is read.
+    // SAFETY: rows of pg_class, which are read before the next one is fetched.
     unsafe {
         let method = pg_sys::get_am_oid(method.as_ptr(), true);
         if method == pg_sys::InvalidOid {

@@ -11,7 +11,7 @@
 //! which is what must happen there.
 //!
 //! Reporting an error takes memory too. The server keeps some for that; pgrx does not: it copies the
-//! server's error to where the caller allocates, and an error in that copy begins it anew, until the
+//! server's error to where the caller allocates, and an error in that copy begins it again, until the
 //! server's stack of errors is full and it panics. So some memory is kept free (the reserve), and given
 //! up when the server reports that there is no memory, or when an error is raised here while there is
 //! little. It is taken back when the transaction ends. It lies in the heap, not in a mapping of its
@@ -44,7 +44,7 @@ const ENOUGH: usize = 256 << 10;
 /// More bytes than the server's allocator asks for at once while an error is reported (8 MB): where they
 /// can be had, memory is not short.
 const MUCH: usize = 16 << 20;
-/// Blocks that are asked for until so many lie side by side.
+/// Most blocks that are requested in order to get [`BLOCKS`] adjacent ones.
 const ATTEMPTS: usize = 64;
 
 /// The first block of the reserve, in which the address of the next one is, and so on; null where there
@@ -269,7 +269,7 @@ fn this_thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Called by the allocator when there is no memory for so many bytes. Returns to those who can cope
+/// Called by the allocator when an allocation fails. Returns to those who can cope
 /// with that, and where the process is none of a running server's; else ends the session.
 #[cold]
 pub fn exhausted(bytes: usize) {

@@ -5,7 +5,7 @@
 //! give a column another type, whose casts and operators are then chosen, put a view in the place of the table,
 //! or a function in that of a column. So a statement says of which table it is, in a comment ([`mark`]) that nobody can
 //! foretell, since a text or a name which has it in some other statement would make that one fail, and
-//! is looked at when it has been parsed, with its tables locked, every time that it is: all that it runs
+//! is checked when it has been parsed, with its tables locked, every time that it is: all that it runs
 //! is the server's, a superuser's or the caller's own, so are the types of columns that it reads, rows as a whole included unless
 //! they are but returned, and it reads no other table but the caller's.
 //!
@@ -41,7 +41,7 @@ pub fn mark(table: Oid) -> String {
     BEFORE.with(|before| {
         let before = before.get_or_init(|| {
             let mut secret = [0u8; 32];
-            // SAFETY: so many bytes are written.
+            // SAFETY: as many bytes are written as the buffer has.
             if !unsafe { pg_sys::pg_strong_random(secret.as_mut_ptr().cast(), secret.len()) } {
                 raise(
                     Code::ERRCODE_INTERNAL_ERROR,

@@ -167,7 +167,7 @@ AS 'MODULE_PATHNAME', 'laser_mark_wrapper'
 LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION laser_mark(oid)
-IS 'internal: what a statement of this session about a table begins with, that is looked at when it has been parsed';
+IS 'internal: the comment before a statement of this session about a table, which has it checked once it is parsed';
 
 CREATE FUNCTION laser_column_label(tbl oid, attribute smallint) RETURNS text
 AS 'MODULE_PATHNAME', 'laser_column_label_wrapper'
@@ -276,7 +276,7 @@ BEGIN
         WHERE t.oid OPERATOR(pg_catalog.=) text_type) OPERATOR(pg_catalog.<>) 'S'
     THEN
         RAISE EXCEPTION USING errcode = 'datatype_mismatch',
-            message = pg_catalog.format('column "%s" of table "%s" is of type %s, which is no text type',
+            message = pg_catalog.format('column "%s" of table "%s" is of type %s, not a text type',
                              text_column, tbl, pg_catalog.format_type(text_type, NULL)),
             hint = 'Name a column of type text, varchar or char.';
     END IF;
@@ -357,8 +357,8 @@ BEGIN
         ELSE
             RAISE NOTICE USING
                 message = CASE WHEN has_some
-                    THEN pg_catalog.format('column "%s" of table "%s" has embeddings already, of a model that is not known', embedding_column, part)
-                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not noted: only the owner of the table can do that', embedding_column, part)
+                    THEN pg_catalog.format('column "%s" of table "%s" already has embeddings, of an unknown model', embedding_column, part)
+                    ELSE pg_catalog.format('the model of column "%s" of table "%s" is not recorded: only the owner of the table can label it', embedding_column, part)
                     END,
                 hint = pg_catalog.format('If all of them are of model "%s": SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L;', model, part, embedding_column, label);
         END IF;
@@ -468,7 +468,7 @@ BEGIN
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
                 RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                    message = pg_catalog.format('rows of table "%s" are without an embedding again as fast as they are embedded', part),
+                    message = pg_catalog.format('rows of table "%s" lose their embeddings as fast as they are embedded', part),
                     detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
                     hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
             END IF;
@@ -531,6 +531,13 @@ CREATE FUNCTION laser_index_info(
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+
+COMMENT ON FUNCTION laser_index_check(regclass, boolean) IS
+    'problems of a laser index, and rows of its table that it lacks; no rows if there are none';
+COMMENT ON FUNCTION laser_merge(regclass) IS
+    'merges the pending list and the segments of a laser index, as far as maintenance_work_mem allows; returns the number of segments written';
+COMMENT ON FUNCTION laser_prewarm(regclass) IS
+    'opens the segments of a laser index, creating the files that are missing; returns their size in bytes';
 
 COMMENT ON FUNCTION laser_index_info(regclass) IS
     'segments, live and dead entries in them, pending entries, size and parameters of a laser index';
@@ -602,7 +609,7 @@ CROSS JOIN LATERAL @extschema@.laser_index_model(
 GRANT SELECT ON laser_models_used TO PUBLIC;
 
 COMMENT ON VIEW laser_models_used IS
-    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may look into, but for those that others have locked at the moment';
+    'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may inspect, except those that others have locked at the moment';
 
 COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
 
@@ -632,7 +639,7 @@ COMMENT ON VIEW laser_index_maintenance IS
     'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
 COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
-    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try, put off: it has failed, or waiting for lock: others have the index';
+    'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try: put off after a failure, or waiting for lock that others hold on the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
 
@@ -653,7 +660,7 @@ AS 'MODULE_PATHNAME', 'laser_index_statistics_reset_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION laser_index_statistics_reset(regclass) IS
-    'has the counts of an index in pg_stat_laser_indexes begin at zero';
+    'resets the counts of an index in pg_stat_laser_indexes to zero';
 
 CREATE VIEW pg_stat_laser_indexes AS
 SELECT t.oid AS relid, c.oid AS indexrelid, n.nspname AS schemaname, t.relname, c.relname AS indexrelname,
@@ -672,12 +679,12 @@ GRANT SELECT ON pg_stat_laser_indexes TO PUBLIC;
 COMMENT ON VIEW pg_stat_laser_indexes IS
     'what scans and merges of the laser indexes of this database have done since the server was started; counts are null where laser is not in shared_preload_libraries';
 COMMENT ON COLUMN pg_stat_laser_indexes.searches IS 'scans of the index that have begun, each of a nested loop''s';
-COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with what was searched for: on walks through graphs, in looks at all of them, and in the pending list';
-COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were looked at for filters and true distances';
+COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with the query: in graph walks, in exhaustive searches, and in the pending list';
+COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were fetched for filters and exact distances';
 COMMENT ON COLUMN pg_stat_laser_indexes.widened IS 'wider searches that followed within a scan';
 COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that laser.max_scan_tuples has ended';
 COMMENT ON COLUMN pg_stat_laser_indexes.merges IS 'merges that have made segments: by inserts, VACUUM, laser_merge and workers';
-COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'what they took, in milliseconds';
+COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'time spent in these merges, in milliseconds';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_opened IS 'files of segments that sessions have opened';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_made IS 'files of segments that were written, by builds, merges and searches that found none';
 
@@ -705,7 +712,7 @@ SET search_path = pg_catalog, pg_temp
 SET extra_float_digits = 1
 AS $$
 DECLARE
-    -- Rows of one term that are looked at; a term that more rows have says little of each.
+    -- Most rows of one term that are ranked; a term of more rows says little about each.
     most constant integer := 1000;
     -- Characters of a word for pg_trgm, whose time grows with their square.
     longest constant integer := 256;
@@ -813,7 +820,7 @@ BEGIN
         joined := 't.tableoid OPERATOR(pg_catalog.=) x.key_1 AND t.ctid OPERATOR(pg_catalog.=) x.key_2';
     ELSE
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
-            message = format('"%s" is no table, so that a key is needed', relation),
+            message = format('"%s" is not a table, so that a key is needed', relation),
             hint = 'Name a column that no two rows have the same value in: key_column => ''id''.';
     END IF;
 
@@ -886,7 +893,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- Whatever has been looked at above may be another by the time that this is parsed, when it is looked at again.
+    -- What was checked above may have been replaced by the time that this is parsed, when it is checked again.
     RETURN format($query$%18$s
 WITH meaning AS MATERIALIZED (
     SELECT n.key_1, n.key_2, pg_catalog.row_number() OVER (ORDER BY n.distance) AS place
@@ -1066,7 +1073,7 @@ END
 $$;
 
 COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name)
-IS 'has embeddings become null when their text changes, for laser_embed_table to make them anew';
+IS 'sets embeddings to null when their text changes, so that laser_embed_table computes them again';
 
 CREATE VIEW laser_kept_columns AS
 SELECT k.relation, k.text_column, k.embedding_column, k.enabled,

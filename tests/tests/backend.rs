@@ -431,7 +431,7 @@ fn a_session_alone_embeds() -> Result<()> {
     refuse(
         &mut client,
         "SELECT laser_embed('x', 'lstm')",
-        "model \"lstm\" takes the encoder process",
+        "model \"lstm\" needs the encoder process",
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
     )?;
     refuse(

@@ -161,7 +161,7 @@ fn models_are_for_one_task() -> Result<()> {
         code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
         "{message}"
     );
-    ensure!(message.contains("takes the encoder process"), "{message}");
+    ensure!(message.contains("needs the encoder process"), "{message}");
     ensure!(hint.contains("laser.encode_in_backend"), "{hint}");
     let (code, message, _) = failure(&mut client, "SELECT laser_rerank('a', 'b', 'words')")?;
     ensure!(code == SqlState::WRONG_OBJECT_TYPE, "{message}");

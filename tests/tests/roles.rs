@@ -90,7 +90,7 @@ fn a_text_is_embedded_as_what_it_is() -> Result<()> {
         let (code, message, hint) = failure(&mut client, "SELECT laser_embed('a', 'e', 'Query')")?;
         ensure!(code == SqlState::INVALID_PARAMETER_VALUE, "{message}");
         ensure!(
-            message.contains("no role \"Query\"") && hint.contains("'passage'"),
+            message.contains("unknown role \"Query\"") && hint.contains("'passage'"),
             "{message} {hint}"
         );
     }

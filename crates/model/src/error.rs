@@ -9,7 +9,7 @@ pub enum ModelError {
     /// A file could not be read or written.
     #[error("could not access \"{path}\": {reason}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's reason.
         reason: std::io::Error,
@@ -17,7 +17,7 @@ pub enum ModelError {
     /// A file of a model folder holds something else than it should.
     #[error("invalid \"{path}\": {message}")]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with it.
         message: String,
@@ -25,7 +25,7 @@ pub enum ModelError {
     /// A tensor is missing, or has another shape or type than the configuration asks for.
     #[error("invalid tensor \"{tensor}\" in \"{path}\": {message}")]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The name of the tensor.
         tensor: String,
@@ -41,13 +41,15 @@ pub enum ModelError {
     /// A token id beyond the vocabulary.
     #[error("token id {id} is out of range for a vocabulary of {vocabulary}")]
     TokenId {
-        /// The id.
+        /// The token's id.
         id: u32,
         /// Rows of the embedding table.
         vocabulary: usize,
     },
     /// It is not known whether a text is a query or a passage, which the model embeds differently.
-    #[error("the model embeds queries and passages differently, and nothing tells which a text is")]
+    #[error(
+        "the model embeds queries and passages differently, and the role of the text is not known"
+    )]
     Undecided,
     /// The model scores pairs, and is asked to embed.
     #[error("the model scores pairs of a query and a text, it does not embed")]

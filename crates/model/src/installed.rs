@@ -144,7 +144,7 @@ pub fn undecided(name: &str) -> Failure {
     Failure {
         code: ErrorCode::Undecided,
         message: format!(
-            "model \"{name}\" embeds queries and passages differently, and nothing tells which is which here"
+            "model \"{name}\" embeds queries and passages differently, and the role of this text is not known"
         ),
         hint: "Compare a column with a constant or a parameter, which is the query, or say what each is: \
                laser_embed(a, NULL, 'passage') <=> laser_embed(b, NULL, 'query')."

@@ -134,7 +134,7 @@ fn take_connection() -> Option<Connection> {
         .lock()
         .unwrap_or_else(|e| e.into_inner())
         .take()?;
-    // One that was used a moment ago is not looked at: if the encoder has died since, the request
+    // One that was used a moment ago is not checked: if the encoder has died since, the request
     // is sent again, as if it had died under it.
     (kept.used.elapsed() < RECENT_USE || kept.is_alive()).then_some(kept)
 }

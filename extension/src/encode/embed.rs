@@ -160,13 +160,13 @@ fn in_batches<'t>(
     }
 }
 
-/// Raises a SQL error unless the embeddings of so many texts fit into one value.
+/// Raises a SQL error unless the embeddings of `texts` texts fit into one value.
 pub fn check_array(model: Option<&str>, texts: usize) {
     /// The largest value of PostgreSQL (`MaxAllocSize`).
     const LARGEST: usize = 0x3fff_ffff;
     /// The header of an embedding.
     const HEADER: usize = 8;
-    // Whatever their dimensions, so many fit.
+    // This many fit, whatever their dimensions.
     if texts <= LARGEST / (HEADER + 4 * MAX_DIMENSIONS) {
         return;
     }
@@ -253,10 +253,11 @@ fn report_cut(model: &str, pairs: bool, cut: Cut, texts: usize) {
             PgSqlErrorCode::ERRCODE_STRING_DATA_RIGHT_TRUNCATION,
             match pairs {
                 false => "text is longer than the model reads, only its beginning was embedded",
-                true => "query and text are longer than the model reads, the longer one was cut",
+                true =>
+                    "query and text are longer than the model reads, the longer one was truncated",
             },
             format!(
-                "{} Further texts of this statement may have been cut as well.",
+                "{} Further texts of this statement may have been truncated as well.",
                 detail()
             )
         );

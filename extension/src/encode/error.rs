@@ -16,7 +16,7 @@ pub enum CallError {
     Refused(Failure),
     /// No encoder process came up in time.
     NotRunning(String),
-    /// The encoder died as often as the request was sent: so many times.
+    /// The encoder died each time the request was sent: the number of attempts.
     Lost(u32),
     /// The answer is none to the request, or the two ends do not understand each other.
     Unexpected,
@@ -79,7 +79,7 @@ impl CallError {
             Self::NeedsProcess(what) => raise_hint(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!(
-                    "{what} takes the encoder process, which laser.encode_in_backend = always rules out"
+                    "{what} needs the encoder process, which laser.encode_in_backend = always disables"
                 ),
                 "Set laser.encode_in_backend to on, or use a model that sessions run themselves: see \
                  laser_models.in_backend.",

@@ -63,7 +63,7 @@ unsafe fn role(fcinfo: pg_sys::FunctionCallInfo) -> Role {
         Some("passage") => Role::Passage,
         Some(other) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("a text has no role \"{}\"", to_server(other)),
+            format!("unknown role \"{}\" of a text", to_server(other)),
             "Roles are 'query', what is searched for, and 'passage', what is searched in; NULL embeds the \
              text as it is.",
         ),

@@ -7,7 +7,7 @@ use laser_protocol::valid_model_name;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::{pg_guard, pg_sys};
 
-/// What becomes of a text that is longer than its model reads.
+/// Sets what happens to a text that is longer than its model reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
 pub enum LongText {
     /// It is cut, with a warning.
@@ -161,7 +161,7 @@ pub fn define() {
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
             c"laser.model",
-            c"Name of the model that embeds texts where no other is named.",
+            c"Name of the model that embeds texts where no other model is given.",
             c"Empty: the model that ships with laser, laser-mean-384. See view laser_models.",
             &MODEL,
             GucContext::Userset,
@@ -195,8 +195,8 @@ pub fn define() {
     }
     GucRegistry::define_enum_guc(
         c"laser.long_text",
-        c"What becomes of a text that is longer than its model reads.",
-        c"warn: it is cut, with one warning a statement; error: it is refused.",
+        c"Sets what happens to a text that is longer than its model reads.",
+        c"warn: it is truncated, with one warning per statement; error: it is refused.",
         &LONG_TEXT,
         GucContext::Userset,
         GucFlags::default(),

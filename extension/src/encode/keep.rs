@@ -1,6 +1,6 @@
 //! Columns of embeddings that stay in step with their text: what `laser_keep_embedded` puts on a table (`sql/keep.sql`).
 //!
-//! An embedding whose text has changed becomes null, in the same row version, and `laser_embed_table` makes it anew as
+//! An embedding whose text has changed becomes null, in the same row version, and `laser_embed_table` computes it again as
 //! it does for new rows: the nulls are the queue. So nothing is lost in a crash, a subscriber of logical replication gets
 //! both columns as they are, and no process with more rights than whoever writes has any part in it.
 #![allow(unsafe_code)]
@@ -91,7 +91,7 @@ unsafe fn column(
             raise_hint(
                 Code::ERRCODE_UNDEFINED_COLUMN,
                 format!(
-                    "column \"{}\" of table \"{}\" does not exist, whose text or embedding is to be kept in step",
+                    "column \"{}\" of table \"{}\" does not exist, but a trigger of laser_keep_embedded() uses it",
                     encoding::shown(name),
                     encoding::shown(table.as_ptr())
                 ),

@@ -129,7 +129,7 @@ fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &str) {
         if attribute <= 0 || !is_table || column == pg_sys::InvalidOid || !catalogs::owns(table) {
             raise(
                 Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-                "only the owner of a table labels its columns, which are there".to_owned(),
+                "only the owner of a table can label its columns".to_owned(),
             );
         }
     };

@@ -108,7 +108,7 @@ pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
         "Name the same model in both calls of laser_embed.".to_owned()
     } else if a.is_of_model(b) {
         format!(
-            "Embed {} anew. If its embeddings are of this version, change its label: SECURITY LABEL \
+            "Embed {} again. If its embeddings are of this version, change its label: SECURITY LABEL \
              FOR laser ON COLUMN … IS '{}'.",
             by.what, by.model
         )

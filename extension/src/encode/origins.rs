@@ -164,7 +164,7 @@ impl Origins {
         unsafe { self.output(query, column, DEPTH) }
     }
 
-    /// [`Origins::of`], looking through so many subqueries and casts.
+    /// [`Origins::of`], looking through at most `depth` subqueries and casts.
     ///
     /// # Safety
     /// As [`Origins::of`].

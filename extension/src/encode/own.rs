@@ -21,7 +21,7 @@ use super::resident::{self, Resident};
 use super::{guc, installation};
 use crate::interrupts;
 
-/// A model, and when its files were last looked at.
+/// A model, and when its files were last checked.
 struct Own {
     model: Arc<Resident>,
     checked: Instant,
@@ -45,7 +45,7 @@ pub fn model(name: &str) -> Result<Arc<Resident>, CallError> {
     {
         return Ok(own[at].model.clone());
     }
-    // Only where its files are to be looked at: this is asked for every text.
+    // Only where its files are to be checked: this is asked for every text.
     let folders = folders();
     let path = catalog::find(&folders, &name).ok_or_else(|| installed::unknown(&name, &folders))?;
     if let Some(at) = at {

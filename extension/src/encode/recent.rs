@@ -30,7 +30,7 @@ const MOST_BYTES: usize = 2 << 20;
 /// The embedding of one text, as cache and callers share it.
 #[derive(Debug)]
 pub struct CachedEmbedding {
-    /// The embedding.
+    /// As many components as the model has dimensions.
     pub data: Vec<f32>,
     /// Fingerprint of the model that made it.
     pub fingerprint: [u8; 32],
@@ -151,7 +151,7 @@ fn once(name: &str, role: Role, text: &[u8], report: TruncationReport) -> Rc<Cac
 /// One of the two texts of a distance.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'t> {
-    /// The text.
+    /// In the encoding of the database.
     pub text: &'t [u8],
     /// What it is.
     pub role: Role,
@@ -207,7 +207,7 @@ fn cached_row(embedded: &Embedded, i: usize) -> Rc<CachedEmbedding> {
     })
 }
 
-/// Name and fingerprint of the model that has made an embedding with so many dimensions and these
+/// Name and fingerprint of the model that has made an embedding with this number of dimensions and these
 /// components, if the statement remembers it.
 pub fn origin(dimensions: usize, is: impl Fn(usize, f32) -> bool) -> Option<(String, [u8; 32])> {
     with(|entries| {

@@ -121,7 +121,7 @@ pub fn statistics() -> Option<(String, u64)> {
     RESIDENT.get().map(|resident| resident.statistics())
 }
 
-/// What a session has found out about the resident model; looked at as often as the encoder
+/// What a session has found out about the resident model; checked as often as the encoder
 /// process looks, and after each reload.
 #[derive(Clone, Copy)]
 struct Check {

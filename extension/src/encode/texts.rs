@@ -115,7 +115,7 @@ impl<'a> Texts<'a> {
 }
 
 /// Elements of an array, nulls among them: the server takes arrays apart and puts them together without
-/// looking for interrupts, half a second for so many.
+/// checking for interrupts: half a second for this many.
 const MAX_ELEMENTS: i32 = 4 << 20;
 
 fn check_length(elements: i32) {

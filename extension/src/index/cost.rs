@@ -44,7 +44,7 @@ const OPEN_SEGMENT: f64 = 400.0;
 /// for each row of a sequential scan (`cosine_distance(text, text)` in `sql/index.sql`), which embeds too.
 const EMBED: f64 = 10_000.0;
 /// What a row costs that is fetched from the table by its address, its distance computed, and perhaps
-/// thrown away by a filter: so many rows of a sequential scan.
+/// thrown away by a filter, in rows of a sequential scan.
 const VISIT: f64 = 20.0;
 /// Share of `seq_page_cost` for a page of the pending list: each scan reads all of them, which
 /// keeps them in the buffer cache.
@@ -53,7 +53,7 @@ const PENDING_PAGE: f64 = 0.1;
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
 
-/// Candidates of the first search in a segment that says it needs so many, in an index with this storage
+/// Candidates of the first search in a segment that says it needs `needed`, in an index with this storage
 /// parameter.
 fn width(own: usize, needed: u32) -> f64 {
     match (options::ef_search(own), needed) {
@@ -199,7 +199,7 @@ struct Shape {
 
 impl Shape {
     /// Reads the metapage. A page that cannot be read is no reason to fail a plan: the scan will
-    /// say what is wrong.
+    /// raise the error.
     ///
     /// # Safety
     /// `index` is the description of an index of this access method.
@@ -383,7 +383,7 @@ pub unsafe extern "C-unwind" fn estimate(
         }
         let shape = Shape::read(index);
         // What the index holds and what the operator means are embeddings of different models. The plan
-        // is made anew when the setting changes, see `assign_model`.
+        // is replaced when the setting changes, see `assign_model`.
         if let Some(own) = &shape.model
             && let Some(session) = encode::session_model()
             && session != *own

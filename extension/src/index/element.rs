@@ -125,9 +125,10 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
     // SAFETY: by contract.
     let columns = unsafe { PgTupleDesc::from_pg_unchecked((*relation).rd_att) };
     if columns.len() != 1 {
-        raise(
+        raise_hint(
             Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             "a laser index has exactly one column",
+            "Create an index on each of the columns.",
         );
     }
     let typmod = columns.get(0).expect("it has one").atttypmod;
@@ -138,9 +139,10 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
             let model = encode::describe_model(options.model.as_deref());
             (model.dimensions, model.fingerprint, model.name)
         }
-        _ if options.model.is_some() => raise(
+        _ if options.model.is_some() => raise_hint(
             Code::ERRCODE_INVALID_PARAMETER_VALUE,
             "parameter \"model\" applies to indexes on text only",
+            "Omit it: an index on embeddings stores the values of its column, whatever model they are of.",
         ),
         _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
@@ -274,7 +276,7 @@ pub fn embed_query(parameters: &Parameters, index: &str, text: &[u8]) -> Rc<Cach
     let embed = || encode::embed_once(None, Role::Query, text);
     let mut embedded = embed();
     if embedded.fingerprint != parameters.fingerprint {
-        // The statement may have embedded it before the model was replaced, and the index made anew.
+        // The statement may have embedded it before the model was replaced, and the index rebuilt.
         encode::forget_recent();
         embedded = embed();
     }

@@ -19,9 +19,9 @@ pub fn report(error: IndexError) -> ! {
         | IndexError::Graph(_) => raise_hint(
             Code::ERRCODE_INDEX_CORRUPTED,
             message,
-            "The table is not affected. Rebuild the index with REINDEX; laser_index_check() says more.",
+            "The table is not affected. Rebuild the index with REINDEX; laser_index_check() gives details.",
         ),
-        // A temporary table that is emptied at a commit stays so if building its index anew fails.
+        // A temporary table that is emptied at a commit stays so if rebuilding its index fails.
         IndexError::NotAnIndex => raise_hint(
             Code::ERRCODE_WRONG_OBJECT_TYPE,
             message,

@@ -20,7 +20,7 @@ use super::table::Table;
 use super::{build, cache, merge, unlogged};
 use crate::encode::hex;
 use crate::encoding;
-use crate::types::{raise, raise_hint};
+use crate::types::raise_hint;
 
 /// An open index of this access method. Its locks are given back when it is dropped: nothing that
 /// is done with it waits for the transaction to commit.
@@ -47,9 +47,10 @@ impl Opened {
         };
         // Both may be others by now, or another's.
         if rights::table_of(oid, wanted) != table {
-            raise(
+            raise_hint(
                 Code::ERRCODE_OBJECT_IN_USE,
-                format!("index {} was made anew meanwhile", opened.name()),
+                format!("index {} was replaced while it was opened", opened.name()),
+                "Run the statement again.",
             );
         }
         let relation = &opened.relation;
@@ -60,9 +61,10 @@ impl Opened {
             class.relkind as u8 == pg_sys::RELKIND_INDEX && build::is_laser(relation.as_ptr())
         };
         if !ours {
-            raise(
+            raise_hint(
                 Code::ERRCODE_WRONG_OBJECT_TYPE,
                 format!("\"{name}\" is not a laser index"),
+                rights::NAME_AN_INDEX,
             );
         }
         // SAFETY: the relation is open.
@@ -71,9 +73,10 @@ impl Opened {
                 && !(*relation.as_ptr()).rd_islocaltemp
         };
         if other {
-            raise(
+            raise_hint(
                 Code::ERRCODE_FEATURE_NOT_SUPPORTED,
                 "cannot access temporary indexes of other sessions",
+                "Call the function in the session that has created the index.",
             );
         }
         // SAFETY: the relation is open; a plain question to the server.
@@ -82,9 +85,10 @@ impl Opened {
             kind != pg_sys::RELPERSISTENCE_PERMANENT && pg_sys::RecoveryInProgress()
         };
         if absent {
-            raise(
+            raise_hint(
                 Code::ERRCODE_FEATURE_NOT_SUPPORTED,
                 "cannot access temporary or unlogged indexes during recovery",
+                "Call the function on the primary server.",
             );
         }
         opened
@@ -116,9 +120,10 @@ impl Opened {
     fn to_change(oid: pg_sys::Oid) -> Self {
         // SAFETY: a plain question to the server.
         if unsafe { pg_sys::RecoveryInProgress() } {
-            raise(
+            raise_hint(
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 "recovery is in progress: the index cannot be changed",
+                "Call the function on the primary server; standbys replay what it does.",
             );
         }
         Self::new(oid, Use::Maintain, pg_sys::RowExclusiveLock)

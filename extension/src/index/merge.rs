@@ -142,7 +142,7 @@ pub unsafe fn merge_reporting(
 /// As [`merge`], where a lack of room, memory or threads is a warning.
 ///
 /// # Errors
-/// Damage.
+/// [`laser_index::IndexError::Corrupt`] or [`laser_index::IndexError::Segment`] when the index is damaged.
 ///
 /// # Safety
 /// As for [`merge`].

@@ -1,6 +1,6 @@
 //! The model of an index on text, as its storage parameter.
 //!
-//! An index that is rebuilt (REINDEX, TRUNCATE, VACUUM FULL, a table that is rewritten) is made anew by its definition,
+//! An index that is rebuilt (REINDEX, TRUNCATE, VACUUM FULL, a table that is rewritten) is rebuilt by its definition,
 //! by a role with settings of its own. So CREATE INDEX without `WITH (model = …)` writes down which model it took.
 #![allow(unsafe_code)]
 

@@ -273,7 +273,7 @@ pub fn init() {
         GucRegistry::define_int_guc_with_hooks(
             c"laser.ef_search",
             c"Sets how many candidates a search keeps in each segment of an index.",
-            c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest. The storage parameter ef_search of an index goes before what is not set in the session.",
+            c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest. The storage parameter ef_search of an index takes precedence unless the session has set this.",
             &EF_SEARCH,
             0,
             LARGEST_EF_SEARCH,
@@ -286,7 +286,7 @@ pub fn init() {
     }
     GucRegistry::define_enum_guc(
         c"laser.iterative_scan",
-        c"Sets how an index scan goes on when its first search is used up.",
+        c"Sets how an index scan continues when its first search is exhausted.",
         c"A filter may leave fewer rows than LIMIT asks for; the search then becomes wider.",
         &ITERATIVE_SCAN,
         GucContext::Userset,
@@ -295,7 +295,7 @@ pub fn init() {
     GucRegistry::define_int_guc(
         c"laser.max_scan_tuples",
         c"Sets how many rows an index scan visits at most.",
-        c"A query that wants more rows than that is not given to an index, and a scan that ends there sends a notice. 0 sets no limit: a scan goes on until the query has what it wants.",
+        c"A query that needs more rows does not use an index, and a scan that reaches the limit sends a notice. 0 means no limit: a scan continues until the query has enough rows.",
         &MAX_SCAN_TUPLES,
         0,
         i32::MAX,
@@ -305,15 +305,15 @@ pub fn init() {
     GucRegistry::define_bool_guc(
         c"laser.scan_notices",
         c"Sends a notice when an index scan ends at laser.max_scan_tuples, or an index is of another model.",
-        c"Once a statement; the query may then give fewer rows than there are, or take longer.",
+        c"Sent once per statement; the query may then return fewer rows than there are, or take longer.",
         &SCAN_NOTICES,
         GucContext::Userset,
         flags,
     );
     GucRegistry::define_bool_guc(
         c"laser.background_maintenance",
-        c"Has pending lists merged by a background worker of the database.",
-        c"Else, and where the server has no free worker process, the insert that fills a list merges it.",
+        c"Merges pending lists in a background worker of the database.",
+        c"If off, or if the server has no free worker process, the insert that fills a list merges it.",
         &BACKGROUND_MAINTENANCE,
         GucContext::Userset,
         flags,
@@ -321,7 +321,7 @@ pub fn init() {
     GucRegistry::define_int_guc(
         c"laser.maintenance_workers",
         c"Sets how many databases may have a maintenance worker at once.",
-        c"Each takes a place below max_worker_processes. In the other databases the insert that fills a list merges it.",
+        c"Each uses one of max_worker_processes. In the other databases the insert that fills a list merges it.",
         &MAINTENANCE_WORKERS,
         0,
         1024,

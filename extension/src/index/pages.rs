@@ -147,7 +147,7 @@ impl PageStore for RelationStore {
 
     fn read<R>(&self, block: u32, look: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
         let buffer = self.buffer(block)?;
-        // SAFETY: the buffer is pinned, and locked while its page is looked at.
+        // SAFETY: the buffer is pinned, and locked while its page is read.
         unsafe {
             pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
             let page = pg_sys::BufferGetPage(buffer);
@@ -277,7 +277,7 @@ impl RelationSet<'_> {
             let Ok(buffer) = self.store.buffer(block) else {
                 continue;
             };
-            // SAFETY: the buffer is pinned; its page is looked at under the lock.
+            // SAFETY: the buffer is pinned; its page is read under the lock.
             unsafe {
                 if pg_sys::ConditionalLockBuffer(buffer) {
                     if page::is_free(body(pg_sys::BufferGetPage(buffer))) {

@@ -20,7 +20,7 @@ use super::scan::pending_rows;
 use super::table::Table;
 use super::{cache, options};
 use crate::interrupts::pause;
-use crate::types::{raise, raise_hint};
+use crate::types::raise_hint;
 use laser_vector::kernels;
 
 /// A number that can be compared, also where it is none.
@@ -160,12 +160,13 @@ struct Trial {
 }
 
 impl Trial {
-    /// Draws rows of an index that the current role maintains, for so many searches each.
+    /// Draws rows of an index that the current role maintains, with room for the results of `searches` searches each.
     fn new(index: pg_sys::Oid, samples: i32, searches: usize, k: i32) -> Self {
         if samples < 1 || k < 1 {
-            raise(
+            raise_hint(
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 "samples and k must be positive",
+                "Ask for at least 1 row and 1 neighbour of it; the defaults are samples => 100 and k => 10.",
             );
         }
         let k = k as usize;
@@ -193,7 +194,7 @@ impl Trial {
     }
 
     /// Searches for all samples. Returns how long it took to find the first `k` rows of each, in all, and
-    /// whether every search has looked at every vector.
+    /// whether every search was exhaustive.
     fn search(&mut self, ef: usize) -> (Duration, bool) {
         let settings = Settings {
             ef,
@@ -308,9 +309,10 @@ fn laser_index_tune(
     ),
 > {
     if !(target > 0.0 && target <= 1.0) {
-        raise(
+        raise_hint(
             Code::ERRCODE_INVALID_PARAMETER_VALUE,
             "target must be above 0 and at most 1",
+            "Give the recall to reach as a fraction, as in target => 0.95.",
         );
     }
     let mut trial = Trial::new(index, samples, WIDTHS.len(), k);

@@ -24,7 +24,7 @@
 //! `src/backend/executor/execMain.c`). Filters are not, where a table with row-level security or a
 //! security-barrier view is part of the statement. Nothing is in subqueries where some process, or run, may not know the
 //! distances, or somebody else's filter hear of them: views and policies may have subqueries, each process of a
-//! parallel plan may run one, and `EvalPlanQual` runs them anew. Nor is anything below a Gather.
+//! parallel plan may run one, and `EvalPlanQual` runs them again. Nor is anything below a Gather.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -116,7 +116,7 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
         for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
             hide_unread(level);
             // It may be part of what decides who sees a row: a policy's subquery, or a view's. Or each process of
-            // a parallel plan runs it, and workers have no places; or it is run anew for a row that somebody has
+            // a parallel plan runs it, and workers have no places; or it is run again for a row that somebody has
             // changed meanwhile, when it has none either: all must find the same rows.
             if (secure || statement.parallelModeNeeded || !reads_only) && !level.outermost
                 || level.has_any(&[NodeTag::T_Gather, NodeTag::T_GatherMerge])

@@ -23,7 +23,10 @@ pub enum Use {
     Maintain,
 }
 
-/// A role that may run what reads whole tables to tell of them, as pgstattuple does.
+/// Hint where a relation is not a laser index.
+pub const NAME_AN_INDEX: &str = "Give the name of an index that was created with USING laser.";
+
+/// A role that may run what reads whole tables to report on them, as pgstattuple does.
 const STAT_SCAN_TABLES: u32 = pg_sys::ROLE_PG_STAT_SCAN_TABLES;
 
 /// The table of an index, if the current role may use the index so; an error otherwise. Locks
@@ -37,22 +40,24 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
         (name, kind, pg_sys::IndexGetRelation(index, true))
     };
     let Some(name) = name else {
-        raise(
+        raise_hint(
             Code::ERRCODE_UNDEFINED_OBJECT,
             format!("there is no index with OID {}", index.to_u32()),
+            NAME_AN_INDEX,
         );
     };
     if kind == pg_sys::RELKIND_PARTITIONED_INDEX {
         raise_hint(
             Code::ERRCODE_WRONG_OBJECT_TYPE,
             format!("\"{name}\" is a partitioned index, which has no pages of its own"),
-            "Ask the index of each partition: FROM pg_partition_tree('…') AS p, laser_index_info(p.relid) WHERE p.isleaf",
+            "Call the function on the index of each partition: FROM pg_partition_tree('…') AS p, laser_index_info(p.relid) WHERE p.isleaf",
         );
     }
     if kind != pg_sys::RELKIND_INDEX || table == pg_sys::InvalidOid {
-        raise(
+        raise_hint(
             Code::ERRCODE_WRONG_OBJECT_TYPE,
             format!("\"{name}\" is not a laser index"),
+            NAME_AN_INDEX,
         );
     }
     if owns(index) || maintains(table) {
@@ -63,7 +68,7 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
         Use::Look => raise_hint(
             Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!("permission denied for index {name}"),
-            "It takes SELECT on its table, or the role pg_stat_scan_tables.",
+            "It needs SELECT on its table, or the role pg_stat_scan_tables.",
         ),
         Use::Maintain => raise(
             Code::ERRCODE_INSUFFICIENT_PRIVILEGE,

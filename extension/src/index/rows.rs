@@ -8,7 +8,7 @@
 //! wait for.
 //!
 //! Invariants:
-//! - A row is looked at by the scan's snapshot, in the node's own slot and context, which are free while the index
+//! - A row is fetched by the scan's snapshot, in the node's own slot and context, which are free while the index
 //!   is asked for a row.
 //! - Filters are evaluated in the plan's order, from the first one on, which is what keeps those of views and
 //!   policies before others. What comes behind one that cannot be evaluated here is not either; the executor asks

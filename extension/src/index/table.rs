@@ -13,7 +13,7 @@ use super::element::{self, Element, TextBatch};
 use super::rights::AsOwner;
 use super::tid::pack;
 use crate::interrupts::pause;
-use crate::types::raise;
+use crate::types::raise_hint;
 
 /// A sequential scan that leaves the buffer cache to others, as `table_beginscan_strat` begins it.
 const SCAN: u32 = pg_sys::ScanOptions::SO_TYPE_SEQSCAN
@@ -51,9 +51,10 @@ impl Table {
                 && form.indcheckxmin
                 && !pg_sys::TransactionIdPrecedes(made, (*snapshot).xmin);
             if old {
-                raise(
+                raise_hint(
                     Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
                     "the index cannot be compared with its table by the snapshot of this transaction",
+                    "The index is newer than the snapshot: call the function in a new transaction.",
                 );
             }
             Self {
@@ -132,12 +133,12 @@ impl Table {
         texts.embed(parameters, &mut look);
     }
 
-    /// Says what is wrong with addresses that entries of the index have; they ascend. The caller
+    /// Reports addresses of entries that cannot be addresses of rows; they ascend. The caller
     /// keeps VACUUM away from the index, and with it from line pointers that entries refer to.
     pub fn wrong_addresses(&self, tids: &[u64], mut report: impl FnMut(u64, String)) {
         let heap = self.relation.as_ptr();
         // SAFETY: the table is open and locked; a buffer is pinned and locked while its page is
-        // looked at, and offsets are compared with the page's number of line pointers.
+        // read, and offsets are compared with the page's number of line pointers.
         unsafe {
             if !std::ptr::eq((*heap).rd_tableam, pg_sys::GetHeapamTableAmRoutine()) {
                 return;

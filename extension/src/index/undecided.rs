@@ -3,7 +3,7 @@
 //!
 //! Until then the metapage says that its number of dimensions is none yet, by a bit beside the type
 //! of the column, and the index has rows without a vector alone, as addresses in its pending list.
-//! What was decided stays until the index is built anew.
+//! What was decided stays until the index is rebuilt.
 
 use laser_index::meta::{Meta, Parameters, UNDECIDED};
 use laser_index::raw::RawForm;

@@ -48,7 +48,7 @@ impl MemoryBudget {
             raise_hint(
                 PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
                 format!(
-                    "what is kept of the rows of the {name} query takes more than laser.mining_memory"
+                    "the rows of the {name} query take more memory than laser.mining_memory allows"
                 ),
                 guc::MORE_MEMORY,
             );

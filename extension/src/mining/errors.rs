@@ -76,6 +76,6 @@ pub fn bad_name(what: &str, name: &str, known: &str) -> ! {
     raise_hint(
         PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
         format!("unknown {what} \"{name}\""),
-        format!("Known are {known}."),
+        format!("Valid values are {known}."),
     )
 }

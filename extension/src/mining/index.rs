@@ -184,7 +184,7 @@ impl Nearest {
         self.served.get().is_some()
     }
 
-    /// The plan for so many rows.
+    /// The plan for `limit` rows.
     fn plan(&self, limit: usize) -> pg_sys::SPIPlanPtr {
         let mut plans = self.plans.borrow_mut();
         if let Some((_, plan)) = plans.iter().find(|(known, _)| *known == limit) {

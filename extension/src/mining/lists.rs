@@ -14,7 +14,7 @@ const EACH: usize = size_of::<(i64, f64)>() + size_of::<u32>() + size_of::<f64>(
 /// Neighbours that are resolved between two looks for interrupts.
 const STEP: usize = 1 << 16;
 
-/// Raises a SQL error unless so many neighbours fit into what a function may use for lists.
+/// Raises a SQL error unless `neighbours` more neighbours fit into what a function may use for lists.
 pub fn check_room(name: &str, neighbours: usize) {
     if neighbours.saturating_mul(EACH) > guc::memory() {
         raise_hint(
@@ -34,7 +34,7 @@ pub struct Lists {
     ends: Vec<usize>,
     /// The ids of the neighbours of all rows, one list after the other.
     neighbours: Vec<i64>,
-    /// Their cosines.
+    /// Cosine of the row and the neighbour, for each of `neighbours`.
     cosines: Vec<f64>,
 }
 

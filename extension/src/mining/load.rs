@@ -18,7 +18,7 @@ use super::query::{Batch, Kind, Query, Snapshot, Spi, Wanted};
 use super::row::Value;
 use crate::encode::{Role, embed_texts, refuse_two_models};
 use crate::memory::{insert, or_raise, push};
-use crate::types::{raise, raise_hint};
+use crate::types::raise_hint;
 
 /// The columns of a side.
 pub const SIDE_COLUMNS: [Wanted; 2] = [
@@ -88,11 +88,16 @@ impl Rows {
             .store
             .get_or_insert_with(|| RowStore::new(row.len(), limit, Some(spill_folder())));
         if store.dimensions() != row.len() {
-            raise(
+            raise_hint(
                 PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
                 format!(
                     "the embedding of {side} id {id} has {} dimensions, the ones before it have {}",
                     row.len(),
+                    store.dimensions()
+                ),
+                format!(
+                    "All rows must be embedded by the same model: embed the others again, or leave them out of \
+                     the query (WHERE dimensions(column) = {}).",
                     store.dimensions()
                 ),
             );
@@ -157,13 +162,13 @@ pub fn spill_folder() -> PathBuf {
     folder
 }
 
-/// Whether temporary files may have so many more bytes.
+/// Whether temporary files may grow by `bytes` bytes.
 pub fn within_limit(bytes: usize) -> bool {
     let bytes = FILES.get().saturating_add(bytes);
     guc::temp_file_limit().is_none_or(|limit| bytes as u64 <= limit)
 }
 
-/// Raises a SQL error unless temporary files may have so many more bytes.
+/// Raises a SQL error unless temporary files may grow by `bytes` bytes.
 pub fn check_limit(bytes: usize) {
     if !within_limit(bytes) {
         let limit = guc::temp_file_limit().unwrap_or_default() / 1024;

@@ -9,7 +9,7 @@ use pgrx::prelude::*;
 use super::call::watch;
 use super::errors;
 use crate::memory::or_raise;
-use crate::types::raise;
+use crate::types::raise_hint;
 
 /// Parses the name of a margin.
 pub fn margin_of(name: &str) -> Margin {
@@ -19,9 +19,10 @@ pub fn margin_of(name: &str) -> Margin {
 /// Raises a SQL error for a threshold that no score can reach or miss.
 pub fn check_threshold(threshold: f64) {
     if threshold.is_nan() {
-        raise(
+        raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             "threshold must not be NaN",
+            "Give a number, or '-infinity' to accept every score.",
         );
     }
 }

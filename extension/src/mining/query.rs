@@ -20,7 +20,7 @@ const BATCH: i64 = 1024;
 pub struct Spi(());
 
 impl Spi {
-    /// Connects.
+    /// Begins a connection of SPI, which [`Spi::close`] ends.
     pub fn connect() -> Self {
         // SAFETY: SPI keeps a stack of connections; close() pops this one.
         if unsafe { pg_sys::SPI_connect() } != pg_sys::SPI_OK_CONNECT as i32 {

@@ -206,7 +206,7 @@ impl<'a> Table<'a> {
                 "the mining state in {} is inconsistent: {what}",
                 encoding::to_server(&self.name)
             ),
-            "TRUNCATE the table; the next laser_mine_update() fills it anew.",
+            "TRUNCATE the table; the next laser_mine_update() fills it again.",
         )
     }
 }
@@ -378,7 +378,7 @@ impl Part {
                     "new {} embeddings have {added} dimensions, those in {} have {kept}",
                     self.side, table.name
                 ),
-                "TRUNCATE the table to begin anew.",
+                "TRUNCATE the table to start over.",
             ),
         }
     }
@@ -401,7 +401,7 @@ impl Part {
                     "the mining state in {} was made with another k",
                     encoding::to_server(&table.name)
                 ),
-                "Use the same k, or TRUNCATE the table to begin anew.",
+                "Use the same k, or TRUNCATE the table to start over.",
             );
         }
         known

@@ -48,7 +48,7 @@ impl State {
                 && varlena::varsize_4b(array.cast())
                     == HEADER + *array.add(1).cast::<i32>() as usize * 8;
             let state = Self { array };
-            // What the running aggregate has made itself need not be looked at again with every row.
+            // What the running aggregate has made itself need not be checked again with every row.
             if !valid || !(call.is_aggregate() || state.is_possible()) {
                 let code = PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE;
                 raise(code, "expected the state of an aggregate of embeddings");

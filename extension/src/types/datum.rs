@@ -90,7 +90,7 @@ impl<E: Element> Values<'_, E> {
         unsafe { (*self.header).dimensions as u16 as usize }
     }
 
-    /// The elements.
+    /// As many elements as the value has dimensions.
     #[inline]
     pub fn as_slice(&self) -> &[E] {
         // SAFETY: from_raw() checked that the datum holds that many elements after its header,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::datum::build;
-use super::errors::{OrReport, raise};
+use super::errors::{OrReport, raise_hint};
 use super::fmgr::{Call, for_both};
 use laser_vector::{Element, MAX_DIMENSIONS, check_typmod, text, wire};
 use pgrx::PgSqlErrorCode;
@@ -97,6 +97,10 @@ fn bytea(bytes: &[u8]) -> Datum {
 }
 
 /// `typmod_in(cstring[])`: the dimensions.
+/// What a type modifier should be.
+const DIMENSIONS_HINT: &str = "Give the number of dimensions of the model, as in embedding(384): see column \
+                               dimensions of view laser_models.";
+
 fn typmod_in<E: Element>(call: &Call) -> Datum {
     let mut count: c_int = 0;
     // SAFETY: the declaration makes it a cstring[]; ArrayGetIntegerTypmods() returns `count`
@@ -108,21 +112,23 @@ fn typmod_in<E: Element>(call: &Call) -> Datum {
     };
     let code = PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE;
     let &[dimensions] = modifiers else {
-        raise(code, "invalid type modifier")
+        raise_hint(code, "invalid type modifier", DIMENSIONS_HINT)
     };
     if dimensions < 1 {
-        raise(
+        raise_hint(
             code,
             format!("dimensions for type {} must be at least 1", E::KIND),
+            DIMENSIONS_HINT,
         );
     }
     if dimensions as usize > MAX_DIMENSIONS {
-        raise(
+        raise_hint(
             code,
             format!(
                 "dimensions for type {} cannot exceed {MAX_DIMENSIONS}",
                 E::KIND
             ),
+            DIMENSIONS_HINT,
         );
     }
     Datum::from(dimensions)

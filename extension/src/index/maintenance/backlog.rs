@@ -18,7 +18,7 @@ const FIRST: f64 = 100e-6;
 /// The longest one: a writer is never stopped.
 const LONGEST: f64 = 10e-3;
 
-/// The pause for one row, where a list has so many pages.
+/// The pause for one row, where a list has `pages` pages.
 pub fn pause(pages: u64, limit: u64) -> Duration {
     let times = pages as f64 / limit.max(LEAST) as f64 - FREE;
     if times <= 0.0 {
@@ -27,7 +27,7 @@ pub fn pause(pages: u64, limit: u64) -> Duration {
     Duration::from_secs_f64((FIRST * times.min(32.0).exp2()).min(LONGEST))
 }
 
-/// Pages of a list of so many bytes.
+/// Pages of a list of `bytes` bytes.
 pub fn pages_of(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE as u64)
 }

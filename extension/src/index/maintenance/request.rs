@@ -32,11 +32,11 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Who merges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MergeOwner {
-    /// The worker.
+    /// The database's worker, which has been woken or started.
     Worker,
     /// Nobody for now: the last merge has failed, of which this is to be said, once a session.
     Later(Option<String>),
-    /// The session itself, if it can.
+    /// The session itself, if it gets the merge lock.
     Session,
 }
 

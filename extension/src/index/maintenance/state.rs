@@ -43,7 +43,7 @@ pub struct Work {
     pub name: String,
     /// What it is at.
     pub phase: String,
-    /// Rows that the phase has done, of so many.
+    /// Rows that the phase has done, of `total`.
     pub done: u64,
     pub total: u64,
     /// As a `timestamptz`.

@@ -1,4 +1,4 @@
-//! What `pg_stat_laser_indexes` shows, and how it begins anew.
+//! What `pg_stat_laser_indexes` shows, and how it is reset.
 
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{self, Oid};

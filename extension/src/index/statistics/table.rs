@@ -9,7 +9,7 @@
 //!
 //! An index gets its place once the transaction that made it has committed, and gives it up when it is dropped. Places of those
 //! that went otherwise, with their database, by two phases or in a crash, are taken over by others when there is no free one nearby; who finds none is not counted.
-//! An index that is made anew under the OID of one that is gone begins at zero ([`forget`]).
+//! An index that gets the OID of one that was dropped begins at zero ([`forget`]).
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub enum Counter {
     Searches,
     /// Stored vectors that were compared with what was searched for.
     Visited,
-    /// Rows of the table that were looked at: for filters, and for their true distances.
+    /// Rows of the table that were fetched for filters or exact distances.
     Reranked,
     /// Searches that followed within a scan, wider than the one before.
     Widened,
@@ -70,7 +70,7 @@ pub fn init() {
     }
     match Shared::new(PLACES * WIDTH) {
         Ok(table) => drop(TABLE.set(table)),
-        Err(error) => pgrx::warning!("laser counts nothing of its indexes: {error}"),
+        Err(error) => pgrx::warning!("could not set up statistics of laser indexes: {error}"),
     }
 }
 
@@ -84,7 +84,7 @@ pub fn is_on() -> bool {
 pub struct Place(&'static [AtomicU64]);
 
 impl Place {
-    /// Counts.
+    /// Adds `n` to a counter.
     pub fn add(self, counter: Counter, n: u64) {
         if n > 0 {
             self.0[COUNTERS + counter as usize].fetch_add(n, Ordering::Relaxed);
