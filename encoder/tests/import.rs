@@ -298,7 +298,8 @@ fn cross_encoders_score_pairs() {
         }
         let purpose = Purpose::Embed(Role::Plain);
         assert!(matches!(encoder.check(&purpose), Err(ModelError::Reranker)));
-        assert!(encoder.encode(&["a text"]).is_err());
+        let error = encoder.encode(&["a text"]).err().unwrap();
+        assert!(matches!(error, EncoderError::Model(ModelError::Reranker)));
         for precision in [Precision::Auto, Precision::I8, Precision::Bf16] {
             let options = LoadOptions {
                 device: DeviceChoice::Cpu,

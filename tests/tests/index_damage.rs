@@ -1,4 +1,4 @@
-//! What the disk can do to an index: other formats, damage, no room. Errors say what is wrong and
+//! What the disk can do to an index: other formats, damage, no room. Errors name the problem and
 //! what to do, nothing that is committed is lost, and REINDEX mends.
 
 use std::fs::{self, OpenOptions};
@@ -247,9 +247,14 @@ fn an_unlogged_index_does_not_begin_anew_unasked() -> Result<()> {
         Ok(index.get(0))
     })?;
     for call in ["laser_merge('tj')", "laser_index_recall('tj', 1, 10)"] {
+        let (code, message, hint) = failure(&mut client, &format!("SELECT {call}"))?;
         ensure!(
-            client.batch_execute(&format!("SELECT {call}")).is_err(),
-            "{call}"
+            code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "{call}: {message}"
+        );
+        ensure!(
+            message.starts_with("index \"tj\" is not ") && hint.contains("being built"),
+            "{call}: {message}: {hint}"
         );
     }
     other.batch_execute("COMMIT")?;
@@ -264,12 +269,14 @@ fn an_unlogged_index_does_not_begin_anew_unasked() -> Result<()> {
     let mut client = cluster.connect("damage")?;
     client.batch_execute("SET enable_seqscan = off; DROP INDEX tj")?;
     let search = "SELECT id FROM t ORDER BY v <=> '[1,2]' LIMIT 10";
-    ensure!(client.batch_execute(search).is_err());
-    ensure!(
-        client
-            .batch_execute("INSERT INTO t VALUES (0, '[1,2]')")
-            .is_err()
-    );
+    for sql in [search, "INSERT INTO t VALUES (0, '[1,2]')"] {
+        let (code, message, hint) = failure(&mut client, sql)?;
+        ensure!(code == SqlState::INDEX_CORRUPTED, "{sql}: {message}");
+        ensure!(
+            message.starts_with("block 0 of the index is damaged") && hint.contains("REINDEX"),
+            "{sql}: {message}: {hint}"
+        );
+    }
     client.batch_execute("REINDEX INDEX ti")?;
     ensure!(client.query(search, &[])?.len() == 10);
     Ok(())
