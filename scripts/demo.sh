@@ -68,7 +68,7 @@ psql() { "$bin/psql" -X -q -h "$socket" -p 5432 -U postgres -v ON_ERROR_STOP=1 "
 running() { as_server "$bin/pg_ctl" status -D "$data" >/dev/null 2>&1; }
 
 if [ -e "$data/PG_VERSION" ] && [ "$(cat "$data/PG_VERSION")" != "$pg_major" ]; then
-  say "the demo's data is of PostgreSQL $(cat "$data/PG_VERSION"): making it anew"
+  say "the demo's data is of PostgreSQL $(cat "$data/PG_VERSION"): creating it again"
   as_server "$bin/pg_ctl" stop -D "$data" -m immediate -w >/dev/null 2>&1 || true
   rm -rf "$data"
 fi

@@ -4,7 +4,7 @@
 #   scripts/fuzz.sh                every target for a minute
 #   scripts/fuzz.sh segment 3600   one target for an hour
 #   scripts/fuzz.sh list           the targets
-#   scripts/fuzz.sh seeds          makes the seeds in fuzz/corpus anew, after a format has changed
+#   scripts/fuzz.sh seeds          makes the seeds in fuzz/corpus again, after a format has changed
 #   scripts/fuzz.sh repeat TARGET FILE   one input, for example one that was found
 #
 # Needs nothing but the stable compiler and a C++ compiler: cargo-fuzz is installed below target/, and

@@ -35,7 +35,7 @@ const INLINE_TEXTS: usize = 8;
 pub struct LoadOptions {
     /// Where it runs.
     pub device: DeviceChoice,
-    /// Arithmetic.
+    /// Arithmetic of the products.
     pub precision: Precision,
     /// Threads at most, 0 for one a core. With 1, loading and encoding start no thread at all.
     pub threads: usize,

@@ -11,10 +11,10 @@ use laser_index::store::PageStore;
 use laser_index::view::{SegmentBytes, SegmentView};
 use memmap2::MmapMut;
 
-/// Longest segment that is looked at.
+/// Longest segment that is sealed.
 const LONGEST: u64 = 1 << 20;
 
-/// Computes the checksums of a segment's file anew; leaves it alone when sections lie outside.
+/// Recomputes the checksums of a segment's file; leaves it alone when sections lie outside.
 pub fn seal(file: &mut Vec<u8>) -> Option<SegmentHeader> {
     let head = file.get(..size_of::<SegmentHeader>())?;
     let mut head: SegmentHeader = bytemuck::pod_read_unaligned(head);
@@ -37,7 +37,7 @@ pub fn entry_of(head: &SegmentHeader, file: &[u8], pages: &SegmentEntry) -> Segm
     entry
 }
 
-/// Computes the checksums of all segments of an index anew, in their pages.
+/// Recomputes the checksums of all segments of an index, in their pages.
 pub fn seal_store(store: &MemoryStore) {
     let Ok(meta) = Meta::read(store) else { return };
     for entry in meta.segments.iter().filter(|entry| entry.bytes <= LONGEST) {

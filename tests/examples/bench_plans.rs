@@ -37,7 +37,7 @@ const FACTOR: f64 = 1.5;
 const WANTED: f64 = 0.95;
 /// Values of the column that is filtered on.
 const VALUES: f64 = 10_000.0;
-/// A plan is run again until so many seconds have passed, up to [`RUNS`] times for each query.
+/// A plan is run again until this many seconds have passed, up to [`RUNS`] times for each query.
 const SECONDS: f64 = 0.3;
 const RUNS: usize = 50;
 

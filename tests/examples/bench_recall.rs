@@ -21,7 +21,7 @@
 //! are sums of f32, so exact ones that differ by less than its rounding count as equal: by 1e-6 of
 //! the distance, for cosines and inner products also by 1.2e-7 of the product of the lengths.
 //!
-//! Of each index these are checked besides, and what is wrong is listed:
+//! Of each index these are checked besides, and failures are listed:
 //!
 //! * a query with `LIMIT 10` returns 10 rows, in the order of exact distances and in that of the
 //!   distances that the statement itself returns
@@ -29,7 +29,7 @@
 //!   the scan going on in strict order
 //! * without `LIMIT`, all rows come
 //!
-//! `--write` makes docs/recall.md of it, after each combination anew.
+//! `--write` makes docs/recall.md of it, again after each combination.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -47,7 +47,7 @@ use rand_chacha::ChaCha8Rng;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const K: usize = 10;
-/// The filtered query wants so many of the rows with one remainder of [`PART`].
+/// Rows that the filtered query wants, of those with one remainder of [`PART`].
 const FILTERED: usize = 20;
 const PART: usize = 50;
 /// Rows that are compared with all queries before the next are read from memory.
@@ -471,7 +471,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// Adds what is wrong to a list.
+    /// Adds failed checks to a list.
     fn faults(&self, what: &str, faults: &mut Vec<String>) {
         let wrong: Vec<String> = [
             (self.short, "queries with rows missing"),

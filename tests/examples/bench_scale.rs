@@ -5,8 +5,8 @@
 //!             [--load 200000] [--output FILE]
 //! ```
 //!
-//! A table of so many rows has an index; then each number of clients inserts single rows, each in a transaction
-//! of its own, for so many seconds. Latencies are of the whole statement as a client sees it, with
+//! A table of that many rows has an index; then each number of clients inserts single rows, each in a transaction
+//! of its own, for that many seconds. Latencies are of the whole statement as a client sees it, with
 //! `laser.background_maintenance` off and on, each from the same number of rows on. After that `--load` rows are
 //! inserted by one statement from another table: the time of that, and of the merge of what it leaves. Vectors are Gaussian
 //! clusters of length 1. The load of the machine is printed as well.
@@ -78,7 +78,7 @@ fn prepare(client: &mut Client, s: &Settings, vectors: &Vectors) -> Result<()> {
     Ok(())
 }
 
-/// Latencies of single inserts by so many clients.
+/// Latencies of single inserts by `clients` clients.
 fn inserts(cluster: &Cluster, s: &Settings, clients: usize, mode: &str) -> Result<Vec<Duration>> {
     let until = Instant::now() + Duration::from_secs(s.seconds);
     std::thread::scope(|scope| {

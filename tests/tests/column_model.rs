@@ -252,7 +252,7 @@ fn embed_table_keeps_to_the_model_of_the_column() -> Result<()> {
     Ok(())
 }
 
-/// Both calls have looked at the column before either sets its label.
+/// Both calls have checked the column before either sets its label.
 #[test]
 fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
     let (_models, cluster) = with_two_models()?;

@@ -106,7 +106,7 @@ fn an_index_of_another_model_is_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// Plans that are kept are made anew, and what cannot be made anew is an error.
+/// Plans that are kept are made again, and what cannot be made again is an error.
 #[test]
 fn kept_plans_follow_the_model() -> Result<()> {
     let (_models, cluster) = with_two_models()?;

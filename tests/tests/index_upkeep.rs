@@ -79,7 +79,7 @@ fn merges_leave_an_index_alone_that_is_being_built() -> Result<()> {
                     }
                 }
             }
-            // Not so many that the build never ends.
+            // Few enough that the build ends.
             if inserts < 100 {
                 client.batch_execute(insert)?;
                 inserts += 1;
@@ -160,7 +160,7 @@ fn inserts_beside_merges_say_nothing() -> Result<()> {
         }
         Ok(())
     });
-    // Not so many that merges become longer and longer.
+    // Few enough that merges keep up.
     for _ in 0..200 {
         if merges.is_finished() {
             break;
@@ -433,7 +433,7 @@ fn what_is_rolled_back_leaves_no_files() -> Result<()> {
     Ok(())
 }
 
-/// A session keeps no files mapped of what it has built anew or dropped: they would have the disk's room until it ends.
+/// A session keeps no files mapped of what it has rebuilt or dropped: they would occupy the disk until it ends.
 #[test]
 fn sessions_do_not_hold_what_they_have_removed() -> Result<()> {
     let cluster = cluster()?;
@@ -691,12 +691,12 @@ fn an_index_that_is_inserted_into_uses_its_pages_again() -> Result<()> {
     let grown: i64 = client.query_one(size, &[])?.get(0);
     client.batch_execute("REINDEX INDEX ti")?;
     let made: i64 = client.query_one(size, &[])?.get(0);
-    // While a segment is made anew, the old one is there as well.
-    ensure!(grown < 5 * made / 2, "{grown} bytes, {made} made anew");
+    // While a segment is rebuilt, the old one is there as well.
+    ensure!(grown < 5 * made / 2, "{grown} bytes, {made} rebuilt");
     Ok(())
 }
 
-/// A tablespace `small` on a disk of its own of so many kB; none where nobody may mount one.
+/// A tablespace `small` on a disk of its own of `kb` kB; none where nobody may mount one.
 fn small_tablespace(cluster: &Cluster, client: &mut Client, kb: u64) -> Result<Option<SmallDisk>> {
     let folder = cluster.scratch()?;
     let disk = SmallDisk::mount(&folder, kb)?;

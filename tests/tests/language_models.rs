@@ -272,7 +272,7 @@ fn an_encoder_that_is_not_the_listed_one_is_refused() -> Result<()> {
     write(&pair, "en", Architecture::BiLstm, 4)?;
     let failed = "SELECT laser_embed('x', 'pair@en')";
     let listed = "is not the one that is listed";
-    wait_until("the encoder is looked at again", || {
+    wait_until("the encoder is checked again", || {
         Ok(client.batch_execute(failed).is_err())
     })?;
     fails(&mut client, failed, listed)?;
@@ -285,7 +285,7 @@ fn an_encoder_that_is_not_the_listed_one_is_refused() -> Result<()> {
     // The list is what the other one is of as well.
     client.batch_execute(near)?;
     list(&pair)?;
-    wait_until("the list is looked at again", || {
+    wait_until("the list is checked again", || {
         Ok(client.batch_execute(failed).is_ok())
     })?;
     wait_until("the other encoder is of the new list", || {

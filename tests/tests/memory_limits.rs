@@ -27,7 +27,7 @@ fn limit(cluster: &Cluster, client: &mut Client, limit: &str) -> Result<()> {
     Ok(())
 }
 
-/// Leaves a session so many bytes of addresses beyond those that it has.
+/// Limits a session to `bytes` bytes of addresses beyond those that it has.
 fn leave(cluster: &Cluster, client: &mut Client, bytes: u64) -> Result<()> {
     let pid = backend(client)?;
     let pages: u64 = fs::read_to_string(format!("/proc/{pid}/statm"))?

@@ -706,7 +706,7 @@ fn files_stay_within_limits_and_vanish() -> Result<()> {
     client.batch_execute("SET temp_file_limit = '2MB'")?;
     let (code, message, _) = failure(&mut client, mine)?;
     ensure!(code == SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{message}");
-    // The limit is for all files of the session: a call in a query of another one does not begin anew.
+    // The limit is for all files of the session: a call in a query of another one has no limit of its own.
     client.batch_execute(
         "SET temp_file_limit = '12MB';
          CREATE FUNCTION nested(n int) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -888,7 +888,7 @@ fn indexes_propose_what_the_exact_search_finds() -> Result<()> {
     Ok(())
 }
 
-/// More rows than are looked at one by one: the planner has to take the index all the same. An index
+/// More rows than are compared one by one: the planner has to take the index all the same. An index
 /// that goes meanwhile is an error.
 #[test]
 fn an_index_is_taken_and_has_to_stay() -> Result<()> {

@@ -702,7 +702,7 @@ fn processes_of_a_plan_find_the_same_rows() -> Result<()> {
     Ok(())
 }
 
-/// A row that somebody else changes meanwhile is compared anew, with the same rows of a subquery's search.
+/// A row that somebody else changes meanwhile is compared again, with the same rows of a subquery's search.
 #[test]
 fn a_row_that_changed_meanwhile_is_written() -> Result<()> {
     let cluster = Cluster::new()?;

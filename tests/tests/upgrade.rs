@@ -156,7 +156,7 @@ fn there_is_a_way_from_every_version() -> Result<()> {
     Ok(())
 }
 
-/// `pg_upgrade` takes indexes as they are, also those that could not be built anew: their model is not there, or they were set to
+/// `pg_upgrade` takes indexes as they are, also those that could not be rebuilt: their model is not there, or they were set to
 /// what no build accepts.
 #[test]
 fn a_cluster_is_upgraded_with_its_indexes() -> Result<()> {

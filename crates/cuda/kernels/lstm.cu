@@ -1,5 +1,5 @@
 // One LSTM layer of one direction or two over a batch of sentences, all time steps in one launch,
-// and the way back through it.
+// and the backward pass through it.
 //
 // With gates in PyTorch's order i, f, g, o, x the input product and b both biases:
 //

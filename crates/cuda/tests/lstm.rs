@@ -46,7 +46,7 @@ struct Case {
     d_pooled: Tensor,
 }
 
-/// One direction and two of so many units.
+/// One direction and two, of `hidden` units.
 fn shapes(hidden: usize) -> [Shape; 2] {
     [1, 2].map(|directions| Shape { directions, hidden })
 }

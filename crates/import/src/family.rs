@@ -64,7 +64,7 @@ pub(super) enum Positions {
 }
 
 impl Positions {
-    /// The row.
+    /// The row of the table that position 0 has.
     pub fn offset(&self, config: &Json) -> Result<usize, ModelError> {
         match self {
             Self::FromZero => Ok(0),

@@ -9,7 +9,7 @@ use laser_model::ModelError;
 
 /// A JSON file with access to typed fields.
 pub(super) struct Json {
-    /// The file.
+    /// Path of the file, for messages.
     pub path: PathBuf,
     /// Its contents.
     pub value: Value,

@@ -13,7 +13,7 @@ const SPACE: char = '\u{2581}';
 /// Kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PieceType {
-    /// Ordinary.
+    /// A piece of text with a score.
     Normal,
     /// The unknown token.
     Unknown,

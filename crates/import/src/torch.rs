@@ -190,7 +190,7 @@ impl Checkpoint {
         Ok((object, storages))
     }
 
-    /// The file.
+    /// Path of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -217,7 +217,7 @@ impl std::fmt::Debug for SegmentBuilder {
 pub struct BuiltSegment {
     /// The header of the file.
     pub header: SegmentHeader,
-    /// Its bytes.
+    /// Bytes of the finished file, mapped.
     pub bytes: Mmap,
     /// Bitmap of dead entries.
     pub dead: Vec<u8>,
@@ -248,7 +248,7 @@ pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
     (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
 }
 
-/// The memory budget into which so many vectors fit.
+/// The memory budget into which `vectors` vectors fit.
 pub fn needed(codec: &Codec, m: usize, vectors: usize) -> usize {
     let moving = 8 * BATCH * (4 * codec.dims + codec.len());
     vectors * bytes_per_vector(codec, m) + FIXED_MEMORY + moving
@@ -589,7 +589,7 @@ struct Pushed {
 }
 
 /// Makes the file of a segment whose threads have stopped. The second pass over its graph walks with
-/// `width` on so many `threads`.
+/// `width` on `threads` threads.
 fn assemble(
     pushed: Pushed,
     folder: &Path,

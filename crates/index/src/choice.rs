@@ -439,7 +439,7 @@ mod tests {
         );
     }
 
-    /// Vectors of any length are put away in so many turns, each of which takes some.
+    /// Vectors of any length are placed in a bounded number of turns, each of which takes some.
     #[test]
     fn every_turn_takes_some() {
         let tiny = f32::from_bits(1);

@@ -88,7 +88,7 @@ pub enum IndexError {
     Io {
         /// What was tried.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
         /// Why it failed.
         source: io::Error,

@@ -67,7 +67,7 @@ pub fn replace(
 /// scan that starts afterwards sees them.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Corrupt`] or [`IndexError::Segment`] when the index is damaged.
 pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Result<Deleted> {
     let meta = Meta::read(store)?;
     let parameters = &meta.parameters;
@@ -760,7 +760,7 @@ fn write(
         pause();
         report(Progress {
             phase: Phase::Refining,
-            // Each node is looked at twice.
+            // Each node is visited twice.
             done: refined.load(Ordering::Relaxed) / 2,
             total,
         });
@@ -872,7 +872,7 @@ pub struct Swept {
 /// that the free space map has forgotten.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Corrupt`] or [`IndexError::Segment`] when the index is damaged.
 pub fn sweep(store: &impl PageStore) -> Result<Swept> {
     let meta = Meta::read(store)?;
     let mut used = HashSet::from([META_BLOCK]);

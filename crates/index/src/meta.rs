@@ -71,7 +71,7 @@ pub struct Meta {
     pub dead_version: u64,
     /// The pending list.
     pub pending: Pending,
-    /// The directory.
+    /// The directory: one entry for each segment, at most [`MAX_SEGMENTS`].
     pub segments: Vec<SegmentEntry>,
 }
 
@@ -114,7 +114,7 @@ pub struct SegmentEntry {
     pub data_pages: u32,
     /// Pages that hold the bitmap.
     pub bitmap_pages: u32,
-    /// Entries.
+    /// Entries, dead ones included.
     pub count: u32,
     /// Dead ones among them, as of the last VACUUM.
     pub dead: u32,

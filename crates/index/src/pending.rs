@@ -380,7 +380,7 @@ fn is_younger(block: u32, body: &[u8], seq: u64, parameters: &Parameters) -> Res
 /// vector. Does nothing where there may be live ones. The caller keeps merges away.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Corrupt`] when a page of the list is damaged.
 pub fn forget_dimensions(store: &impl PageStore) -> Result<()> {
     let mut set = store.begin();
     set.lock(META_BLOCK)?;
@@ -415,7 +415,7 @@ pub fn forget_dimensions(store: &impl PageStore) -> Result<()> {
 /// finds each of them, perhaps twice.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Corrupt`] when a page of the list is damaged.
 pub fn compact(
     store: &impl PageStore,
     parameters: &Parameters,
@@ -519,7 +519,7 @@ pub fn read(
 /// were marked, and how many live. The caller keeps merges away.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Corrupt`] when a page of the list is damaged.
 pub fn mark(
     store: &impl PageStore,
     parameters: &Parameters,

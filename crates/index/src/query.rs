@@ -113,7 +113,7 @@ fn above_zero(lower: f64) -> f64 {
     }
 }
 
-/// What a sum of so many products in `f32` loses where they are below the normal numbers.
+/// What a sum of `dims` products in `f32` loses where they are below the normal numbers.
 fn vanishing(dims: usize) -> f64 {
     dims as f64 * f64::from(f32::MIN_POSITIVE)
 }

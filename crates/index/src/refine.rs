@@ -56,7 +56,7 @@ const INTERVAL: Duration = Duration::from_millis(1);
 /// node. `pause` is called on this thread now and then, and may unwind.
 ///
 /// # Errors
-/// Damage.
+/// [`IndexError::Graph`] when the bytes are not a graph of this codec.
 pub fn refine(
     codec: &Codec,
     bytes: &mut [u8],

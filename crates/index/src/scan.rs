@@ -24,7 +24,7 @@ use crate::view::SegmentView;
 /// What to do when the rows of the first search are used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Iterate {
-    /// Nothing.
+    /// The scan ends.
     Off,
     /// Search wider; what comes then may be nearer than what came before.
     Relaxed,
@@ -259,7 +259,7 @@ impl Scan {
         } else {
             estimate.estimate
         };
-        // Not a number is what no arithmetic has an opinion of: it comes first, to be looked at.
+        // A NaN cannot be compared: it comes first, so that the row is checked.
         let key = if key.is_nan() { f64::NEG_INFINITY } else { key };
         Found { key, estimate, tid }
     }

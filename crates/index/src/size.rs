@@ -10,7 +10,7 @@ use crate::graph::serialized_len;
 use crate::page::{MAP_BLOCKS, PAGE, PAYLOAD};
 use crate::segment::file_len;
 
-/// What an index of so many vectors takes.
+/// Estimated size of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Segments that a build makes.

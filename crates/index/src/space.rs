@@ -26,7 +26,7 @@ const FAR: f32 = 1e15;
 /// How much longer the radius is than the vectors that a space is made for: those that come later are
 /// seldom longer.
 const HEADROOM: f64 = 1.05;
-/// Vectors so many times as long as the middle one say nothing of where the others are: a centre that
+/// Vectors this many times as long as the median say nothing of where the others are: a centre that
 /// they had moved would make one point of these.
 const FAR_OUT: f64 = 1e3;
 /// What lengths may be beyond the radius by rounding.
@@ -230,7 +230,7 @@ impl Space {
         Self::bytes_of(self.centre.len())
     }
 
-    /// The same of a space with so many coordinates.
+    /// The same for a space with `width` coordinates.
     pub fn bytes_of(width: usize) -> usize {
         8 + 4 * width
     }

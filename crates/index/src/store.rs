@@ -63,7 +63,7 @@ pub trait WriteSet {
     /// Panics when the page is not in the set.
     fn page(&mut self, block: u32) -> &mut [u8];
 
-    /// Adds a page that belongs to nobody, with a zeroed body: one that was released and, looked at
+    /// Adds a page that belongs to nobody, with a zeroed body: one that was released and, read
     /// under its lock, [is free](crate::page::is_free), else a new one at the end.
     ///
     /// # Errors

@@ -467,7 +467,7 @@ fn damage_is_found_and_named() {
         // The bits of dead entries have no checksum: a live row may be taken for a dead one.
         let bits = kind == PageKind::Bitmap && at >= 24;
         assert!(!report.problems.is_empty() || bits, "{what}");
-        // A search, without a file from before the damage, says what is wrong or gives rows of the table.
+        // A search, without a file from before the damage, names the damage or returns rows of the table.
         let fresh = folder.path().join(format!("damaged {block}"));
         std::fs::create_dir(&fresh).unwrap();
         let settings = Settings {

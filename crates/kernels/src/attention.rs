@@ -35,7 +35,7 @@ pub struct Bias {
 }
 
 impl Bias {
-    /// Of sequences of up to so many tokens; `of(head, distance)` is what a key gets that stands `distance`
+    /// Of sequences of up to `positions` tokens; `of(head, distance)` is what a key gets that stands `distance`
     /// tokens behind the query.
     ///
     /// # Panics
@@ -50,7 +50,7 @@ impl Bias {
         }
     }
 
-    /// For the keys of a sequence of so many tokens.
+    /// For the keys of a sequence of `tokens` tokens.
     ///
     /// # Panics
     /// If the sequence is longer than the positions.

@@ -188,7 +188,7 @@ impl PanelPtr {
 /// What the product is added to.
 #[derive(Clone, Copy)]
 pub enum Start<'a> {
-    /// Nothing.
+    /// Zero: the product overwrites the output.
     Zero,
     /// One value per output column.
     Bias(&'a [f32]),

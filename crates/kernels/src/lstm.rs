@@ -46,7 +46,7 @@ pub struct Step<'a> {
 
 /// The recurrent products of a step, computed in tiles of some rows by one block of gates.
 pub(super) trait Recurrent {
-    /// The first so many rows have products; the others start from a zero state.
+    /// How many rows have products, the first ones; the others start from a zero state.
     fn continuing(&self) -> usize;
 
     /// Rows of the largest tile, at most [`MAX_TILE`].

@@ -8,9 +8,9 @@ use crate::Activation;
 
 /// Scale and shift of a layer normalisation, with what is added to the variance.
 pub struct Norm {
-    /// Scale.
+    /// Factor of each column.
     pub weight: Vec<f32>,
-    /// Shift.
+    /// Summand of each column.
     pub bias: Vec<f32>,
     /// Added to the variance.
     pub eps: f64,

@@ -13,7 +13,7 @@ pub enum Values<'a> {
     Bf16(&'a [bf16]),
     /// Row-wise int8.
     I8 {
-        /// Elements.
+        /// Quantized elements, row by row.
         data: &'a [i8],
         /// Factor of each row.
         scale: &'a [f32],

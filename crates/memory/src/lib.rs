@@ -15,7 +15,7 @@ use std::collections::TryReserveError;
 use std::fmt;
 use std::thread::LocalKey;
 
-/// There was no memory for so many bytes.
+/// An allocation of this many bytes has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// The bytes that were asked for; `usize::MAX` for more than can be counted.

@@ -3,7 +3,7 @@
 
 use std::{io, ptr};
 
-/// That so many bytes can be mapped now. The heap is not asked: it would give back to the system what is
+/// Whether `bytes` bytes can be mapped now. The heap is not asked: it would give back to the system what is
 /// freed at its end, which may be the last that there is. Allocates nothing.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use crate::Error;
 /// What a running search shares with the thread that watches it.
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Set it to make the search stop with [`Error::Cancelled`]; looked at once for each tile,
+    /// Set it to make the search stop with [`Error::Cancelled`]; checked once for each tile,
     /// that is every few milliseconds.
     pub cancel: AtomicBool,
     /// Pairs of rows compared so far, by all searches that had this control.

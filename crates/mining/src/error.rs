@@ -46,7 +46,7 @@ pub enum Error {
         side: Side,
         /// Number of rows given.
         rows: usize,
-        /// The limit.
+        /// Most rows that a side may have.
         limit: usize,
     },
     /// A row with a NaN or an infinity, or whose norm is neither.

@@ -25,7 +25,7 @@ pub struct Growth<'a> {
     pub kept_positions: &'a [u32],
     /// New rows.
     pub added: Rows<'a>,
-    /// Their positions.
+    /// Their positions; with `kept_positions` these are all positions of the side.
     pub added_positions: &'a [u32],
 }
 

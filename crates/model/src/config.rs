@@ -204,7 +204,7 @@ pub enum NonPrinting {
     /// Left as they are.
     #[default]
     Keep,
-    /// Removed.
+    /// Deleted from the text.
     Remove,
     /// Replaced by a space.
     Space,
@@ -484,7 +484,7 @@ pub struct Dense {
     /// Output width.
     #[serde(rename = "out")]
     pub output: usize,
-    /// Activation.
+    /// Applied to the affine output, element by element.
     pub activation: Activation,
     /// Whether the input is added to the activated output.
     #[serde(default)]

@@ -44,7 +44,7 @@ struct Listed {
 /// a folder.
 ///
 /// # Errors
-/// The reason.
+/// A message that says which of these it is, and names the code.
 pub fn check_codes<'a>(codes: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
     let mut known: Vec<&str> = Vec::new();
     for code in codes {

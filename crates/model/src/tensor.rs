@@ -97,7 +97,7 @@ impl Tensor {
         }
     }
 
-    /// The shape.
+    /// Size of each axis.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }

@@ -174,7 +174,7 @@ impl Tokenizer {
 
     /// Ids of a pair, with what the model has around and between the two texts. Where they are too long, the longer
     /// one is cut until both are equally long, then both (`longest_first` of transformers). A text of which no more
-    /// than the limit can count is not looked at to its end. For models with [`Task::Rerank`].
+    /// than the limit can count is not read to its end. For models with [`Task::Rerank`].
     pub fn tokenize_pair(&self, first: &str, second: &str) -> Result<Tokenized, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer(e.to_string());
         let pair = || {

@@ -103,7 +103,7 @@ pub struct Search {
     pub target_rows: u64,
     /// Bytes that the search may use beside the lists.
     pub memory: u64,
-    /// Threads.
+    /// Threads that the search may use, at least 1.
     pub threads: u32,
 }
 
@@ -146,7 +146,7 @@ pub enum Reply {
     Status {
         /// The request's id.
         id: u64,
-        /// The state.
+        /// What the process is doing, and with which models.
         status: Box<Status>,
     },
     /// First answer to [`Request::Search`]: the files can be sent.
@@ -293,7 +293,7 @@ pub struct Status {
     pub loaded: Vec<String>,
     /// Memory of the loaded models in bytes.
     pub memory: u64,
-    /// Connections.
+    /// Connections of sessions that are open.
     pub sessions: u32,
     /// Texts that wait.
     pub queued: u64,

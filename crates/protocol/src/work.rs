@@ -180,7 +180,7 @@ impl Record {
         (Self { file }, suspicion)
     }
 
-    /// Notes texts before they are looked at: place 0 is for batches, others for threads.
+    /// Notes texts before they are processed: place 0 is for batches, others for threads.
     pub fn begin(&self, place: usize, hashes: impl Iterator<Item = Hash>) {
         let Some(file) = &self.file else { return };
         let most = if place == 0 { BATCH_TEXTS } else { PIECE_TEXTS };

@@ -95,7 +95,7 @@ fn an_index_is_its_owners() -> Result<()> {
         let (code, message, _) = failure(&mut mallory, sql)?;
         ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{sql}: {message}");
     }
-    // Another's rights are looked at again once the lock is there.
+    // Another's rights are checked again once the lock is held.
     let mut member = connect(&cluster, "d", "member")?;
     let waiting = std::thread::spawn(move || failure(&mut member, WORKS[0]));
     laser_tests::wait_until("the member waits for the lock", || {

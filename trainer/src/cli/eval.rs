@@ -58,7 +58,7 @@ pub struct SimilarityArgs {
     /// language each. A sentence that another language has word for word is embedded by it as well.
     #[arg(long, value_name = "FOLDER")]
     pivot_model: Option<PathBuf>,
-    /// Measure the first keys of each set, so many at a time: retrieval as a function of the corpus' size. Sizes beyond
+    /// Measure the first keys of each set, this many at a time: retrieval as a function of the corpus' size. Sizes beyond
     /// a set's keys are left out.
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "distractors",
           value_parser = clap::value_parser!(u32).range(1..))]

@@ -40,7 +40,7 @@ pub struct ExportArgs {
     /// Remove the tokens that occur less often than this in the corpus of --count.
     #[arg(long, value_name = "N", requires = "count")]
     prune_below: Option<u64>,
-    /// Keep only about so many tokens, the most frequent ones in the corpus of --count.
+    /// Keep only about this many tokens, the most frequent ones in the corpus of --count.
     #[arg(
         long,
         value_name = "N",

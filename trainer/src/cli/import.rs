@@ -38,7 +38,7 @@ pub struct ImportArgs {
     /// Kind of checkpoint; told by its files if not given.
     #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer", "cross-encoder", WORD_VECTORS])]
     kind: Option<String>,
-    /// Word vectors: read only so many.
+    /// Word vectors: read only this many.
     #[arg(long, value_name = "N")]
     most: Option<usize>,
     /// Word vectors: whether text is put into lower case, as most published vectors need it.

@@ -39,7 +39,7 @@ pub struct MapWordsArgs {
     /// Use only the first pairs of the dictionary whose words have vectors.
     #[arg(long, value_name = "N")]
     pairs: Option<usize>,
-    /// Read only so many vectors of each file.
+    /// Read only this many vectors of each file.
     #[arg(long, value_name = "N")]
     most: Option<usize>,
     /// The mapped vectors.

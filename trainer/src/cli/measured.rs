@@ -173,7 +173,7 @@ pub struct Measures<'a> {
     pub pivot: &'a str,
     /// How candidates are ranked.
     pub metrics: &'a [Metric],
-    /// Only the first keys of each set, so many at a time; all of them if empty.
+    /// Only the first keys of each set, this many at a time; all of them if empty.
     pub sizes: &'a [u32],
 }
 

@@ -28,7 +28,7 @@ pub struct PackArgs {
     /// When two pairs are the same: exact, canonical (case and punctuation ignored) or none.
     #[arg(long, value_name = "MODE", value_parser = ["exact", "canonical", "none"])]
     dedup: Option<String>,
-    /// Keep about so many sentences of each language, for a smaller corpus.
+    /// Keep about this many sentences of each language, for a smaller corpus.
     #[arg(long, value_name = "N")]
     max_per_language: Option<u64>,
     /// Compress the file at this Zstandard level; it is then read into memory when used.

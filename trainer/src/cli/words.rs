@@ -40,7 +40,7 @@ pub struct WordsArgs {
     /// Pairs of words, `source target` a line. A word may have several translations.
     #[arg(long, value_name = "FILE")]
     dictionary: PathBuf,
-    /// Read only so many vectors of each file: the most frequent words, in published ones.
+    /// Read only this many vectors of each file: the most frequent words, in published ones.
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     most: usize,
     /// How candidates are ranked.

@@ -32,7 +32,7 @@ pub enum CorpusSpec {
     },
     /// One group a line, one language a column.
     Tsv {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Language of each column; `-` for a column that is not text.
         columns: Vec<String>,
@@ -42,7 +42,7 @@ pub enum CorpusSpec {
     },
     /// Translation Memory eXchange.
     Tmx {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Name of the source; the name of the file up to its first dot if not given.
         #[serde(default)]

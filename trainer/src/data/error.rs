@@ -6,7 +6,7 @@ pub enum DataError {
     /// A file could not be read or written.
     #[error("could not access \"{path}\": {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What the system said.
         source: std::io::Error,
@@ -14,7 +14,7 @@ pub enum DataError {
     /// A line or element that does not follow its format.
     #[error("{path}:{line}: {message}")]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// Line number, from 1.
         line: u64,
@@ -24,7 +24,7 @@ pub enum DataError {
     /// A packed corpus that is damaged or of another version.
     #[error("\"{path}\" is not a usable packed corpus: {message}")]
     Packed {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What is wrong with it.
         message: String,

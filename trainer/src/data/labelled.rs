@@ -41,7 +41,7 @@ pub struct Labelled {
     pub label: String,
     /// Text, or premise.
     pub text: String,
-    /// Hypothesis.
+    /// The hypothesis, where lines are pairs.
     pub second: Option<String>,
 }
 

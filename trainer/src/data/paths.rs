@@ -469,7 +469,7 @@ mod tests {
         PathSampler::new(&corpus(), options(), &names(&ALL), paths).unwrap()
     }
 
-    /// How often each way was taken in so many batches, as `en+fr>ru`.
+    /// How often each way was taken in `batches` batches, as `en+fr>ru`.
     fn taken(sampler: &mut PathSampler, batches: usize) -> HashMap<String, usize> {
         let corpus = corpus();
         let mut taken = HashMap::new();

@@ -13,9 +13,9 @@ use crate::ops::pair::PairFeatures;
 /// What a part of a language is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Training.
+    /// What classifiers are trained on.
     Train,
-    /// Early stop.
+    /// What decides when training stops.
     Dev,
     /// What is reported.
     Test,

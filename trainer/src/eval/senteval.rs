@@ -46,7 +46,7 @@ enum Protocol {
     PairsDev,
     /// Scores of pairs from a distribution over five classes.
     Relatedness,
-    /// Cosines.
+    /// Correlation of cosines with scores of pairs; nothing is trained.
     Similarity,
 }
 

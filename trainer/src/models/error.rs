@@ -12,7 +12,7 @@ pub enum ModelError {
     /// A checkpoint lacks a tensor or has one of another shape.
     #[error("checkpoint \"{path}\": {message}")]
     Checkpoint {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What is wrong with it.
         message: String,

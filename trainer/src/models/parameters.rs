@@ -10,7 +10,7 @@ pub struct Parameter {
     pub name: String,
     /// Sizes of the axes.
     pub shape: Vec<usize>,
-    /// Elements.
+    /// Elements in row-major order.
     pub value: Vec<f32>,
 }
 

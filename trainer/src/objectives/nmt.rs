@@ -101,13 +101,12 @@ pub struct Noise {
     pub input: f32,
     /// Elements of the outputs before the softmax.
     pub output: f32,
-    /// Seed.
+    /// Seed of the masks of this batch.
     pub seed: u64,
 }
 
 impl Decoder {
-    /// Adds a decoder's parameters to others. It reads embeddings of so many dimensions, which have unit length or
-    /// not. `begin` and `end` are the ids of the sentence boundary tokens, `languages` the number of language
+    /// Adds a decoder's parameters to others. It reads embeddings of `d` dimensions, of unit length if `unit`. `begin` and `end` are the ids of the sentence boundary tokens, `languages` the number of language
     /// embeddings.
     pub fn new(
         parameters: &mut Parameters,

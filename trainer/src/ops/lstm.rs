@@ -342,7 +342,7 @@ pub struct LstmStack<'a> {
     pub pooling: BilstmPooling,
     /// The directions of each layer: the forward one and, where D is 2, the backward one.
     pub layers: Vec<Vec<Weights<'a>>>,
-    /// Products.
+    /// Arithmetic of the products.
     pub arithmetic: Arithmetic,
     /// Whether the token embeddings get no gradient.
     pub frozen_input: bool,

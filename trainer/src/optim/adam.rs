@@ -131,7 +131,7 @@ fn step_of(o: &OptimizerOptions, t: u64, rate: f64) -> Step {
     }
 }
 
-/// The averaged weights are brought up to date every so many steps.
+/// The averaged weights are brought up to date at intervals of steps.
 const AVERAGE_EVERY: u64 = 8;
 
 /// Moments of all parameters.

@@ -68,7 +68,7 @@ fn yes() -> bool {
 pub struct Preparation {
     /// The file that it makes; where there is one, nothing is run.
     pub makes: String,
-    /// Arguments.
+    /// Arguments of the `laser` program; `{name}` is replaced by a variable.
     pub args: Vec<String>,
 }
 

@@ -9,13 +9,13 @@ use crate::data::pipeline::Pipeline;
 /// Counts of one language.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Sentences.
+    /// Sentences that were read.
     pub sentences: u64,
     /// Words between white space.
     pub words: u64,
-    /// Characters.
+    /// Characters (Unicode scalar values), white space included.
     pub chars: u64,
-    /// Tokens.
+    /// Tokens that they become.
     pub tokens: u64,
     /// Tokens that stand for one byte.
     pub bytes: u64,

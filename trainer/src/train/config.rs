@@ -47,7 +47,7 @@ pub struct TrainConfig {
     pub sampling: SamplerOptions,
     /// What is optimised: at least one objective.
     pub objective: Objectives,
-    /// Dropout.
+    /// Rates of dropout in the encoder.
     #[serde(default)]
     pub dropout: Dropout,
     /// The optimiser.
@@ -206,7 +206,7 @@ pub struct PathsOptions {
     /// Sizes of each decoder.
     #[serde(default)]
     pub decoder: LanguageDecoderSizes,
-    /// The paths.
+    /// Pairs of languages, and how often each is drawn.
     #[serde(rename = "path")]
     pub paths: Vec<TrainingPath>,
 }

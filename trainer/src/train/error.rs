@@ -8,7 +8,7 @@ pub enum TrainError {
     /// A file could not be read or written.
     #[error("could not access \"{path}\": {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What the system said.
         source: std::io::Error,
@@ -19,7 +19,7 @@ pub enum TrainError {
     /// A checkpoint is damaged or belongs to another run.
     #[error("checkpoint \"{path}\": {message}")]
     Checkpoint {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What is wrong with it.
         message: String,
@@ -32,7 +32,7 @@ pub enum TrainError {
     Diverged {
         /// "loss" or "gradient norm".
         what: &'static str,
-        /// Its value.
+        /// What it became: NaN or an infinity.
         value: f64,
         /// The update that was not made.
         step: u64,

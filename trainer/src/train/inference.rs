@@ -20,9 +20,9 @@ pub struct Inference {
 /// A batch of pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairBatch {
-    /// Premises.
+    /// Token ids of the premises.
     pub first: Ragged,
-    /// Hypotheses.
+    /// Token ids of the hypotheses.
     pub second: Ragged,
     /// Class of each pair.
     pub labels: Vec<u32>,
@@ -121,7 +121,7 @@ impl LabelledPairs {
         self.labels.is_empty()
     }
 
-    /// Batch `number` of so many pairs: every pair once in an epoch, in an order of its own. Of parallel
+    /// Batch `number`, of `pairs` pairs: every pair once in an epoch, in an order of its own. Of parallel
     /// files the premise and the hypothesis come each from one at random.
     #[must_use]
     pub fn batch(&self, number: u64, pairs: usize, seed: u64) -> PairBatch {

@@ -68,7 +68,7 @@ mod tests {
         let swap = noisy(&all, &Denoise { swap: 0.2, ..none }, 1);
         let mut ids = swap.row(2).to_vec();
         let moved = ids.iter().zip(0..).filter(|(id, at)| *id != at).count();
-        // A pair is swapped with probability p; after a swap the next one is not looked at.
+        // A pair is swapped with probability p; after a swap the next one is skipped.
         let wanted = 2.0 * 3000.0 * 0.2 / 1.2;
         assert!((moved as f64 - wanted).abs() < 150.0, "{moved} {wanted}");
         ids.sort_unstable();

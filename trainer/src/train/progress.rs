@@ -20,7 +20,7 @@ pub struct Outcome {
     pub loss: f64,
     /// Gradient norm before clipping.
     pub norm: f64,
-    /// Pairs.
+    /// Sentence pairs in its batches.
     pub pairs: u64,
     /// Tokens of both sides.
     pub tokens: u64,

@@ -32,7 +32,7 @@ struct Block {
   Index index;
   std::unique_ptr<unsigned char, Free> shared;
   unsigned waiting = 0;
-  // The block sits out all but one of so many rounds, on average.
+  // The block sits out all but one of this many rounds, on average.
   unsigned pace = 1;
   bool runs = true;
 };

@@ -79,7 +79,7 @@ impl Steps {
 pub struct Shape {
     /// D, 1 or 2.
     pub directions: usize,
-    /// H.
+    /// Width H of one direction's state.
     pub hidden: usize,
 }
 

@@ -29,7 +29,7 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// For sequences of up to so many tokens; `of(head, distance)` is what a key gets that stands `distance`
+    /// For sequences of up to `positions` tokens; `of(head, distance)` is what a key gets that stands `distance`
     /// tokens behind the query.
     ///
     /// # Panics

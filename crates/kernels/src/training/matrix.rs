@@ -76,7 +76,7 @@ impl Arithmetic {
 pub enum Right<'a> {
     /// Elements with the strides of k and of n.
     F32 {
-        /// Elements.
+        /// Elements of B, [K, N] by the strides.
         b: &'a [f32],
         /// Strides of k and of n.
         strides: (usize, usize),

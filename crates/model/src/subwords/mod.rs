@@ -2,7 +2,7 @@
 //! `tokenizers`, which keeps offsets and allocates for every step.
 //!
 //! It does the same as NFKC, lower-casing, splits at punctuation and between scripts, a leading
-//! U+2581, byte-pair merges and n-grams, for words of which every character can be looked at alone once
+//! U+2581, byte-pair merges and n-grams, for words of which every character can be handled alone once
 //! those that NFKC replaces are replaced: nearly all. What is left to the caller is what composes with its
 //! neighbours, becomes several words, or is beyond the planes that texts are written in. What a character is
 //! to the tokenizer, the tokenizer is asked once.
@@ -178,8 +178,8 @@ impl Subwords {
         Some(())
     }
 
-    /// Reads the characters of a word, anew; whether they are normal but for their case. `None` if that cannot be told
-    /// from each of them alone, or one is unknown.
+    /// Reads the characters of a word in place of those of the last one; whether they are normal but for their
+    /// case. `None` if that cannot be told from each of them alone, or one is unknown.
     #[inline]
     fn read(
         &self,
@@ -193,7 +193,7 @@ impl Subwords {
         for c in word {
             let character = self.characters.get(tokenizer, c)?;
             if character.is_unknown() {
-                // All are looked at: one that other tables of Unicode than the tokenizer's replace is not to be
+                // All are checked: one that other tables of Unicode than the tokenizer's replace is not to be
                 // replaced along.
                 if !character.changes() {
                     return None;

@@ -46,7 +46,7 @@ static PATTERNS: LazyLock<Patterns> = LazyLock::new(|| {
     }
 });
 
-/// Stands for a sequence of full stops while single ones are looked at. A private use character, so
+/// Stands for a sequence of full stops while single ones are handled. A private use character, so
 /// that no text means it; followed by the number of stops in unary.
 const DOT: &str = "\u{f8ff}";
 

@@ -52,7 +52,7 @@ impl Problems {
         self.count
     }
 
-    /// The first of them, as `file:line: what is wrong`.
+    /// The first of them, as `file:line: message`.
     #[must_use]
     pub fn examples(&self) -> &[String] {
         &self.examples

@@ -127,7 +127,7 @@ impl Graph<'_> {
         self.dropout(out, self.regularization.hidden, 2 + 2 * l)
     }
 
-    /// What the distances of so many steps add to scores, [1, heads, steps, steps].
+    /// What the distances between `steps` tokens add to scores, [1, heads, steps, steps].
     fn relative_positions(&self, relative: RelativePositions, steps: usize) -> Result<Tensor> {
         let pairs = (0..steps as isize).flat_map(|query| {
             (0..steps as isize).map(move |key| relative.bucket(key - query) as u32)
