@@ -1,16 +1,52 @@
 //! The layout is the architecture: which crate may know which, and that what the documents name exists.
 
+#[path = "layout/documents.rs"]
+mod documents;
 #[path = "layout/uses.rs"]
 mod uses;
+#[path = "layout/words.rs"]
+mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use object::elf::DT_NEEDED;
+use object::read::elf::{Dyn as _, ElfFile64};
 use object::{Object as _, ObjectSymbol as _};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The files of this repository, by their paths from its root; what is built or downloaded is left out.
+fn files() -> Vec<String> {
+    fn collect(folder: &Path, prefix: &str, files: &mut Vec<String>) {
+        const NOT_OURS: [&str; 7] = [
+            ".git",
+            "target",
+            "__pycache__",
+            "trainer/configs/data",
+            "trainer/configs/runs",
+            "fuzz/target",
+            "shared",
+        ];
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name();
+            let path = format!("{prefix}{}", name.to_string_lossy());
+            if NOT_OURS.contains(&&*path) || name == "__pycache__" {
+                continue;
+            }
+            match entry.file_type().expect("a type").is_dir() {
+                true => collect(&entry.path(), &format!("{path}/"), files),
+                false => files.push(path),
+            }
+        }
+    }
+    let mut files = Vec::new();
+    collect(&root(), "", &mut files);
+    files
 }
 
 /// The packages that cargo compiles for one, itself included.
@@ -41,6 +77,7 @@ fn the_extension_has_neither_candle_nor_cuda() {
     assert!(heavy.is_empty(), "{heavy:?}");
 }
 
+/// What the library asks the loader for: the C and C++ runtime, and what the server provides.
 #[test]
 fn the_library_links_no_gpu() {
     let library = std::env::current_exe()
@@ -56,26 +93,137 @@ fn the_library_links_no_gpu() {
         assert!(!of_gpu(name), "{name}");
     }
     assert!(undefined > 100, "only {undefined} symbols of the server");
+    let runtime = [
+        "libc",
+        "libm",
+        "libmvec",
+        "libgcc_s",
+        "libstdc++",
+        "libpthread",
+        "libdl",
+        "librt",
+    ];
+    let needed = needed(&bytes);
+    assert!(needed.iter().any(|name| name == "libc.so.6"), "{needed:?}");
+    for name in &needed {
+        let stem = name.split(".so").next().unwrap_or_default();
+        let is_runtime = runtime.contains(&stem) || stem.starts_with("ld-linux");
+        assert!(is_runtime, "the library needs {name}");
+    }
 }
 
-/// Crates that several use know nothing of those that use them.
+/// The libraries that the loader loads with another one (`DT_NEEDED`).
+fn needed(bytes: &[u8]) -> Vec<String> {
+    let elf = ElfFile64::<object::Endianness>::parse(bytes).expect("a library");
+    let sections = elf.elf_section_table();
+    let (entries, index) = sections
+        .dynamic(elf.endian(), bytes)
+        .expect("a valid section")
+        .expect("a dynamic section");
+    let strings = sections
+        .strings(elf.endian(), bytes, index)
+        .expect("its strings");
+    let name = |entry: &object::elf::Dyn64<_>| {
+        let name = entry.string(elf.endian(), strings).expect("a name");
+        String::from_utf8_lossy(name).into_owned()
+    };
+    entries
+        .iter()
+        .filter(|entry| entry.tag(elf.endian()) == DT_NEEDED)
+        .map(name)
+        .collect()
+}
+
+/// The folders of `crates/`.
+fn crates() -> BTreeSet<String> {
+    let folders = std::fs::read_dir(root().join("crates")).expect("a folder");
+    let name = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = entry.expect("an entry").file_name();
+        name.to_string_lossy().into_owned()
+    };
+    folders.map(name).collect()
+}
+
+/// The crates of this repository from the bottom up, each with those that it depends on itself.
+const CRATES: [(&str, &[&str]); 15] = [
+    ("laser-cpu", &[]),
+    ("laser-memory", &[]),
+    ("laser-protocol", &[]),
+    ("laser-vector", &["laser-cpu"]),
+    ("laser-kernels", &["laser-cpu"]),
+    ("laser-cuda", &["laser-kernels"]),
+    ("laser-cuda-emulation", &["laser-cuda"]),
+    ("laser-model", &["laser-kernels", "laser-protocol"]),
+    ("laser-import", &["laser-model"]),
+    (
+        "laser-index",
+        &["laser-cpu", "laser-memory", "laser-vector"],
+    ),
+    (
+        "laser-mining",
+        &["laser-cpu", "laser-kernels", "laser-memory"],
+    ),
+    (
+        "laser-encoder",
+        &[
+            "laser-cuda",
+            "laser-kernels",
+            "laser-mining",
+            "laser-model",
+            "laser-protocol",
+        ],
+    ),
+    (
+        "laser-trainer",
+        &[
+            "laser-cpu",
+            "laser-cuda",
+            "laser-encoder",
+            "laser-import",
+            "laser-kernels",
+            "laser-mining",
+            "laser-model",
+        ],
+    ),
+    (
+        "laser",
+        &[
+            "laser-index",
+            "laser-memory",
+            "laser-mining",
+            "laser-model",
+            "laser-protocol",
+            "laser-vector",
+        ],
+    ),
+    ("laser-tests", &["laser-vector"]),
+];
+
+/// Each crate knows those that [`CRATES`] says, which are above it there, and what these know.
 #[test]
-fn arrows_point_down() {
-    let above = ["laser", "laser-encoder", "laser-trainer", "laser-tests"];
-    for entry in std::fs::read_dir(root().join("crates")).expect("a folder") {
-        let entry = entry.expect("an entry");
-        let name = format!("laser-{}", entry.file_name().to_string_lossy());
-        let packages = packages(&name, &[]);
-        for other in above {
-            assert!(!packages.contains(other), "{name} depends on {other}");
+fn dependencies_point_down() {
+    let mut known: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (name, direct) in CRATES {
+        let mut expected = BTreeSet::from([name.to_owned()]);
+        for other in direct {
+            let below = known.get(other);
+            let below = below.unwrap_or_else(|| panic!("{other} is not below {name}"));
+            expected.extend(below.iter().cloned());
         }
-        assert!(!packages.contains("pgrx"), "{name} knows PostgreSQL");
+        let features: &[&str] = match name {
+            "laser" => &["--no-default-features", "--features", "pg15"],
+            _ => &[],
+        };
+        let mut packages = packages(name, features);
+        let knows_postgres = packages.contains("pgrx");
+        assert_eq!(knows_postgres, name == "laser", "{name} and PostgreSQL");
+        packages.retain(|other| other == "laser" || other.starts_with("laser-"));
+        assert_eq!(packages, expected, "what {name} depends on");
+        known.insert(name, expected);
     }
-    for name in ["laser-encoder", "laser-trainer"] {
-        assert!(
-            !packages(name, &[]).contains("pgrx"),
-            "{name} knows PostgreSQL"
-        );
+    for folder in crates() {
+        let name = format!("laser-{folder}");
+        assert!(known.contains_key(&*name), "{name} is not in the order");
     }
 }
 
@@ -83,10 +231,7 @@ fn arrows_point_down() {
 #[test]
 fn no_file_depends_on_one_that_depends_on_it() {
     let mut folders = vec!["encoder".into(), "extension".into(), "trainer".into()];
-    for entry in std::fs::read_dir(root().join("crates")).expect("a folder") {
-        let name = entry.expect("an entry").file_name();
-        folders.push(format!("crates/{}", name.to_string_lossy()));
-    }
+    folders.extend(crates().iter().map(|name| format!("crates/{name}")));
     folders.push("crates/cuda/emulation".into());
     let (mut files, mut found) = (0, Vec::new());
     for folder in folders {
@@ -109,77 +254,6 @@ fn no_file_depends_on_one_that_depends_on_it() {
         found.is_empty(),
         "files that depend on each other: {found:#?}"
     );
-}
-
-/// Files of this repository that documents name in code, and folders of the code map.
-#[test]
-fn what_documents_name_exists() {
-    let tops = [
-        "crates/",
-        "encoder/",
-        "extension/",
-        "trainer/",
-        "tests/",
-        "sql/",
-        "scripts/",
-        "fuzz/",
-        "demo/",
-        "docker/",
-        "docs/",
-    ];
-    let mut named = 0;
-    for document in [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/benchmarks.md",
-        "docs/recall.md",
-        "docs/training.md",
-        "docs/mining.md",
-        "docs/security-review.md",
-    ] {
-        let text = std::fs::read_to_string(root().join(document)).expect("a document");
-        for code in text.split('`').skip(1).step_by(2) {
-            let path = code.split([' ', ':', '#']).next().unwrap_or_default();
-            let is_pattern = path.contains(['*', '…', '{', '<', '$'])
-                || ["NAME", "OLD", "NEW"]
-                    .iter()
-                    .any(|word| path.contains(word));
-            if is_pattern || !tops.iter().any(|top| path.starts_with(top)) {
-                continue;
-            }
-            named += 1;
-            let exists = root().join(path).exists();
-            assert!(exists, "{document} names {path}, which does not exist");
-        }
-    }
-    assert!(named > 50, "only {named} paths were found");
-    // Lines of the code map: a folder, and what is in it by deeper lines.
-    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a document");
-    let (_, map) = text.split_once("## Code map").expect("a code map");
-    let map = map.split("```").nth(1).expect("a block of code");
-    let mut top = String::new();
-    let mut folders = 0;
-    for line in map.lines().skip(1) {
-        let depth = line.len() - line.trim_start().len();
-        let Some(name) = line.split_whitespace().next() else {
-            continue;
-        };
-        let name = name.trim_end_matches(',');
-        if depth > 2 || !name.ends_with('/') && !name.contains('.') {
-            continue;
-        }
-        let path = if depth == 0 {
-            top = name.to_owned();
-            top.clone()
-        } else {
-            format!("{top}{name}")
-        };
-        folders += 1;
-        assert!(root().join(&path).exists(), "the code map has {path}");
-    }
-    assert!(folders > 20, "only {folders} lines of the code map");
 }
 
 /// The table of invariants names tests that exist.
