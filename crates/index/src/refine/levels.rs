@@ -7,7 +7,8 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::{Chooser, ENOUGH, List, Lists, Offers, write};
+use super::chooser::{Chooser, ENOUGH};
+use super::lists::{List, Lists, Offers, write};
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::walk::Walk;

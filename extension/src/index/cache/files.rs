@@ -73,11 +73,11 @@ pub fn init() {
 }
 
 /// How long the end of a transaction removes files itself: it cannot be interrupted.
-const PATIENCE: Duration = Duration::from_millis(50);
+const INLINE_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long the end of a session waits for the thread that does the rest.
-const LAST_PATIENCE: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it removes files of its temporary relations. What is left is for others' sweeps: a shutdown waits for the session.
-const TEMPORARY_PATIENCE: Duration = Duration::from_secs(2);
+const TEMPORARY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a sweep takes at least, if there is so much to be looked at, and at most: it cannot be interrupted either.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(10);
 const LONGEST_SWEEP: Duration = Duration::from_secs(1);
@@ -134,7 +134,7 @@ fn leave(gone: Vec<Gone>) {
             database = Some(storage.database);
         }
     }
-    if remover::remove(gone, Instant::now() + PATIENCE)
+    if remover::remove(gone, Instant::now() + INLINE_TIMEOUT)
         && let Some(database) = database
     {
         sessions::wake(database);
@@ -204,7 +204,7 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     let scratch = laser_index::cache::scratch_prefix();
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
-    let until = Instant::now() + TEMPORARY_PATIENCE;
+    let until = Instant::now() + TEMPORARY_TIMEOUT;
     for storage in temporary {
         if Instant::now() >= until {
             break;
@@ -219,7 +219,7 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
     });
     // SAFETY: reads a variable of this process.
     if unsafe { pg_sys::ProcDiePending } == 0 {
-        remover::wait(LAST_PATIENCE);
+        remover::wait(EXIT_TIMEOUT);
     }
 }
 

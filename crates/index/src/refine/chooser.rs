@@ -1,0 +1,175 @@
+//! Which nodes the edges of a node lead to.
+
+use super::lists::List;
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::graph::Layout;
+use crate::kernels::{DotI8, dot_i8};
+use crate::query::Probe;
+use crate::walk::Walk;
+
+/// Edges to a node from which on it is as good as any.
+pub(super) const ENOUGH: usize = 20;
+
+/// Chooses the edges of one node after the other.
+pub(super) struct Chooser<'a> {
+    codec: &'a Codec,
+    graph: &'a [u8],
+    walk: Walk,
+    dot: DotI8,
+    node: u32,
+    candidates: Vec<Candidate>,
+    /// Components of the candidates, where they are compared as floats.
+    floats: Vec<f32>,
+    passed_over: Vec<u32>,
+    scratch: Vec<f32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    /// From the node whose edges are chosen.
+    distance: f32,
+    node: u32,
+    /// Where its components begin.
+    at: u32,
+}
+
+impl<'a> Chooser<'a> {
+    pub(super) fn new(codec: &'a Codec, graph: &'a [u8]) -> Result<Self> {
+        Ok(Self {
+            codec,
+            graph,
+            walk: Walk::new(&Layout::parse(codec, graph)?)?,
+            dot: dot_i8(),
+            node: 0,
+            candidates: Vec::new(),
+            floats: Vec::new(),
+            passed_over: Vec::new(),
+            scratch: Vec::new(),
+        })
+    }
+
+    /// Begins with a node; it gets the place of a candidate to be measured from.
+    pub(super) fn begin(&mut self, node: u32) {
+        self.node = node;
+        self.candidates.clear();
+        self.floats.clear();
+        self.decode(node);
+    }
+
+    fn decode(&mut self, node: u32) -> u32 {
+        let at = self.floats.len() as u32;
+        if !self.codec.has_integer_codes() {
+            let vector = self.walk.vector(self.graph, node);
+            self.codec.components(vector, &mut self.scratch);
+            self.floats.extend_from_slice(&self.scratch);
+        }
+        at
+    }
+
+    fn distance(&self, a: Candidate, b: Candidate) -> f32 {
+        if self.codec.has_integer_codes() {
+            let place = |of: Candidate| self.walk.vector(self.graph, of.node);
+            return self.codec.code_distance(self.dot, place(a), place(b));
+        }
+        let place = |of: Candidate| &self.floats[of.at as usize..][..self.codec.width()];
+        self.codec.float_distance(place(a), place(b))
+    }
+
+    /// Adds candidates.
+    pub(super) fn add(&mut self, nodes: &[u32]) {
+        let centre = Candidate {
+            distance: 0.0,
+            node: self.node,
+            at: 0,
+        };
+        for &node in nodes {
+            if node == self.node {
+                continue;
+            }
+            let mut candidate = Candidate {
+                distance: 0.0,
+                node,
+                at: self.decode(node),
+            };
+            candidate.distance = self.distance(centre, candidate);
+            self.candidates.push(candidate);
+        }
+    }
+
+    /// Adds what a walk over a level finds that begins at the node itself and where a way down comes to the level. Of nodes
+    /// that came one beside the other, as of a time series, all edges lead to those before and behind: where such a path
+    /// comes near itself again, the way down finds it.
+    pub(super) fn add_nearest(&mut self, level: usize, ef: usize) {
+        let probe = Probe::at(self.codec, self.walk.vector(self.graph, self.node));
+        let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
+        let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
+        let start = (self.node, level);
+        let found = self.walk.search_from(self.graph, start, ef, distance);
+        for (distance, node) in found {
+            if node != self.node {
+                let at = self.decode(node);
+                self.candidates.push(Candidate { distance, node, at });
+            }
+        }
+    }
+
+    /// Adds those that lead to a node to its list, or, where that has not so much room, takes the best of all.
+    pub(super) fn accept(
+        &mut self,
+        node: u32,
+        list: &mut List<'_>,
+        new: &[u32],
+        rank: impl Fn(u32) -> usize,
+    ) {
+        if new.len() <= list.room() {
+            new.iter().for_each(|&from| list.push(from));
+        } else {
+            self.begin(node);
+            self.add(list.edges());
+            self.add(new);
+            self.choose(list, rank);
+        }
+    }
+
+    /// Forgets all candidates but the nearest.
+    pub(super) fn keep_nearest(&mut self, count: usize) {
+        if self.candidates.len() > count {
+            let nearer = |a: &Candidate, b: &Candidate| a.distance.total_cmp(&b.distance);
+            self.candidates.select_nth_unstable_by(count, nearer);
+            self.candidates.truncate(count);
+        }
+    }
+
+    /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
+    /// the nearest first.
+    pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
+        self.candidates.sort_unstable_by(|a, b| {
+            let nearer = a.distance.total_cmp(&b.distance);
+            nearer.then(a.node.cmp(&b.node))
+        });
+        self.candidates.dedup_by_key(|candidate| candidate.node);
+        list.clear();
+        self.passed_over.clear();
+        let mut chosen: Vec<Candidate> = Vec::with_capacity(list.room());
+        for &candidate in &self.candidates {
+            if list.is_full() {
+                break;
+            }
+            let shadowed =
+                |other: &Candidate| self.distance(candidate, *other) < candidate.distance;
+            if chosen.iter().any(shadowed) {
+                self.passed_over.push(candidate.node);
+            } else {
+                list.push(candidate.node);
+                chosen.push(candidate);
+            }
+        }
+        let rest = list.room();
+        self.passed_over.sort_by_key(|&node| rank(node));
+        self.passed_over
+            .iter()
+            .take(rest)
+            .for_each(|&node| list.push(node));
+    }
+}
