@@ -171,6 +171,7 @@ impl Trial {
         }
         let k = k as usize;
         let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
+        opened.expect_ready();
         let store = opened.store();
         // SAFETY: the index is open. The snapshot of the table is taken before the index is read.
         let table = unsafe { Table::new(opened.raw()) };
