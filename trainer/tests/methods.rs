@@ -387,28 +387,90 @@ fn a_table_of_a_paper_is_run_once_and_shown() {
         "{document}"
     );
     // What has an outcome is not run again.
-    std::fs::remove_dir_all(w.path("runs/de")).expect("remove");
+    std::fs::remove_dir_all(w.path("runs/small/de")).expect("remove");
     let shown = w.ok(run);
     assert!(document.contains(shown.trim()), "{shown}");
-    // A row that fails is named, and the others stay.
+    // A row that fails says why in its place, the others are run, and the command fails at its end.
     let path = w.path("papers/made/mapping.toml");
     let table = std::fs::read_to_string(&path).expect("table");
     let table = table
         .replace("\"300\"", "\"5\"")
-        .replace("300 pairs", "5 pairs");
+        .replace("300 pairs", "5 pairs")
+        .replace("no pairs", "none at all");
     std::fs::write(&path, table).expect("write");
-    let error = w.fails(run);
+    let failed = w.laser(run);
+    assert!(!failed.status.success());
+    let read = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (shown, error) = (read(&failed.stdout), read(&failed.stderr));
     assert!(error.contains("fewer than the 12 dimensions"), "{error}");
     // Steps are told whole paths: configurations take others as their own.
-    let whole = format!("-o {}", w.path("runs/made/mapping").display());
+    let whole = format!("-o {}", w.path("runs/small/made/mapping").display());
     assert!(error.contains(&whole), "{error}");
-    let shown = w.ok(&format!("{run} --show"));
+    let row = |name: &str| {
+        let rows = shown
+            .lines()
+            .filter(|l| l.starts_with(&format!("| {name} ")));
+        rows.collect::<Vec<_>>().join("\n")
+    };
     assert!(
-        shown.contains("not run yet") && shown.contains("no pairs"),
+        row("5 pairs").contains("failed: 5 pairs are fewer"),
         "{shown}"
     );
+    assert!(row("none at all").contains(" 20 |"), "{shown}");
+    assert!(!row("none at all").contains("not run"), "{shown}");
+    assert_eq!(w.ok(&format!("{run} --show")), shown);
+    // What steps say while they run is passed on.
+    assert!(error.contains("words, 12 dimensions, in "), "{error}");
     assert!(
         w.fails("reproduce none --configs papers --data . -o runs")
             .contains("none")
     );
+}
+
+#[test]
+fn figures_of_one_scale_and_one_choice_of_variables_are_not_those_of_another() {
+    let w = Workshop::new();
+    w.write(
+        "papers/made/mapping.toml",
+        r#"
+        title = "Mapping"
+        source = "Made up"
+        paper_measure = "accuracy"
+        measure = "accuracy de→en, %"
+        data = "made up"
+        figure = { args = ["eval", "similarity", "-m", "{measured}", "--pivot-model", "{shared}/en", "{data}/held-out.tsv", "--metric", "cosine", "{summary}", "--format", "json"], pointers = ["/0/macro_accuracy/cosine/forward"], factor = 100.0 }
+        steps = [["map", "sentences", "-m", "{shared}/de", "--target-model", "{shared}/en", "--source", "de", "--keys", "{keys}", "{data}/parallel.tsv", "-o", "{out}/{row}"]]
+        small = { keys = "300", measured = "{shared}/de", summary = "" }
+        full = { keys = "300", measured = "{out}/{row}", summary = "--summary" }
+        [[prepare]]
+        makes = "{shared}/en/config.json"
+        args = ["import", "{data}/en.vec", "-o", "{shared}/en"]
+        [[prepare]]
+        makes = "{shared}/de/config.json"
+        args = ["import", "{data}/de.vec", "-o", "{shared}/de"]
+        [[row]]
+        name = "{keys} pairs"
+        "#,
+    );
+    let run = "reproduce made --configs papers --data . -o runs";
+    let figure = |more: &str, row: &str| {
+        let shown = w.ok(&format!("{run} {more}"));
+        let line = shown.lines().find(|l| l.starts_with(&format!("| {row} ")));
+        let cell = line.and_then(|l| l.split('|').nth(3)).expect(&shown);
+        cell.trim().parse::<f64>().expect("a figure")
+    };
+    let full = figure("--scale full", "300 pairs");
+    assert!(full > 98.0, "{full}");
+    let small = figure("", "300 pairs");
+    assert!(small < 20.0, "{small}");
+    let mapped = "--set measured={out}/{row}";
+    assert_eq!(figure(mapped, "300 pairs"), full);
+    assert!(figure("--set keys=200", "200 pairs") < 20.0);
+    assert_eq!(figure("--scale full --show", "300 pairs"), full);
+    assert_eq!(figure("--show", "300 pairs"), small);
+    let error = w.fails(&format!("{run} --set steps=1"));
+    assert!(error.contains("\"steps\""), "{error}");
+    for folder in ["small", "full", "small,keys=200"] {
+        assert!(w.path(&format!("runs/{folder}/made/mapping")).is_dir());
+    }
 }

@@ -1,13 +1,14 @@
 //! `laser reproduce`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 
-use crate::papers::runner::{Paths, run};
-use crate::papers::{PaperTable, Scale};
+use crate::papers::runner::{OUTCOMES, Paths, run};
+use crate::papers::{Outcomes, PaperTable, Scale};
 
 /// Begin and end of what is written into a document.
 const MARKS: (&str, &str) = ("<!-- tables -->", "<!-- end of tables -->");
@@ -24,7 +25,8 @@ pub struct ReproduceArgs {
     /// Folder of the data that the tables name.
     #[arg(long, value_name = "FOLDER")]
     data: PathBuf,
-    /// Folder for models and outcomes; rows that have an outcome there are not run again.
+    /// Folder for models and outcomes, each scale and each choice of --set in a folder of its own; rows that have an
+    /// outcome there are not run again.
     #[arg(long, short, value_name = "FOLDER")]
     output: PathBuf,
     /// Folder of the papers' tables.
@@ -69,14 +71,17 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
     };
     let (data, output) = (absolute(&args.data)?, absolute(&args.output)?);
     let configs = absolute(&args.configs)?;
-    let set = args.set.iter().map(|set| {
-        let pair = set.split_once('=');
-        let (name, value) = pair.with_context(|| format!("\"{set}\" is not NAME=VALUE"))?;
-        Ok((name.to_owned(), value.to_owned()))
-    });
-    let set: Vec<(String, String)> = set.collect::<Result<_>>()?;
+    let mut set = BTreeMap::new();
+    for pair in &args.set {
+        let (name, value) = pair
+            .split_once('=')
+            .with_context(|| format!("\"{pair}\" is not NAME=VALUE"))?;
+        set.insert(name.to_owned(), value.to_owned());
+    }
+    // What is trained with another scale or other variables is something else.
+    let output = output.join(setting(args.scale, &set));
     let mut known = BTreeSet::new();
-    let (mut text, mut failed) = (String::new(), Vec::new());
+    let mut tables = Vec::new();
     for paper in papers {
         let folder = configs.join(&paper);
         for file in names(&folder)? {
@@ -89,7 +94,8 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
             if !(args.tables.is_empty() || args.tables.iter().any(|t| t == name)) {
                 continue;
             }
-            let mut table = PaperTable::read(&folder.join(&file)).map_err(|e| anyhow!(e))?;
+            let path = folder.join(&file);
+            let mut table = PaperTable::read(&path).map_err(|e| anyhow!(e))?;
             let variables = table.of_scale_mut(args.scale);
             for (name, value) in &set {
                 if let Some(old) = variables.get_mut(name) {
@@ -97,42 +103,77 @@ pub fn run_tables(args: &ReproduceArgs, threads: Option<usize>) -> Result<()> {
                     known.insert(name.clone());
                 }
             }
-            let out = output.join(&paper).join(name);
-            let paths = Paths {
-                program: &program,
-                data: &data,
-                configs: &folder,
-                shared: &output,
-                out: &out,
-            };
-            let outcomes = crate::papers::Outcomes::read(&out.join("outcomes.json"));
-            let outcomes = if args.show {
-                outcomes
-            } else {
-                let say = &mut |what: &str| eprintln!("{paper}/{name}: {what}");
-                run(&table, args.scale, paths, threads, say).or_else(|error| {
-                    failed.push(format!("{paper}/{name}: {error}"));
-                    outcomes
-                })
-            };
-            text += &outcomes.map_err(|e| anyhow!(e))?.markdown(&table);
-            text.push('\n');
+            table
+                .name_rows(args.scale)
+                .map_err(|e| anyhow!("{}: {e}", path.display()))?;
+            tables.push((paper.clone(), name.to_owned(), table));
         }
     }
-    if text.is_empty() {
+    if tables.is_empty() {
         bail!("there is no such table in \"{}\"", args.configs.display());
     }
-    if let Some((name, _)) = set.iter().find(|(name, _)| !known.contains(name)) {
-        failed.push(format!("no table has a variable \"{name}\""));
+    if let Some(name) = set.keys().find(|name| !known.contains(*name)) {
+        bail!("no table has a variable \"{name}\" of this scale");
+    }
+    let (mut text, mut failed) = (String::new(), Vec::new());
+    for (paper, name, table) in &tables {
+        let out = output.join(paper).join(name);
+        let paths = Paths {
+            program: &program,
+            data: &data,
+            configs: &configs.join(paper),
+            shared: &output,
+            out: &out,
+        };
+        let outcomes = if args.show {
+            Outcomes::read(&out.join(OUTCOMES))
+        } else {
+            let say = &mut |what: &str| {
+                // A run of hours must not end because nobody is listening.
+                let _ = writeln!(std::io::stderr(), "{paper}/{name}: {what}");
+            };
+            run(table, args.scale, paths, threads, say)
+        };
+        let outcomes = outcomes.map_err(|e| anyhow!(e))?;
+        if !args.show {
+            let failures = outcomes.failures.iter();
+            failed.extend(failures.map(|(row, error)| format!("{paper}/{name}, {row}: {error}")));
+        }
+        text += &outcomes.markdown(table);
+        text.push('\n');
     }
     match &args.into {
         Some(path) => insert(path, &text)?,
         None => print!("{text}"),
     }
     if !failed.is_empty() {
-        bail!("{}", failed.join("\n"));
+        bail!("rows failed:\n{}", failed.join("\n"));
     }
     Ok(())
+}
+
+/// Longest name of a folder.
+const LONGEST: usize = 100;
+
+/// The folder of what is run with a scale and other values of variables: `small`, `full,steps=20`.
+fn setting(scale: Scale, set: &BTreeMap<String, String>) -> String {
+    let scale = scale.to_possible_value();
+    let mut exact = scale.map_or_else(String::new, |v| v.get_name().to_owned());
+    for (name, value) in set {
+        exact += &format!(",{name}={value}");
+    }
+    let keep = |c: char| {
+        if c.is_ascii_alphanumeric() || ".,=_+-".contains(c) {
+            c
+        } else {
+            '-'
+        }
+    };
+    let folder: String = exact.chars().map(keep).take(LONGEST).collect();
+    if folder == exact {
+        return folder;
+    }
+    format!("{folder}-{}", &blake3::hash(exact.as_bytes()).to_hex()[..8])
 }
 
 /// Puts a text between the marks of a document.
@@ -148,4 +189,25 @@ fn insert(path: &Path, text: &str) -> Result<()> {
     };
     let document = format!("{before}{begin}\n\n{text}{end}{after}");
     std::fs::write(path, document).with_context(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scale_and_choice_of_variables_has_a_folder() {
+        let set = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(n, v)| ((*n).into(), (*v).into()));
+            pairs.collect::<BTreeMap<String, String>>()
+        };
+        assert_eq!(setting(Scale::Small, &set(&[])), "small");
+        let steps = set(&[("vocabulary", "300"), ("steps", "20")]);
+        assert_eq!(setting(Scale::Full, &steps), "full,steps=20,vocabulary=300");
+        let (a, b) = (set(&[("dev", "[ ]")]), set(&[("dev", "{ }")]));
+        let (a, b) = (setting(Scale::Small, &a), setting(Scale::Small, &b));
+        assert!(a.starts_with("small,dev=----") && a != b, "{a} {b}");
+        let long = set(&[("dev", &"x".repeat(300))]);
+        assert!(setting(Scale::Small, &long).len() < 120);
+    }
 }

@@ -18,9 +18,17 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-/// Outcomes of the rows of a table, by their names.
+/// Outcomes of the rows of a table, by their names, of one scale and one set of variables.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcomes(pub BTreeMap<String, Outcome>);
+#[serde(deny_unknown_fields)]
+pub struct Outcomes {
+    /// Rows with a figure.
+    #[serde(default)]
+    pub rows: BTreeMap<String, Outcome>,
+    /// What the other rows that were run ended with.
+    #[serde(default)]
+    pub failures: BTreeMap<String, String>,
+}
 
 impl Outcomes {
     /// Reads a file; nothing, if there is none.
@@ -57,7 +65,7 @@ impl Outcomes {
             .rows
             .iter()
             .filter_map(|row| {
-                let ours = self.0.get(&row.name)?.figure;
+                let ours = self.rows.get(&row.name)?.figure;
                 Some((
                     row.paper? * sign(table.paper_higher),
                     ours * sign(table.higher),
@@ -85,8 +93,10 @@ impl Outcomes {
         shown.column("here", Align::Right);
         shown.column("minutes", Align::Right);
         for row in &table.rows {
-            let outcome = self.0.get(&row.name);
+            let outcome = self.rows.get(&row.name);
+            let failure = self.failures.get(&row.name);
             let reason = row.not_run.as_deref().map(|r| format!("not run: {r}"));
+            let reason = reason.or_else(|| failure.map(|f| format!("failed: {}", brief(f))));
             shown.row(vec![
                 row.name.clone(),
                 row.paper.map_or("-".into(), |p| p.to_string()),
@@ -115,6 +125,21 @@ impl Outcomes {
             let _ = writeln!(out, "\n{}", table.notes.trim());
         }
         out
+    }
+}
+
+/// Most characters of a failure in a table.
+const BRIEF: usize = 160;
+
+/// What a program says last, in a cell of a table.
+fn brief(failure: &str) -> String {
+    // Progress stands before it; `laser:` begins the program's own errors.
+    let said = failure.rsplit("laser: ").next().unwrap_or(failure).trim();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let text = words.join(" ").replace('|', "/");
+    match text.char_indices().nth(BRIEF) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }
 
@@ -151,7 +176,11 @@ mod tests {
             seconds: 60.0,
         };
         let figures = [("a", 80.0), ("b", 70.0), ("c", 90.0)];
-        let outcomes = Outcomes(figures.map(|(n, f)| (n.to_owned(), outcome(f))).into());
+        let rows = figures.map(|(n, f)| (n.to_owned(), outcome(f))).into();
+        let outcomes = Outcomes {
+            rows,
+            ..Outcomes::default()
+        };
         // a before b agrees, a before c does not, b and c are equal.
         assert_eq!(outcomes.agreement(&table), (1, 2));
         let shown = outcomes.markdown(&table);
@@ -163,5 +192,15 @@ mod tests {
         assert_eq!(Outcomes::read(&path), Ok(Outcomes::default()));
         outcomes.write(&path).unwrap();
         assert_eq!(Outcomes::read(&path), Ok(outcomes));
+    }
+    #[test]
+    fn a_failure_is_shown_in_its_row_in_one_line() {
+        let said = "laser train a.toml failed:  10.0 % step 1 loss 2\n\
+                    laser: a | b\nand more";
+        assert_eq!(brief(said), "a / b and more");
+        assert_eq!(brief("killed by a signal"), "killed by a signal");
+        let long = brief(&"ä".repeat(1000));
+        assert_eq!(long.chars().count(), BRIEF + 1);
+        assert!(long.ends_with('…'));
     }
 }

@@ -16,7 +16,9 @@ pub enum Scale {
 }
 
 /// A table. Arguments may contain `{name}`: a variable of the row, of the scale, or `data`, `out` (the folder of the
-/// table), `shared` (that of all tables), `configs` (that of its file) and `row` (the name of the row as a folder).
+/// table), `shared` (that of all tables of one scale), `configs` (that of its file) and `row` (the name of the row as a
+/// folder). Names of rows may contain variables of the scale. An argument that is empty once it is filled in is left
+/// out: an option that one of the scales has.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperTable {
@@ -127,16 +129,27 @@ impl PaperTable {
     /// Reads a table.
     ///
     /// # Errors
-    /// If the file cannot be read, is malformed, or two rows have one name.
+    /// If the file cannot be read or is malformed.
     pub fn read(path: &Path) -> Result<Self, String> {
         let fail = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
-        let table: Self = toml::from_str(&text).map_err(|e| fail(&e))?;
+        toml::from_str(&text).map_err(|e| fail(&e))
+    }
+
+    /// Fills the variables of a scale in the names of rows.
+    ///
+    /// # Errors
+    /// If a variable is not known, or two rows have one name.
+    pub fn name_rows(&mut self, scale: Scale) -> Result<(), String> {
+        let vars = self.of_scale(scale).clone();
         let mut folders = HashSet::new();
-        if let Some(row) = table.rows.iter().find(|r| !folders.insert(r.folder())) {
-            return Err(fail(&format!("two rows are called \"{}\"", row.name)));
+        for row in &mut self.rows {
+            row.name = fill(&row.name, &vars)?;
+            if !folders.insert(row.folder()) {
+                return Err(format!("two rows are called \"{}\"", row.name));
+            }
         }
-        Ok(table)
+        Ok(())
     }
 
     /// Variables of a scale.
@@ -215,9 +228,10 @@ mod tests {
                 if !name.ends_with(".toml") || name.starts_with("train-") {
                     continue;
                 }
-                let table = PaperTable::read(&path).unwrap();
                 tables += 1;
                 for scale in [Scale::Small, Scale::Full] {
+                    let mut table = PaperTable::read(&path).unwrap();
+                    table.name_rows(scale).unwrap();
                     for row in table.rows.iter().filter(|r| r.not_run.is_none()) {
                         let mut vars = table.of_scale(scale).clone();
                         vars.extend(row.vars.clone());

@@ -70,6 +70,11 @@ fn open(path: PathBuf, columns: &str, step: u64) -> Result<(PathBuf, File), Trai
     Ok((path, file))
 }
 
+/// A line on standard error. A run does not end because nobody is listening any more.
+fn tell(message: &str) {
+    let _ = writeln!(std::io::stderr(), "{message}");
+}
+
 impl Log {
     /// Opens `train.csv` and `dev.csv` in `folder`, to go on after `step`.
     ///
@@ -95,8 +100,8 @@ impl Log {
     pub fn say(&self, message: &str) {
         match &self.bar {
             _ if self.quiet => {}
-            Some(bar) => bar.suspend(|| eprintln!("{message}")),
-            None => eprintln!("{message}"),
+            Some(bar) => bar.suspend(|| tell(message)),
+            None => tell(message),
         }
     }
 
@@ -125,7 +130,7 @@ impl Log {
                 bar.set_position((line.progress * 1000.0) as u64);
                 bar.set_message(message);
             }
-            None => eprintln!("{:5.1} % {message}", line.progress * 100.0),
+            None => tell(&format!("{:5.1} % {message}", line.progress * 100.0)),
         }
         writeln!(
             self.train.1,
