@@ -80,6 +80,17 @@ pub fn token_names(path: &Path) -> Result<Vec<String>> {
 }
 
 impl Loaded {
+    /// Whether every text begins with a token that stands for its beginning, `<s>` or `[CLS]`.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`].
+    pub fn begins_texts(&self) -> Result<bool> {
+        let ids = self.encode(&["", "a"])?;
+        let first = |text: &Vec<u32>| text.first().copied();
+        // What ends a text is the first token of an empty one alone.
+        Ok(first(&ids[0]).is_some() && first(&ids[0]) == first(&ids[1]))
+    }
+
     /// Token ids of each text, with its n-grams and what the tokenizer's post-processor adds.
     ///
     /// # Errors

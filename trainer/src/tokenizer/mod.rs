@@ -7,7 +7,7 @@
 //!
 //! Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` and `</s>`, ids 4 to 259 the bytes `<0x00>` to `<0xFF>`.
 //! The n-grams of words may follow them ([`laser_model::ngrams`]).
-//! Nothing is added to a text by the tokenizer itself; encoders that need `</s>` append it.
+//! Nothing is added to a text by the tokenizer itself, unless it is for transformers; encoders that need `</s>` append it.
 
 mod coverage;
 mod loaded;

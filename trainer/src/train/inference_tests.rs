@@ -159,7 +159,7 @@ fn each_objective_alone_is_repeated_and_resumed_exactly() {
     }
     let transformer = "architecture = \"transformer\", hidden_size = 8, layers = 2, heads = 2, \
                        intermediate_size = 12, max_positions = 32, type_vocab_size = 1, \
-                       layer_norm_eps = 1e-5, activation = \"gelu\", norm = \"post\", pooling = \"cls\"";
+                       layer_norm_eps = 1e-5, activation = \"gelu\", norm = \"post\", pooling = \"mean\"";
     for (name, encoder) in [("dual", transformer), ("dual-bilstm", BILSTM)] {
         ends(name, encoder, &|config| {
             config.objective.dual = Some(Default::default());

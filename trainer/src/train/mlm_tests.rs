@@ -66,6 +66,14 @@ fn translations_tell_what_is_hidden_and_the_encoder_goes_on_from_there() {
 }
 
 #[test]
+fn the_first_word_of_a_text_does_not_stand_for_the_text() {
+    let world = world();
+    let config = world.config("first", &TRANSFORMER.replace("mean", "cls"), 1);
+    let error = run(&config, &quiet()).unwrap_err().to_string();
+    assert!(error.contains("laser tokenizer --transformer"), "{error}");
+}
+
+#[test]
 fn gradients_match_finite_differences() {
     let world = world();
     for (translations, chunk) in [(0.0, 0), (1.0, 0), (0.0, 3)] {

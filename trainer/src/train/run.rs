@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use laser_model::config::{Architecture, TransformerPooling};
+
 use super::checkpoint::{self, Checkpoint};
 use super::config::TrainConfig;
 use super::dev::Dev;
@@ -61,6 +63,7 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
             config.tokenizer.display()
         )));
     }
+    check_beginnings(config, &tokenizer)?;
     let perturbed = config.objective.dual.as_ref().map_or(0, |d| d.perturbed);
     if perturbed > 0 && corpus.header().perturbed == 0 {
         return Err(TrainError::Config(format!(
@@ -136,6 +139,22 @@ pub fn run(config: &TrainConfig, options: &Options) -> Result<Summary, TrainErro
     let result = trainer.all(&corpus);
     trainer.log.finish();
     result
+}
+
+/// Refuses to take the first token of a text, whichever it is, for the text.
+fn check_beginnings(config: &TrainConfig, tokenizer: &Loaded) -> Result<(), TrainError> {
+    let first = matches!(
+        &config.model.encoder,
+        Architecture::Transformer(c) if c.pooling == TransformerPooling::Cls
+    );
+    if !first || tokenizer.begins_texts()? {
+        return Ok(());
+    }
+    Err(TrainError::Config(format!(
+        "pooling = \"cls\" takes the state of a token that begins every text, and tokenizer \"{}\" has none; make one with \
+         `laser tokenizer --transformer`, or take pooling = \"mean\"",
+        config.tokenizer.display()
+    )))
 }
 
 /// A run that has made no step.

@@ -523,7 +523,7 @@ fn a_deeper_transformer_starts_from_the_layers_of_a_shallow_one() {
         format!(
             "architecture = \"transformer\", hidden_size = 8, layers = {layers}, heads = 2, \
              intermediate_size = 12, max_positions = 32, type_vocab_size = 1, layer_norm_eps = 1e-5, \
-             activation = \"gelu\", norm = \"post\", pooling = \"cls\""
+             activation = \"gelu\", norm = \"post\", pooling = \"mean\""
         )
     };
     let shallow = world.config("shallow", &transformer(2), 2);
