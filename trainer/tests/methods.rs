@@ -336,6 +336,131 @@ fn what_a_classifier_learns_in_one_language_holds_in_another() {
 }
 
 #[test]
+fn every_measure_takes_each_side_by_the_encoder_of_its_language() {
+    let w = Workshop::new();
+    w.ok("import en.vec -o en");
+    w.ok("import de.vec -o de");
+    w.ok("map sentences -m de --target-model en --source de parallel.tsv -o mapped");
+    w.ok("languages de=mapped en=en -o pair");
+
+    // A classifier that is trained on the English encoder's embeddings, tested on the German one's.
+    let side = |i: usize| vector(i)[0];
+    let label = |key: usize| {
+        let sum: f64 = sentence(key).into_iter().map(side).sum();
+        if sum > 0.0 { "up" } else { "down" }
+    };
+    let lines = |language: &str, pairs: bool| -> String {
+        let part = |key: usize| ["train", "train", "train", "dev", "test"][key % 5];
+        let line = |key| {
+            let text = |key| text(&sentence(key), language);
+            let second = if pairs {
+                format!("\t{}", text(key + 1))
+            } else {
+                String::new()
+            };
+            format!("{}\t{}\t{}{second}\n", part(key), label(key), text(key))
+        };
+        (0..500).map(line).collect()
+    };
+    for (code, language) in [("en", "x"), ("de", "y")] {
+        w.write(&format!("{code}.tsv"), &lines(language, false));
+        w.write(&format!("pairs.{code}.tsv"), &lines(language, true));
+    }
+    let accuracies = |arguments: &str| -> Vec<(String, f64)> {
+        let cells = w.json(&format!(
+            "eval classify {arguments} --from en --learning-rate 0.01"
+        ));
+        let cells = cells.as_array().expect("cells").iter();
+        let cell = |c: &serde_json::Value| {
+            let (name, value) = (c["test"].as_str(), c["accuracy"].as_f64());
+            (name.expect("a name").to_owned(), value.expect("accuracy"))
+        };
+        cells.map(cell).collect()
+    };
+    let found = accuracies("-m pair en=en.tsv de=de.tsv");
+    assert_eq!((&found[0].0[..], &found[1].0[..]), ("de", "en"));
+    assert!(found[0].1 > 0.8 && found[1].1 > 0.8, "{found:?}");
+    let wrong = accuracies("-m en en=en.tsv de=de.tsv");
+    assert!(wrong[0].1 < found[0].1 - 0.1, "{wrong:?}");
+    let mixed = accuracies("-m pair en=pairs.en.tsv de=pairs.de.tsv --mixed");
+    assert_eq!(mixed[1].0, "de/en");
+    assert!(mixed.iter().all(|c| c.1 > 0.75), "{mixed:?}");
+
+    let column = |language: &str, id: &str| -> String {
+        let line = |key: usize| format!("{id}{key}\t{}\n", text(&sentence(key), language));
+        (300..360).map(line).collect()
+    };
+    w.write("source.txt", &column("y", "s"));
+    w.write("target.txt", &column("x", "t"));
+    let gold: String = (300..360).map(|k| format!("s{k}\tt{k}\n")).collect();
+    w.write("gold.txt", &gold);
+    let bucc = "eval bucc -m pair --source source.txt --target target.txt --gold gold.txt";
+    let score = w.json(&format!("{bucc} --source-language de --target-language en"));
+    assert!(score["f1"].as_f64() > Some(0.95), "{score}");
+
+    let table = w.ok("eval mixed -m pair held-out.tsv --summary");
+    let last = table.split_whitespace().last().expect("a figure");
+    assert!(last.parse::<f64>().expect("a number") > 95.0, "{table}");
+
+    let scored: String = (0..40)
+        .map(|key| {
+            let (a, b) = (sentence(key), sentence(key + 1));
+            let (score, b) = if key % 2 == 0 { (5, &a) } else { (0, &b) };
+            format!("{score}\t{}\t{}\n", text(&a, "x"), text(b, "y"))
+        })
+        .collect();
+    w.write("scored.tsv", &scored);
+    let sts = "eval sts -m pair scored.tsv";
+    let rows = w.json(&format!("{sts} --first-language en --second-language de"));
+    assert!(rows[0]["Spearman"].as_f64() > Some(80.0), "{rows}");
+
+    let all: String = (0..300)
+        .map(|key| format!("all\t{}\t{}\n", label(key), text(&sentence(key), "x")))
+        .collect();
+    w.write("tasks/MR.tsv", &all);
+    let figure = |more: &str| {
+        let rows = w.json(&format!("eval senteval -m {more} tasks --folds 3"));
+        rows[0]["figure"].as_f64().expect("a figure")
+    };
+    assert_eq!(figure("pair"), figure("en"));
+    assert_eq!(figure("pair --language de"), figure("mapped"));
+
+    let embed = |arguments: &str| {
+        let lines = std::fs::File::open(w.path("target.txt")).expect("lines");
+        let output = Command::new(env!("CARGO_BIN_EXE_laser"))
+            .arg("embed")
+            .args(arguments.split_whitespace())
+            .current_dir(w.folder.path())
+            .stdin(lines)
+            .output()
+            .expect("the program runs");
+        assert!(output.status.success(), "{arguments}");
+        output.stdout
+    };
+    assert_eq!(embed("-m pair --language de"), embed("-m mapped"));
+
+    let half = format!("{sts} --first-language en");
+    for (arguments, wanted) in [
+        (bucc, "--source-language"),
+        (sts, "--first-language"),
+        (&half[..], "--second-language"),
+        ("embed -m pair", "(de, en): name one with --language"),
+        ("embed -m en --language de", "leave out --language"),
+        (
+            "embed -m pair --language fr",
+            "no encoder of \"fr\", only of de, en",
+        ),
+        (
+            "eval classify -m pair en=en.tsv --test fr=de.tsv",
+            "no encoder of \"fr\"",
+        ),
+    ] {
+        let error = w.fails(arguments);
+        assert!(error.contains(wanted), "{arguments}: {error}");
+    }
+}
+
+#[test]
 fn a_table_of_a_paper_is_run_once_and_shown() {
     let w = Workshop::new();
     w.write(

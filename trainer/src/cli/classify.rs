@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use laser_model::Languages;
 use laser_model::config::Activation;
 
 use super::args::spinner;
@@ -153,8 +154,9 @@ fn named(argument: &str) -> (Option<&str>, &Path) {
 }
 
 impl ClassifyArgs {
-    fn task(&self) -> Result<Task> {
-        let mut task = Task::default();
+    /// The labelled texts; those of each language for themselves, if they are `apart`.
+    fn task(&self, apart: bool) -> Result<Task> {
+        let mut task = Task::new(apart);
         for argument in &self.files {
             let (Some(language), path) = named(argument) else {
                 bail!("\"{argument}\" is not of the form LANG=FILE");
@@ -220,18 +222,50 @@ pub fn run(args: &ClassifyArgs, threads: Option<usize>) -> Result<()> {
         train: args.from.clone(),
         mixed: args.mixed,
     };
-    let task = args.task()?;
-    let encoder = args.model.load(threads)?;
+    let languages = Languages::read(&args.model.model)?;
+    let task = args.task(languages.is_some())?;
     let bar = spinner("texts embedded");
     let progress = &mut |n| bar.set_position(n);
-    let embeddings = args.model.embed(&encoder, task.texts(), progress)?;
+    let (width, embeddings) = match &languages {
+        Some(list) => embed_apart(&args.model, list, threads, &task, progress)?,
+        None => {
+            let encoder = args.model.load(threads)?;
+            let embeddings = args.model.embed(&encoder, task.texts(), progress)?;
+            (encoder.dimensions(), embeddings)
+        }
+    };
     bar.finish_and_clear();
-    let cells = matrix(&task, encoder.dimensions(), &embeddings, &options)?;
+    let cells = matrix(&task, width, &embeddings, &options)?;
     let table = match args.format {
         Form::Text | Form::Markdown => square(&cells),
         Form::Tsv | Form::Json => list(&cells),
     };
     write_out(args.output.as_ref(), &table.render(args.format))
+}
+
+/// Embeddings of a task's texts, each by the encoder of its language.
+fn embed_apart(
+    model: &ModelArgs,
+    list: &Languages,
+    threads: Option<usize>,
+    task: &Task,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(usize, Vec<f32>)> {
+    let of_language = task.texts_of_languages();
+    let mut lists = Vec::with_capacity(of_language.len());
+    for (language, positions) in of_language {
+        let texts = positions.iter().map(|at| &task.texts()[*at as usize][..]);
+        lists.push((&language[..], texts.collect::<Vec<_>>()));
+    }
+    let (width, rows) = model.embed_languages(list, threads, &lists, progress)?;
+    let mut embeddings = vec![0f32; task.texts().len() * width];
+    for (positions, rows) in of_language.values().zip(rows) {
+        for (at, row) in positions.iter().zip(rows.chunks_exact(width)) {
+            let at = *at as usize * width;
+            embeddings[at..at + width].copy_from_slice(row);
+        }
+    }
+    Ok((width, embeddings))
 }
 
 /// A row a training language, a column a test language; the last column is the mean over languages

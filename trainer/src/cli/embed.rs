@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use super::measured::ModelArgs;
+use super::measured::{ModelArgs, Side};
 use crate::data::input::{Line, Lines};
 
 /// Form of embeddings.
@@ -24,6 +24,9 @@ enum Output {
 pub struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
+    /// The language of the lines: for a model with an encoder for each language.
+    #[arg(long, value_name = "LANG")]
+    language: Option<String>,
     /// Form of the embeddings.
     #[arg(long, value_enum, default_value_t = Output::Tsv)]
     format: Output,
@@ -56,7 +59,11 @@ fn create(path: &Path) -> Result<File> {
 
 /// Runs `laser embed`.
 pub fn run(args: &EmbedArgs, threads: Option<usize>) -> Result<()> {
-    let encoder = args.model.load(threads)?;
+    let side = Side {
+        language: args.language.as_deref(),
+        option: "--language",
+    };
+    let encoder = args.model.load_for(side, threads)?;
     let dimensions = encoder.dimensions();
     let mut npy = match (args.format, &args.output) {
         (Output::Npy, Some(path)) => Some(create(path)?),

@@ -11,7 +11,7 @@ use super::args::spinner;
 use super::classify::ClassifyArgs;
 use super::meaning::{MixedArgs, OrderArgs, StsArgs};
 use super::measured::{
-    Measures, ModelArgs, SetArgs, measure, measure_languages, report, write_out,
+    self, Measures, ModelArgs, SetArgs, measure, measure_languages, report, write_out,
 };
 use super::senteval::SentEvalArgs;
 use super::words::WordsArgs;
@@ -149,6 +149,12 @@ pub struct BuccArgs {
     /// Gold pairs, `source id<TAB>target id`.
     #[arg(long, value_name = "FILE")]
     gold: PathBuf,
+    /// The language of the source: for a model with an encoder for each language.
+    #[arg(long, value_name = "LANG")]
+    source_language: Option<String>,
+    /// The language of the target.
+    #[arg(long, value_name = "LANG")]
+    target_language: Option<String>,
     /// Extract pairs with at least this score (found on training data, say) instead of searching
     /// the threshold with the best F1.
     #[arg(long, value_name = "SCORE")]
@@ -175,7 +181,18 @@ pub struct BuccArgs {
 
 /// Runs `laser eval bucc`.
 pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
-    let encoder = args.model.load(threads)?;
+    let sides = [
+        measured::Side {
+            language: args.source_language.as_deref(),
+            option: "--source-language",
+        },
+        measured::Side {
+            language: args.target_language.as_deref(),
+            option: "--target-language",
+        },
+    ];
+    let (encoder, other) = args.model.load_pair(sides, threads)?;
+    let other = other.as_ref().unwrap_or(&encoder);
     let mut problems = Problems::new(args.strict);
     let source = Side::read(&args.source, &mut problems)?;
     let target = Side::read(&args.target, &mut problems)?;
@@ -193,7 +210,7 @@ pub fn bucc(args: &BuccArgs, threads: Option<usize>) -> Result<()> {
     let x = args.model.embed(&encoder, &source.texts, progress)?;
     let done = source.texts.len() as u64;
     let progress = &mut |n| bar.set_position(done + n);
-    let y = args.model.embed(&encoder, &target.texts, progress)?;
+    let y = args.model.embed(other, &target.texts, progress)?;
     bar.finish_and_clear();
     let result = bucc::evaluate(
         &source,

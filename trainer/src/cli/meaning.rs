@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use laser_model::Languages;
 
 use super::args::spinner;
-use super::measured::{ModelArgs, SetArgs, write_out};
+use super::measured::{ModelArgs, SetArgs, Side, embed_sets, write_out};
 use crate::data::perturb::{Kind, LANGUAGE};
 use crate::eval::mixed::mixed;
 use crate::eval::order::{Counts, Perturbed, Share, order};
@@ -31,18 +32,29 @@ fn percent(share: f64) -> String {
 
 /// Runs `laser eval mixed`.
 pub fn run_mixed(args: &MixedArgs, threads: Option<usize>) -> Result<()> {
-    let encoder = args.model.load(threads)?;
     let mut table = Table::new();
     table.column("set", Align::Left);
     table.column("language", Align::Left);
     table.column("queries", Align::Right);
     table.column("accuracy", Align::Right);
-    for set in args.sets.read()? {
-        let bar = spinner("sentences embedded");
-        let progress = &mut |n| bar.set_position(n);
-        let x = args.model.embed(&encoder, set.texts(), progress)?;
-        bar.finish_and_clear();
-        let counts = mixed(&set, encoder.dimensions(), &x)?;
+    let sets = args.sets.read()?;
+    let (width, embedded) = match Languages::read(&args.model.model)? {
+        Some(list) => embed_sets(&args.model, &list, threads, &sets)?,
+        None => {
+            let encoder = args.model.load(threads)?;
+            let bar = spinner("sentences embedded");
+            let mut embedded = Vec::with_capacity(sets.len());
+            for set in sets {
+                let progress = &mut |n| bar.set_position(n);
+                let x = args.model.embed(&encoder, set.texts(), progress)?;
+                embedded.push((set, x));
+            }
+            bar.finish_and_clear();
+            (encoder.dimensions(), embedded)
+        }
+    };
+    for (set, x) in &embedded {
+        let counts = mixed(set, width, x)?;
         let (mut queries, mut correct) = (0, 0);
         for (language, count) in counts {
             queries += count.queries;
@@ -155,6 +167,12 @@ pub struct StsArgs {
     /// Tab-separated files; the last three columns are score, sentence, sentence.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// The language of the first sentences: for a model with an encoder for each language.
+    #[arg(long, value_name = "LANG")]
+    first_language: Option<String>,
+    /// The language of the second sentences.
+    #[arg(long, value_name = "LANG")]
+    second_language: Option<String>,
     /// Only lines whose first column is this.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
@@ -165,7 +183,18 @@ pub struct StsArgs {
 
 /// Runs `laser eval sts`.
 pub fn run_sts(args: &StsArgs, threads: Option<usize>) -> Result<()> {
-    let encoder = args.model.load(threads)?;
+    let sides = [
+        Side {
+            language: args.first_language.as_deref(),
+            option: "--first-language",
+        },
+        Side {
+            language: args.second_language.as_deref(),
+            option: "--second-language",
+        },
+    ];
+    let (encoder, other) = args.model.load_pair(sides, threads)?;
+    let other = other.as_ref().unwrap_or(&encoder);
     let mut table = Table::new();
     table.column("set", Align::Left);
     table.column("pairs", Align::Right);
@@ -175,7 +204,7 @@ pub fn run_sts(args: &StsArgs, threads: Option<usize>) -> Result<()> {
     for path in &args.files {
         let set = Scored::read(path, args.split.as_deref())?;
         let x = args.model.embed(&encoder, &set.first, &mut |_| {})?;
-        let y = args.model.embed(&encoder, &set.second, &mut |_| {})?;
+        let y = args.model.embed(other, &set.second, &mut |_| {})?;
         let cosines = cosines(&x, &y, encoder.dimensions());
         let found = (
             pearson(&cosines, &set.scores),

@@ -41,6 +41,97 @@ impl ModelArgs {
         self.load_other(&self.model, threads)
     }
 
+    /// Loads the encoders of two sides, whose languages options name where the model has an encoder for each language.
+    /// The second one is `None` if it is the first.
+    ///
+    /// # Errors
+    /// As of [`ModelArgs::load_for`], and if the two have other dimensions.
+    pub fn load_pair(
+        &self,
+        [first, second]: [Side<'_>; 2],
+        threads: Option<usize>,
+    ) -> Result<(Encoder, Option<Encoder>)> {
+        let encoder = self.load_for(first, threads)?;
+        if second.language == first.language {
+            return Ok((encoder, None));
+        }
+        let other = self.load_for(second, threads)?;
+        same_width(encoder.dimensions(), other.dimensions())?;
+        Ok((encoder, Some(other)))
+    }
+
+    /// Loads the model; of one with an encoder for each language that of a side.
+    ///
+    /// # Errors
+    /// If the folder is not a model, or the option is missing, names a language without an encoder, or is given for a
+    /// model of one encoder.
+    pub fn load_for(&self, side: Side<'_>, threads: Option<usize>) -> Result<Encoder> {
+        let folder = self.model.display();
+        match (Languages::read(&self.model)?, side.language) {
+            (Some(list), Some(language)) => self.load_language(&list, language, threads),
+            (Some(list), None) => bail!(
+                "\"{folder}\" has an encoder for each language ({}): name one with {}",
+                list.codes().collect::<Vec<_>>().join(", "),
+                side.option
+            ),
+            (None, Some(_)) => bail!(
+                "\"{folder}\" has one encoder for all languages: leave out {}",
+                side.option
+            ),
+            (None, None) => self.load(threads),
+        }
+    }
+
+    /// Loads the encoder of a language.
+    ///
+    /// # Errors
+    /// If the model has none, or it cannot be loaded.
+    pub fn load_language(
+        &self,
+        list: &Languages,
+        language: &str,
+        threads: Option<usize>,
+    ) -> Result<Encoder> {
+        let folder = list.folder(&self.model, language).with_context(|| {
+            format!(
+                "\"{}\" has no encoder of \"{language}\", only of {}",
+                self.model.display(),
+                list.codes().collect::<Vec<_>>().join(", ")
+            )
+        })?;
+        self.load_other(&folder, threads)
+    }
+
+    /// Embeds lists of texts, each by the encoder of its language, of which one is loaded at a time; the dimensions and
+    /// the rows of each list.
+    ///
+    /// # Errors
+    /// As of [`ModelArgs::load_language`] and [`ModelArgs::embed`], and if encoders have other dimensions.
+    pub fn embed_languages<T: AsRef<str>>(
+        &self,
+        list: &Languages,
+        threads: Option<usize>,
+        lists: &[(&str, Vec<T>)],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(usize, Vec<Vec<f32>>)> {
+        let mut embeddings = vec![Vec::new(); lists.len()];
+        let (mut width, mut done) = (None, 0);
+        let languages: BTreeSet<&str> = lists.iter().map(|l| l.0).collect();
+        for language in languages {
+            let encoder = self.load_language(list, language, threads)?;
+            same_width(
+                *width.get_or_insert(encoder.dimensions()),
+                encoder.dimensions(),
+            )?;
+            let own = lists.iter().zip(&mut embeddings);
+            for ((_, texts), into) in own.filter(|((l, _), _)| *l == language) {
+                *into = self.embed(&encoder, texts, &mut |n| progress(done + n))?;
+                done += texts.len() as u64;
+            }
+        }
+        Ok((width.unwrap_or_default(), embeddings))
+    }
+
     /// Loads the model of another folder in the same way.
     ///
     /// # Errors
@@ -78,6 +169,23 @@ impl ModelArgs {
             None => embed_all(encoder, texts, progress),
         }
     }
+}
+
+/// A side of what is measured: its language, and the option that names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// The language, where the option is given.
+    pub language: Option<&'a str>,
+    /// The option.
+    pub option: &'a str,
+}
+
+/// Whether two encoders can be of one space.
+fn same_width(one: usize, other: usize) -> Result<()> {
+    if one != other {
+        bail!("the models have {one} and {other} dimensions: they have no space in common");
+    }
+    Ok(())
 }
 
 /// Sets of aligned sentences.
@@ -208,11 +316,8 @@ pub fn measure(
     measures: Measures<'_>,
 ) -> Result<Vec<SetResult>> {
     let width = encoder.dimensions();
-    if let Some(other) = of_pivot.filter(|o| o.dimensions() != width) {
-        bail!(
-            "the models have {width} and {} dimensions: they have no space in common",
-            other.dimensions()
-        );
+    if let Some(other) = of_pivot {
+        same_width(width, other.dimensions())?;
     }
     let bar = spinner("sentences embedded");
     let mut done = 0;
@@ -250,42 +355,49 @@ pub fn measure_languages(
     sets: &[EvalSet],
     measures: Measures<'_>,
 ) -> Result<Vec<SetResult>> {
-    let keep = |language: &str| list.folder(&model.model, language).is_some();
-    let sets: Vec<_> = sets.iter().map(|set| set.apart(&keep)).collect();
-    let mut embeddings = vec![Vec::new(); sets.len()];
-    let mut width = None;
-    let bar = spinner("sentences embedded");
-    let mut done = 0;
-    // In the order of languages, in which texts are as well.
-    let languages: BTreeSet<&String> = sets.iter().flat_map(|(_, ranges)| ranges.keys()).collect();
-    for language in languages {
-        let Some(folder) = list.folder(&model.model, language) else {
-            continue;
-        };
-        let encoder = model.load_other(&folder, threads)?;
-        let dimensions = encoder.dimensions();
-        if *width.get_or_insert(dimensions) != dimensions {
-            bail!(
-                "the encoder of \"{language}\" has {dimensions} dimensions, others have {}",
-                width.unwrap_or_default()
-            );
-        }
-        for ((set, ranges), into) in sets.iter().zip(&mut embeddings) {
-            if let Some(range) = ranges.get(language) {
-                let texts = &set.texts()[range.clone()];
-                let progress = &mut |n| bar.set_position(done + n);
-                into.extend(model.embed(&encoder, texts, progress)?);
-                done += texts.len() as u64;
-            }
-        }
-    }
-    bar.finish_and_clear();
-    let width = width.unwrap_or_default();
+    let (width, sets) = embed_sets(model, list, threads, sets)?;
     let mut results = Vec::with_capacity(sets.len());
-    for ((set, _), x) in sets.iter().zip(&embeddings) {
+    for (set, x) in &sets {
         results.extend(measures.of(set, width, x)?);
     }
     Ok(results)
+}
+
+/// A set with the embeddings of its texts.
+type EmbeddedSet = (EvalSet, Vec<f32>);
+
+/// Sets with the texts of each language for themselves, embedded by the encoder of their language; the dimensions. Languages without
+/// an encoder are left out.
+///
+/// # Errors
+/// If an encoder fails, or they have other dimensions.
+pub fn embed_sets(
+    model: &ModelArgs,
+    list: &Languages,
+    threads: Option<usize>,
+    sets: &[EvalSet],
+) -> Result<(usize, Vec<EmbeddedSet>)> {
+    let keep = |language: &str| list.folder(&model.model, language).is_some();
+    let apart: Vec<_> = sets.iter().map(|set| set.apart(&keep)).collect();
+    let mut lists = Vec::new();
+    for (set, ranges) in &apart {
+        for (language, range) in ranges {
+            let texts = set.texts()[range.clone()].iter().map(String::as_str);
+            lists.push((&language[..], texts.collect::<Vec<_>>()));
+        }
+    }
+    let bar = spinner("sentences embedded");
+    let progress = &mut |n| bar.set_position(n);
+    let (width, embedded) = model.embed_languages(list, threads, &lists, progress)?;
+    bar.finish_and_clear();
+    // In the order of languages, in which texts are as well.
+    let mut embedded = embedded.into_iter();
+    let mut all = Vec::with_capacity(apart.len());
+    for (set, ranges) in &apart {
+        let x = embedded.by_ref().take(ranges.len()).flatten().collect();
+        all.push((set.clone(), x));
+    }
+    Ok((width, all))
 }
 
 /// Prints to standard output or to a file.

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum as _};
+use laser_model::Languages;
 
 use super::args::spinner;
-use super::measured::{ModelArgs, write_out};
+use super::measured::{ModelArgs, Side, write_out};
 use crate::eval::classifier::FitOptions;
 use crate::eval::senteval::{SentEvalOptions, Task, measure};
 use crate::report::table::{Align, Form, Table};
@@ -30,6 +31,9 @@ pub struct SentEvalArgs {
     /// Seed of folds and classifiers.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// The language of the tasks, "en" if not given: for a model with an encoder for each language.
+    #[arg(long, value_name = "LANG")]
+    language: Option<String>,
     /// Form of the table.
     #[arg(long, value_enum, default_value_t = Form::Text)]
     format: Form,
@@ -61,7 +65,13 @@ pub fn run(args: &SentEvalArgs, threads: Option<usize>) -> Result<()> {
             ..FitOptions::default()
         },
     };
-    let encoder = args.model.load(threads)?;
+    // SentEval's own tasks are English.
+    let several = Languages::read(&args.model.model)?.is_some();
+    let side = Side {
+        language: args.language.as_deref().or(several.then_some("en")),
+        option: "--language",
+    };
+    let encoder = args.model.load_for(side, threads)?;
     let mut table = Table::new();
     table.column("task", Align::Left);
     table.column("measure", Align::Left);

@@ -21,11 +21,15 @@ pub enum Part {
     Test,
 }
 
-/// Labelled texts of all languages, every text held once.
+/// Labelled texts of all languages, every text held once, or once for each language.
 #[derive(Clone, Debug, Default)]
 pub struct Task {
+    apart: bool,
     texts: Vec<String>,
-    known: HashMap<String, u32>,
+    /// Positions by language, which is empty where texts are not apart, and by text.
+    known: HashMap<String, HashMap<String, u32>>,
+    /// Positions by language, where texts are apart.
+    of_language: BTreeMap<String, Vec<u32>>,
     classes: BTreeSet<String>,
     parts: BTreeMap<(String, Part), Vec<Item>>,
     paired: Option<bool>,
@@ -57,6 +61,15 @@ pub struct Cell {
 }
 
 impl Task {
+    /// Without texts. If languages are `apart`, a text that two of them have is held twice: for encoders of one language each.
+    #[must_use]
+    pub fn new(apart: bool) -> Self {
+        Self {
+            apart,
+            ..Self::default()
+        }
+    }
+
     /// Adds labelled texts; of texts that are no pairs but have a second one, both are joined if `join`.
     ///
     /// # Errors
@@ -83,8 +96,10 @@ impl Task {
                 self.classes.insert(example.label.clone());
             }
             let item = Item {
-                first: self.text(example.text)?,
-                second: example.second.map(|t| self.text(t)).transpose()?,
+                first: self.text(language, example.text)?,
+                second: (example.second)
+                    .map(|t| self.text(language, t))
+                    .transpose()?,
                 label: example.label,
             };
             let key = (language.to_owned(), part);
@@ -98,15 +113,27 @@ impl Task {
         self.parts.remove(&(language.to_owned(), part));
     }
 
-    fn text(&mut self, text: String) -> Result<u32, EvalError> {
-        if let Some(at) = self.known.get(&text) {
+    fn text(&mut self, language: &str, text: String) -> Result<u32, EvalError> {
+        let language = if self.apart { language } else { "" };
+        let known = self.known.entry(language.to_owned()).or_default();
+        if let Some(at) = known.get(&text) {
             return Ok(*at);
         }
         let at = u32::try_from(self.texts.len())
             .map_err(|_| EvalError::Config("more than 2^32 texts".into()))?;
         self.texts.push(text.clone());
-        self.known.insert(text, at);
+        known.insert(text, at);
+        if self.apart {
+            let own = self.of_language.entry(language.to_owned()).or_default();
+            own.push(at);
+        }
         Ok(at)
+    }
+
+    /// Positions in [`Task::texts`] by language, where languages are apart.
+    #[must_use]
+    pub fn texts_of_languages(&self) -> &BTreeMap<String, Vec<u32>> {
+        &self.of_language
     }
 
     /// The texts to embed, each once.
