@@ -213,6 +213,15 @@ fn models_of_one_language_share_a_space_by_a_mapping_of_sentences() {
     assert!(w.fails(map).contains("--force"));
     let other = map.replace("--source de", "--source fr") + "2";
     assert!(w.fails(&other).contains("no sentence in \"fr\""));
+    // The means alone, in every form; metrics by the names that JSON has, too.
+    let means = "eval similarity -m mapped --pivot-model en held-out.tsv --summary \
+                 --metric l2,inner_product,cosine";
+    let lines = w.ok(&format!("{means} --format tsv"));
+    let lines: Vec<Vec<&str>> = lines.lines().map(|l| l.split('\t').collect()).collect();
+    let metrics: Vec<&str> = lines.iter().map(|l| l[2]).collect();
+    assert_eq!(metrics, ["metric", "l2", "inner_product", "cosine"]);
+    assert_eq!(lines[3][5], format!("{after:.6}"));
+    assert!(w.json(means)[0].get("pairs").is_none());
     // Both as one model, each side by its own encoder.
     let join = "languages de=mapped en=en -o pair";
     assert!(w.ok(join).contains("pair@de, pair@en"));

@@ -24,10 +24,12 @@ pub enum Metric {
     /// Euclidean distance.
     L2,
     /// Inner product.
+    #[value(alias = "inner_product")]
     InnerProduct,
     /// Ratio margin over four neighbours (xsim).
     Margin,
     /// Distance margin over four neighbours.
+    #[value(alias = "margin_distance")]
     MarginDistance,
 }
 

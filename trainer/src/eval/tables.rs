@@ -42,6 +42,7 @@ pub fn render(results: &[SetResult], form: Form, options: &TableOptions) -> Stri
     match form {
         Form::Text => people(results, options, Table::text),
         Form::Markdown => people(results, options, Table::markdown),
+        Form::Tsv if options.summary => tsv_means(results, options),
         Form::Tsv => tsv(results),
         Form::Json => json(results, options),
     }
@@ -155,6 +156,14 @@ fn queries(result: &SetResult) -> usize {
     result.pairs.iter().map(|p| p.forward.queries).sum()
 }
 
+/// Pairs that count in means.
+fn counted(result: &SetResult, options: &TableOptions) -> usize {
+    let pairs = result.pairs.iter();
+    pairs
+        .filter(|p| p.forward.queries >= options.min_queries.max(1))
+        .count()
+}
+
 fn summary(results: &[SetResult], options: &TableOptions) -> Table {
     let mut table = Table::new();
     table.column("set", Align::Left);
@@ -166,11 +175,7 @@ fn summary(results: &[SetResult], options: &TableOptions) -> Table {
     }
     let mut sums = vec![(0.0, 0usize); options.metrics.len() * 2];
     for result in results {
-        let counted = result
-            .pairs
-            .iter()
-            .filter(|p| p.forward.queries >= options.min_queries.max(1))
-            .count();
+        let counted = counted(result, options);
         let mut name = result.name.clone();
         if result.pivot.is_none() {
             name.push_str(" (all pairs)");
@@ -224,6 +229,26 @@ fn tsv(results: &[SetResult]) -> String {
     out
 }
 
+/// The means of each set, a line a metric; accuracies, as in the lines of pairs.
+fn tsv_means(results: &[SetResult], options: &TableOptions) -> String {
+    let mut out = String::from("set\tpivot\tmetric\tpairs\tqueries\tforward\tbackward\n");
+    for result in results {
+        for metric in &options.metrics {
+            let (there, back) = result.macro_accuracy(*metric, options.min_queries);
+            let _ = writeln!(
+                out,
+                "{}\t{}\t{}\t{}\t{}\t{there:.6}\t{back:.6}",
+                result.name,
+                result.pivot.as_deref().unwrap_or("-"),
+                metric.name(),
+                counted(result, options),
+                queries(result),
+            );
+        }
+    }
+    out
+}
+
 fn json(results: &[SetResult], options: &TableOptions) -> String {
     let sets: Vec<serde_json::Value> = results
         .iter()
@@ -237,12 +262,15 @@ fn json(results: &[SetResult], options: &TableOptions) -> String {
                     (m.name().to_owned(), value)
                 })
                 .collect();
-            serde_json::json!({
+            let mut set = serde_json::json!({
                 "set": result.name,
                 "pivot": result.pivot,
                 "macro_accuracy": means,
-                "pairs": result.pairs,
-            })
+            });
+            if !options.summary {
+                set["pairs"] = serde_json::json!(result.pairs);
+            }
+            set
         })
         .collect();
     let mut text = serde_json::to_string_pretty(&sets).unwrap_or_default();
