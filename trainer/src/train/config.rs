@@ -263,9 +263,11 @@ pub struct NliOptions {
     /// Weight of the loss, in nats a pair.
     #[serde(default = "unit_weight")]
     pub weight: f32,
-    /// Files of labelled pairs in any form that `laser eval classify` reads; of those with a column for it
-    /// the part `train`.
+    /// Files of labelled pairs in any form that `laser eval classify` reads.
     pub data: Vec<PathBuf>,
+    /// The part that is trained on, of files with a column for it.
+    #[serde(default = "nli_split")]
+    pub split: String,
     /// Whether the files are translations of each other, line by line; premise and hypothesis then come each from
     /// one at random.
     #[serde(default)]
@@ -276,6 +278,10 @@ pub struct NliOptions {
     /// The classifier.
     #[serde(default)]
     pub classifier: ClassifierSizes,
+}
+
+fn nli_split() -> String {
+    "train".into()
 }
 
 fn nli_pairs() -> usize {

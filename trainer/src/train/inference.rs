@@ -1,13 +1,12 @@
 //! Labelled pairs of the inference objective: read, tokenised, drawn.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-
+use super::config::NliOptions;
 use crate::data::labelled::{self, Labelled};
 use crate::data::permutation::{Permutation, mix};
 use crate::data::{DataError, Ragged};
 use crate::models::perceptron::Perceptron;
 use crate::tokenizer::Loaded;
+use std::collections::BTreeSet;
 
 /// Labelled pairs with the classifier that reads them.
 pub struct Inference {
@@ -38,30 +37,31 @@ pub struct LabelledPairs {
 
 impl LabelledPairs {
     /// Reads and tokenises files. If they are `parallel`, line n of each is a translation of line n of the
-    /// others; else all are read one after the other. Lines of a part other than `train` are left out, where
+    /// others; else all are read one after the other. Lines of a part other than `split` are left out, where
     /// a file has parts.
     ///
     /// # Errors
     /// [`DataError`]: of the reader, if a line is no pair, and if parallel files have other labels.
-    pub fn read(
-        paths: &[PathBuf],
-        parallel: bool,
-        tokenizer: &Loaded,
-        limit: usize,
-    ) -> Result<Self, DataError> {
+    pub fn read(options: &NliOptions, tokenizer: &Loaded, limit: usize) -> Result<Self, DataError> {
+        let part = &options.split;
         let mut files = Vec::new();
-        for path in paths {
+        for path in &options.data {
             let mut examples = labelled::read(path)?;
-            examples.retain(|e| e.split.as_deref().is_none_or(|s| s == "train"));
+            examples.retain(|e| e.split.as_deref().is_none_or(|s| s == part));
             if examples.iter().any(|e| e.second.is_none()) {
                 let message = format!("\"{}\" has lines that are no pairs", path.display());
                 return Err(DataError::Config(message));
             }
             files.push((path, examples));
         }
-        if !parallel {
+        if !options.parallel {
             let all = files.drain(..).flat_map(|f| f.1).collect();
-            files = vec![(&paths[0], all)];
+            files = options
+                .data
+                .first()
+                .map(|path| (path, all))
+                .into_iter()
+                .collect();
         }
         let names = |examples: &[Labelled]| -> Vec<String> {
             examples.iter().map(|e| e.label.clone()).collect()
@@ -80,8 +80,10 @@ impl LabelledPairs {
         let classes: BTreeSet<String> = wanted.iter().cloned().collect();
         let classes: Vec<String> = classes.into_iter().collect();
         if classes.len() < 2 {
-            let message = "objective.nli.data has fewer than two labels in its training part";
-            return Err(DataError::Config(message.into()));
+            return Err(DataError::Config(format!(
+                "objective.nli.data has fewer than two labels in its part \"{part}\" \
+                 (objective.nli.split)"
+            )));
         }
         let class = |name: &String| classes.binary_search(name).unwrap_or(0) as u32;
         let labels = wanted.iter().map(class).collect();
@@ -167,7 +169,12 @@ mod tests {
             paths.push(path);
         }
         let tokenizer = crate::tokenizer::load(&world.path("tokenizer.json")).unwrap();
-        LabelledPairs::read(&paths, parallel, &tokenizer, 3)
+        let options = NliOptions {
+            data: paths,
+            parallel,
+            ..toml::from_str("data = []").unwrap()
+        };
+        LabelledPairs::read(&options, &tokenizer, 3)
     }
 
     #[test]
@@ -222,5 +229,13 @@ mod tests {
         assert!(error(&[&a, &lines("b", "y")]).contains("not parallel"));
         assert!(error(&["train\tx\ta1\n"]).contains("no pairs"));
         assert!(error(&["train\tx\ta1\ta2\n"]).contains("two labels"));
+        // Another part than that of training.
+        let path = world.path("dev.tsv");
+        std::fs::write(&path, format!("{a}dev\tyes\ta1\ta2\ndev\tno\ta2\ta1\n")).unwrap();
+        let mut options: NliOptions = toml::from_str("data = []\nsplit = \"dev\"").unwrap();
+        options.data = vec![path];
+        let tokenizer = crate::tokenizer::load(&world.path("tokenizer.json")).unwrap();
+        let pairs = LabelledPairs::read(&options, &tokenizer, 3).unwrap();
+        assert_eq!((pairs.len(), pairs.classes()), (2, 2));
     }
 }

@@ -36,6 +36,7 @@ fn labelled(world: &World) -> NliOptions {
             hidden: vec![24],
             ..ClassifierSizes::default()
         },
+        split: "train".into(),
     }
 }
 

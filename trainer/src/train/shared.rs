@@ -91,7 +91,7 @@ pub fn prepare(
     let inference = match &config.objective.nli {
         Some(options) => {
             let limit = config.sampling.max_tokens;
-            let pairs = LabelledPairs::read(&options.data, options.parallel, tokenizer, limit)?;
+            let pairs = LabelledPairs::read(options, tokenizer, limit)?;
             let (width, classes) = (model.dimensions(), pairs.classes());
             let parameters = model.parameters_mut();
             let net = nli::classifier(parameters, &options.classifier, width, classes, config.seed);
