@@ -1,4 +1,4 @@
-//! Functions of the server that hooks, scans and walks over trees call, declared without pgrx's guard.
+//! Functions of the server that hooks, scans, walks over trees and threads call, declared without pgrx's guard.
 //!
 //! pgrx's own declarations make Rust panics of the server's errors, and those are made errors again where the hook
 //! ends: they would lose fields, and be garbled in databases that are not UTF-8. Errors of these pass over the
@@ -31,6 +31,14 @@ unsafe extern "C-unwind" {
         walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
         context: *mut c_void,
     ) -> bool;
+    /// `src/backend/storage/ipc/procsignal.c`. It writes shared memory and sends a signal, allocates nothing and raises
+    /// nothing: the one function of the server that a thread other than the session's own may call. pgrx's declaration
+    /// would refuse that thread.
+    pub fn SendProcSignal(
+        process: c_int,
+        reason: pg_sys::ProcSignalReason::Type,
+        backend: c_int,
+    ) -> c_int;
     /// `src/backend/utils/mmgr/mcxt.c`
     pub fn MemoryContextReset(context: pg_sys::MemoryContext);
 }

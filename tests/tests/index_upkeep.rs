@@ -538,6 +538,42 @@ fn sessions_that_idle_give_up_what_is_removed() -> Result<()> {
     Ok(())
 }
 
+/// What the end of a transaction has no time to remove, a thread removes later: of that sessions hear as well.
+#[test]
+fn sessions_that_idle_hear_of_what_is_removed_late() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = create(&cluster, 20, 8)?;
+    client.batch_execute(
+        "CREATE SCHEMA many;
+         DO $$ BEGIN FOR i IN 1..1000 LOOP
+             EXECUTE format('CREATE TABLE many.t%s AS SELECT * FROM t', i);
+             EXECUTE format('CREATE INDEX ON many.t%s USING laser (e)', i);
+         END LOOP; END $$",
+    )?;
+    let mut idle = cluster.connect("upkeep")?;
+    idle.batch_execute(
+        "SET enable_seqscan = off;
+         DO $$ BEGIN FOR i IN 1..1000 BY 5 LOOP
+             EXECUTE format('SELECT FROM many.t%s ORDER BY e <=> (SELECT vector(1)) LIMIT 1', i);
+         END LOOP; END $$",
+    )?;
+    let process: i32 = idle.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    let maps = |what: &str| -> Result<usize> {
+        let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
+        let maps = cluster.psql("upkeep", &sql)?;
+        Ok(maps
+            .lines()
+            .filter(|line| line.contains("laser/") && line.contains(what))
+            .count())
+    };
+    ensure!(maps("")? >= 200, "{} files are mapped", maps("")?);
+    client.batch_execute("DROP SCHEMA many CASCADE")?;
+    wait_until("all files are removed", || {
+        Ok(segment_files(&cluster)?.is_empty())
+    })?;
+    wait_until("nothing is held", || Ok(maps("(deleted)")? == 0))
+}
+
 /// The folder of segments' files may be removed at any time, and with it what sessions that idle are known by.
 #[test]
 fn sessions_make_themselves_known_again() -> Result<()> {

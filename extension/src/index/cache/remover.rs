@@ -90,14 +90,32 @@ fn hand_over(gone: Vec<Gone>) {
 }
 
 fn work() {
+    // The database of which files were removed since its sessions were told.
+    let mut untold = None;
     loop {
         let mut queue = queue();
-        let Some(next) = queue.waiting.pop() else {
+        let next = queue.waiting.pop();
+        if next.is_none() && untold.is_none() {
             queue.at_work = false;
             return;
-        };
+        }
         drop(queue);
-        next.remove(None);
+        match next {
+            Some(next) => {
+                let removal = next.remove(None);
+                if let Gone::Relation(storage) = next
+                    && removal != Removal::Missing
+                {
+                    untold = Some(storage.database);
+                }
+            }
+            // Those that were told at the end of the transaction have found these files where they were.
+            None => {
+                if let Some(database) = untold.take() {
+                    sessions::wake(database);
+                }
+            }
+        }
     }
 }
 

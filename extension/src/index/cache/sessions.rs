@@ -22,6 +22,7 @@ use pgrx::pg_sys;
 
 use super::super::storage::FOLDER;
 use super::folders::{HERE, ShortPath, list, unlink};
+use crate::unguarded;
 
 thread_local! {
     static IS_KNOWN: Cell<bool> = const { Cell::new(false) };
@@ -106,7 +107,8 @@ pub(super) fn has_heard() -> bool {
     has_heard
 }
 
-/// Tells the sessions of a database that files were removed. It fails in nothing: a transaction may have been committed.
+/// Tells the sessions of a database that files were removed. It fails in nothing, for a transaction may have been
+/// committed, and any thread may call it.
 pub(super) fn wake(database: u32) {
     let (path, removed) = (ShortPath::new(folder(database)), removed(database));
     let mut now = libc::timespec {
@@ -130,7 +132,7 @@ pub(super) fn wake(database: u32) {
         unsafe {
             let reason = pg_sys::ProcSignalReason::PROCSIG_CATCHUP_INTERRUPT;
             let is_own = process == pg_sys::MyProcPid;
-            if !is_own && pg_sys::SendProcSignal(process, reason, -1) != 0 {
+            if !is_own && unguarded::SendProcSignal(process, reason, -1) != 0 {
                 // It has ended without a word.
                 unlink(folder, name);
             }
@@ -143,6 +145,6 @@ pub(super) fn wake_own() {
     // SAFETY: as in [`wake`].
     unsafe {
         let reason = pg_sys::ProcSignalReason::PROCSIG_CATCHUP_INTERRUPT;
-        pg_sys::SendProcSignal(pg_sys::MyProcPid, reason, -1);
+        unguarded::SendProcSignal(pg_sys::MyProcPid, reason, -1);
     }
 }
