@@ -208,6 +208,25 @@ fn damaged_pages_are_named() -> Result<()> {
     ensure!(nearest(&mut client)? == 7);
     drop(client);
 
+    // The type of the column, of which the metapage has a number: embedding for halfembedding.
+    let file = stop(&mut cluster)?;
+    let pages = OpenOptions::new().read(true).write(true).open(file)?;
+    let (mut byte, at) = ([0], HEADER + 33);
+    pages.read_exact_at(&mut byte, at)?;
+    pages.write_all_at(&[byte[0] ^ 1], at)?;
+    cluster.start()?;
+    let mut client = cluster.connect("damage")?;
+    let found = problems(&mut client)?;
+    ensure!(
+        found
+            .iter()
+            .any(|p| p.contains("does not say that the column")),
+        "{found:?}"
+    );
+    client.batch_execute("REINDEX INDEX ti")?;
+    ensure!(problems(&mut client)?.is_empty());
+    drop(client);
+
     // With checksums the server notices first.
     cluster.enable_checksums()?;
     let file = stop(&mut cluster)?;

@@ -162,6 +162,29 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
     }
 }
 
+/// How the column of an index differs from what its metapage says of it, in words.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+pub unsafe fn mismatch(relation: pg_sys::Relation, parameters: &Parameters) -> Option<String> {
+    // SAFETY: by contract.
+    let (element, metric) = unsafe { kind(relation) };
+    if parameters.element & !UNDECIDED != element as u8 {
+        let name = element.type_name();
+        let number = parameters.element;
+        return Some(format!(
+            "the metapage does not say that the column is of type {name}, but names type {number}"
+        ));
+    }
+    (parameters.metric != metric).then(|| {
+        format!(
+            "the metapage names the metric {}, the operator class {}",
+            parameters.metric.name(),
+            metric.name()
+        )
+    })
+}
+
 /// The type of the column that the metapage names.
 pub fn of(parameters: &Parameters) -> Element {
     Element::from_u8(parameters.element & !UNDECIDED).unwrap_or_else(|| {

@@ -340,7 +340,14 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
     // SAFETY: the index is open.
     let lock = unsafe { (!pg_sys::RecoveryInProgress()).then(|| MergeLock::wait(opened.raw())) };
     let folder = cache::folder();
-    let mut report = retry(|| maintain::check(&store, &folder));
+    let mut report = retry(|| {
+        let meta = Meta::read(&store)?;
+        let mut report = maintain::check(&store, &folder)?;
+        // SAFETY: the index is open.
+        let mismatch = unsafe { element::mismatch(opened.raw(), &meta.parameters) };
+        report.problems.extend(mismatch);
+        Ok(report)
+    });
     table.wrong_addresses(&report.rows, |tid, what| {
         let name = row_name(tid);
         report
