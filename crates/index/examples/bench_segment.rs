@@ -135,7 +135,8 @@ fn main() {
     }
     let build = cpu() - start;
     let own: Vec<usize> = views.iter().map(SegmentView::ef).collect();
-    println!("default ef {own:?}");
+    let codec = views[0].encoding().codec;
+    println!("default ef {own:?}, {:?}", codec.format);
     let distance = |q: &[f32], x: &[f32]| match metric {
         Metric::L2 => f32::l2_squared(q, x),
         Metric::InnerProduct => -f32::dot(q, x),

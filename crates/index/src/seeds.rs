@@ -34,6 +34,11 @@ const LEAST_MEAN: f64 = 0.1;
 /// Below this share of their mean, lengths do not vary: their standard deviation in Gaussian data of 24 dimensions is
 /// .14 of the mean.
 const LEAST_DEVIATION: f64 = 0.25;
+/// Where lengths vary less, but by more than this, so many of the longest are passed by: among the nearest of most queries
+/// are longer rows, however few there are, and in a graph of distances nothing leads to these from the shorter ones,
+/// which are nearer to each other.
+const ENTRIES: usize = 64;
+const LEAST_FOR_ENTRIES: f64 = 0.02;
 
 /// A walk in the graph of a segment's file that begins where the segment needs it.
 ///
@@ -118,13 +123,19 @@ pub(crate) fn hubs(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> V
     {
         hubs.extend(nearest(&Probe::new(*codec, space, &query), HUBS, HUBS));
     }
-    if (square - length * length).max(0.0).sqrt() > LEAST_DEVIATION * length
+    let deviation = (square - length * length).max(0.0).sqrt() / length;
+    let longest = match deviation {
+        _ if deviation > LEAST_DEVIATION => LONGEST,
+        _ if hubs.is_empty() && deviation > LEAST_FOR_ENTRIES => ENTRIES,
+        _ => 0,
+    };
+    if longest > 0
         && let Some(place) = space.max_norm_query()
     {
         let mut stored = vec![0; codec.graph_len()];
         codec.encode_graph(&place, &mut stored);
         let known: HashSet<u32> = hubs.iter().copied().collect();
-        let longest = nearest(&Probe::at(codec, &stored), WIDTH_FOR_LONGEST, LONGEST);
+        let longest = nearest(&Probe::at(codec, &stored), WIDTH_FOR_LONGEST, longest);
         hubs.extend(longest.filter(|node| !known.contains(node)));
     }
     hubs
@@ -192,10 +203,30 @@ mod tests {
         let queries: Vec<_> = positive.iter().step_by(30).cloned().collect();
         let hit = hits(&positive, &hubs, &queries);
         assert!(hit > 950, "{hit} of 1000");
-        // Rows all around the origin have none, nor have distances.
+        // Rows all around the origin have none but the longest, nor have distances.
         let around = rows(&mut rng, 3000, -1.0);
-        assert_eq!(found(Metric::InnerProduct, &around), []);
+        assert_eq!(found(Metric::InnerProduct, &around).len(), ENTRIES);
         assert_eq!(found(Metric::L2, &positive), []);
+    }
+
+    #[test]
+    fn a_share_of_longer_rows_is_entered() {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let mut rows = rows(&mut rng, 3000, -1.0);
+        for (i, x) in rows.iter_mut().enumerate() {
+            let length = if i % 20 == 0 { 1.6 } else { 1.0 };
+            let factor = length / norm(x) as f32;
+            x.iter_mut().for_each(|x| *x *= factor);
+        }
+        let hubs = found(Metric::InnerProduct, &rows);
+        let long = hubs.iter().filter(|row| **row % 20 == 0).count();
+        assert_eq!((hubs.len(), long), (ENTRIES, ENTRIES));
+        // Rows of one length have nothing to enter by.
+        for x in &mut rows {
+            let length = norm(x) as f32;
+            x.iter_mut().for_each(|x| *x /= length);
+        }
+        assert_eq!(found(Metric::InnerProduct, &rows), []);
     }
 
     #[test]
