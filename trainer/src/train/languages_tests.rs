@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::config::TrainConfig;
 use super::languages::{LanguageGradients, LanguageStepper, prepare};
-use super::tests::{ends_alike, one, quiet};
+use super::tests::{ends_alike, one, quiet, tokenizer};
 use super::training_target::TrainingTarget;
 use super::{Options, run};
 use crate::data::PackedCorpus;
@@ -30,7 +30,7 @@ impl World {
         Self::of(LANGUAGES, &[])
     }
 
-    /// With these codes of the languages, and more tokens, which no text has.
+    /// With these codes of the languages, and more tokens, which no text has, see [`tokenizer`].
     pub(crate) fn of(languages: [&str; 4], more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -39,18 +39,7 @@ impl World {
             .flat_map(|l| (0..WORDS).map(move |i| format!("{l}{i}")));
         let special = ["<unk>", "</s>"].iter().chain(more);
         let words: Vec<String> = words.chain(special.map(|s| (*s).to_owned())).collect();
-        let vocabulary: Vec<String> = words
-            .iter()
-            .zip(0..)
-            .map(|(word, id): (_, u32)| format!("\"{word}\":{id}"))
-            .collect();
-        let json = format!(
-            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
-               "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
-               "post_processor":null,"decoder":null,
-               "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"<unk>"}}}}"#,
-            vocabulary.join(",")
-        );
+        let json = tokenizer(&words);
         std::fs::write(path("tokenizer.json"), json).unwrap();
         let loaded = crate::tokenizer::load(&path("tokenizer.json")).unwrap();
         let (print, size) = (loaded.fingerprint.clone(), loaded.vocab_size);

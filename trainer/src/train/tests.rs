@@ -26,12 +26,37 @@ fn dice(x: u64) -> u64 {
     crate::data::permutation::mix(x)
 }
 
+/// A tokenizer.json of words; where `<s>` is among them, every text begins with it.
+pub(crate) fn tokenizer(words: &[String]) -> String {
+    let vocabulary: Vec<String> = words
+        .iter()
+        .zip(0..)
+        .map(|(word, id): (_, u32)| format!("\"{word}\":{id}"))
+        .collect();
+    let beginning = words.iter().position(|word| word == "<s>");
+    let processor = beginning.map_or("null".to_owned(), |id| {
+        let token = r#"{"SpecialToken":{"id":"<s>","type_id":0}}"#;
+        let text = r#"{"Sequence":{"id":"A","type_id":0}}"#;
+        format!(
+            r#"{{"type":"TemplateProcessing","single":[{token},{text}],"pair":[{token},{text}],
+               "special_tokens":{{"<s>":{{"id":"<s>","ids":[{id}],"tokens":["<s>"]}}}}}}"#
+        )
+    });
+    format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+           "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
+           "post_processor":{processor},"decoder":null,
+           "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"<unk>"}}}}"#,
+        vocabulary.join(",")
+    )
+}
+
 impl World {
     pub(crate) fn new() -> Self {
         Self::with(&[])
     }
 
-    /// With more tokens, which no text has.
+    /// With more tokens, which no text has, see [`tokenizer`].
     pub(crate) fn with(more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let words: Vec<String> = ["a", "b"]
@@ -40,18 +65,7 @@ impl World {
             .chain(["<unk>", "</s>"].map(str::to_owned))
             .chain(more.iter().map(|token| (*token).to_owned()))
             .collect();
-        let vocabulary: Vec<String> = words
-            .iter()
-            .enumerate()
-            .map(|(i, w)| format!("\"{w}\":{i}"))
-            .collect();
-        let json = format!(
-            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
-               "normalizer":null,"pre_tokenizer":{{"type":"WhitespaceSplit"}},
-               "post_processor":null,"decoder":null,
-               "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"<unk>"}}}}"#,
-            vocabulary.join(",")
-        );
+        let json = tokenizer(&words);
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("tokenizer.json"), json).unwrap();
         let loaded = crate::tokenizer::load(&path("tokenizer.json")).unwrap();
