@@ -328,6 +328,15 @@ fn folders_of_what_is_gone_are_removed() -> Result<()> {
     Ok(())
 }
 
+/// How many files of segments a session has mapped whose line in its maps has `what`, as those that were removed have
+/// "(deleted)".
+fn mapped(cluster: &Cluster, process: i32, what: &str) -> Result<usize> {
+    let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
+    let maps = cluster.psql("upkeep", &sql)?;
+    let is_wanted = |line: &&str| line.contains("laser/") && line.contains(what);
+    Ok(maps.lines().filter(is_wanted).count())
+}
+
 /// Has the server's account, which is not always that of the test, run a command on the lines of a query.
 fn pipe(client: &mut Client, query: &str, command: &str) -> Result<()> {
     client.batch_execute(&format!("COPY ({query}) TO PROGRAM '{command}'"))?;
@@ -478,16 +487,10 @@ fn sessions_that_idle_give_up_what_is_removed() -> Result<()> {
         "SET enable_seqscan = off; SELECT FROM t ORDER BY e <=> (SELECT vector(1)) LIMIT 1";
     let mut idle = Vec::new();
     let held = |idle: &[(Client, i32)]| -> Result<usize> {
-        let mut held = 0;
-        for (_, process) in idle {
-            let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
-            let maps = cluster.psql("upkeep", &sql)?;
-            held += maps
-                .lines()
-                .filter(|line| line.contains("(deleted)") && line.contains("laser/"))
-                .count();
-        }
-        Ok(held)
+        let held = idle
+            .iter()
+            .map(|(_, process)| mapped(&cluster, *process, "(deleted)"));
+        held.sum()
     };
     for _ in 0..3 {
         let mut other = cluster.connect("upkeep")?;
@@ -558,20 +561,15 @@ fn sessions_that_idle_hear_of_what_is_removed_late() -> Result<()> {
          END LOOP; END $$",
     )?;
     let process: i32 = idle.query_one("SELECT pg_backend_pid()", &[])?.get(0);
-    let maps = |what: &str| -> Result<usize> {
-        let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
-        let maps = cluster.psql("upkeep", &sql)?;
-        Ok(maps
-            .lines()
-            .filter(|line| line.contains("laser/") && line.contains(what))
-            .count())
-    };
-    ensure!(maps("")? >= 200, "{} files are mapped", maps("")?);
+    let all = mapped(&cluster, process, "")?;
+    ensure!(all >= 200, "{all} files are mapped");
     client.batch_execute("DROP SCHEMA many CASCADE")?;
     wait_until("all files are removed", || {
         Ok(segment_files(&cluster)?.is_empty())
     })?;
-    wait_until("nothing is held", || Ok(maps("(deleted)")? == 0))
+    wait_until("nothing is held", || {
+        Ok(mapped(&cluster, process, "(deleted)")? == 0)
+    })
 }
 
 /// The folder of segments' files may be removed at any time, and with it what sessions that idle are known by.
@@ -585,12 +583,7 @@ fn sessions_make_themselves_known_again() -> Result<()> {
         "SET enable_seqscan = off; SELECT FROM t ORDER BY e <=> (SELECT vector(1)) LIMIT 1";
     idle.batch_execute(search)?;
     let process: i32 = idle.query_one("SELECT pg_backend_pid()", &[])?.get(0);
-    let held = || -> Result<usize> {
-        let sql = format!("SELECT pg_read_file('/proc/{process}/maps', 0, 9999999, false)");
-        let maps = cluster.psql("upkeep", &sql)?;
-        let removed = |line: &&str| line.contains("(deleted)") && line.contains("laser/");
-        Ok(maps.lines().filter(removed).count())
-    };
+    let held = || mapped(&cluster, process, "(deleted)");
     let folder = segment_folder(&cluster);
     fs::remove_dir_all(&folder)?;
     ensure!(held()? == 1);

@@ -99,7 +99,12 @@ impl Scratch {
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn keep_verified(self, path: &Path, (nonce, len): (u64, u64), guide: &Guide) -> Result<()> {
+    pub(crate) fn keep_verified(
+        self,
+        path: &Path,
+        (nonce, len): (u64, u64),
+        guide: &Guide,
+    ) -> Result<()> {
         if appendix::append(&self.file, len, nonce, guide) {
             stamp::set(&self.file, nonce);
         }

@@ -18,7 +18,7 @@
 //! * [`scan`] – searching
 //! * [`size`] – how large an index will be
 
-pub mod appendix;
+mod appendix;
 pub mod arithmetic;
 pub mod background;
 pub mod builder;

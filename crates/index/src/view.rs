@@ -91,7 +91,7 @@ impl SegmentView {
         let head = SegmentHeader::parse(parameters, entry, &bytes)?;
         let segment = bytes.get(..entry.bytes as usize).unwrap_or(&bytes);
         head.verify(segment, &|| ())?;
-        Self::with(parameters, entry, bytes, None)
+        Self::with(parameters, entry, head, bytes, None)
     }
 
     /// Opens a file that has been verified, by the guide that was made then, in no more time than its header takes.
@@ -104,16 +104,17 @@ impl SegmentView {
         bytes: SegmentBytes,
         guide: Guide,
     ) -> Result<Self> {
-        Self::with(parameters, entry, bytes, Some(guide))
+        let head = SegmentHeader::parse(parameters, entry, &bytes)?;
+        Self::with(parameters, entry, head, bytes, Some(guide))
     }
 
     fn with(
         parameters: &Parameters,
         entry: &SegmentEntry,
+        head: SegmentHeader,
         bytes: SegmentBytes,
         guide: Option<Guide>,
     ) -> Result<Self> {
-        let head = SegmentHeader::parse(parameters, entry, &bytes)?;
         let encoding = head.encoding(parameters, &bytes)?;
         let serialized = head.graph.of(&bytes);
         // Entries without a place alone have no graph.
