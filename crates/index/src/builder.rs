@@ -642,7 +642,8 @@ fn assemble(
     pause();
     if nodes > 0 {
         let graph = header.graph.of_mut(&mut bytes);
-        refine(&codec, graph, refined, width, threads, &done, pause)?;
+        let form = (&codec, Some(&encoding.space));
+        refine(form, graph, refined, width, threads, &done, pause)?;
         reach::link(&codec, graph, pause)?;
     }
 

@@ -30,6 +30,7 @@ pub mod encoding;
 pub mod error;
 pub mod graph;
 pub mod kernels;
+mod lengths;
 pub mod maintain;
 pub mod memory;
 pub mod meta;

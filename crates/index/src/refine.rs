@@ -11,22 +11,28 @@
 //! edges to each node likewise).
 //!
 //! The levels above the lowest one are linked again first ([`levels`]), so that walks for candidates come to all places.
+//! Where walks go by distances that stand for inner products, the longer nodes have candidates from graphs of their own
+//! ([`longest`]).
 //!
 //! Two cheap passes give a better graph than one that costs as much as both, because the first one
 //! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all.
 
+mod blocks;
 mod chooser;
 mod levels;
 mod lists;
+mod longest;
 
 use std::sync::atomic::AtomicUsize;
 
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
+use crate::space::Space;
 use crate::walk::Walk;
 use chooser::{Chooser, ENOUGH};
 use lists::{List, Lists, Offers, write};
+use longest::Longest;
 
 /// Candidates of the first pass, at least.
 const FEWEST: usize = 32;
@@ -41,12 +47,13 @@ pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
 
 /// Fills the lists of a serialized graph: on the lowest level those of the nodes from `first` on, and
 /// whichever have room. Walks look for candidates with a width of `ef`. `done` grows by two for every
-/// node. `pause` is called on this thread now and then, and may unwind.
+/// node. `space` is that of the vectors; without it, longer nodes get no graphs of their own. `pause` is called on this
+/// thread now and then, and may unwind.
 ///
 /// # Errors
 /// [`IndexError::Graph`] when the bytes are not a graph of this codec.
 pub fn refine(
-    codec: &Codec,
+    (codec, space): (&Codec, Option<&Space>),
     bytes: &mut [u8],
     first: usize,
     ef: usize,
@@ -59,6 +66,7 @@ pub fn refine(
         return Ok(());
     }
     levels::refine(codec, &walk, bytes, threads, pause)?;
+    let longest = Longest::of(codec, space, &walk, bytes, first, threads, pause)?;
     let mut lists = Lists::new(&walk, bytes)?;
     let graph: &[u8] = bytes;
     let order = lists.by_place()?;
@@ -66,15 +74,19 @@ pub fn refine(
     // Every node by itself, from the graph as it is.
     lists.rewrite(&order, threads, done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
+        chooser.pass_by(longest.entries());
+        let (longest, walks) = (&longest, longest.walks(codec)?);
         Ok(move |node: u32, list: &mut List<'_>| {
             if node as usize >= first || !list.is_full() {
                 chooser.begin(node);
                 chooser.add_nearest(0, ef);
                 chooser.add(list.edges());
+                longest.add(codec, &walks, node, &mut chooser);
                 chooser.choose(list, |_| 0);
             }
         })
     })?;
+    drop(longest);
     // Then with those that have chosen it.
     let offers = Offers::of(&lists, |node| node as usize, pause)?;
     lists.rewrite(&order, threads, done, pause, || {
@@ -146,7 +158,16 @@ mod tests {
             let codec = Codec::new(DIMS, Metric::L2, quantization);
             let before = raw(codec, 4, &points);
             let mut after = before.clone();
-            refine(&codec, &mut after, 0, 32, 1, &AtomicUsize::new(0), &|| ()).unwrap();
+            refine(
+                (&codec, None),
+                &mut after,
+                0,
+                32,
+                1,
+                &AtomicUsize::new(0),
+                &|| (),
+            )
+            .unwrap();
             let (before, after) = (found(&codec, &before), found(&codec, &after));
             assert!(after > before + 150, "{quantization:?}: {before}, {after}");
         }
@@ -157,7 +178,16 @@ mod tests {
         let codec = Codec::new(DIMS, Metric::L2, Quantization::I8);
         for count in [1, 2, 5, 9, 600] {
             let mut bytes = raw(codec, 4, &points(count));
-            refine(&codec, &mut bytes, 0, 16, 2, &AtomicUsize::new(0), &|| ()).unwrap();
+            refine(
+                (&codec, None),
+                &mut bytes,
+                0,
+                16,
+                2,
+                &AtomicUsize::new(0),
+                &|| (),
+            )
+            .unwrap();
             let layout = Layout::parse(&codec, &bytes).unwrap();
             layout.verify(&|| ()).unwrap();
             let walk = Walk::new(&layout).unwrap();
@@ -170,7 +200,16 @@ mod tests {
             }
         }
         let mut empty = raw(codec, 4, &points(0));
-        refine(&codec, &mut empty, 0, 16, 2, &AtomicUsize::new(0), &|| ()).unwrap();
+        refine(
+            (&codec, None),
+            &mut empty,
+            0,
+            16,
+            2,
+            &AtomicUsize::new(0),
+            &|| (),
+        )
+        .unwrap();
     }
 
     #[test]
@@ -178,8 +217,26 @@ mod tests {
         let codec = Codec::new(DIMS, Metric::L2, Quantization::F32);
         let mut one = raw(codec, 6, &points(900));
         let mut three = one.clone();
-        refine(&codec, &mut one, 0, 24, 1, &AtomicUsize::new(0), &|| ()).unwrap();
-        refine(&codec, &mut three, 0, 24, 3, &AtomicUsize::new(0), &|| ()).unwrap();
+        refine(
+            (&codec, None),
+            &mut one,
+            0,
+            24,
+            1,
+            &AtomicUsize::new(0),
+            &|| (),
+        )
+        .unwrap();
+        refine(
+            (&codec, None),
+            &mut three,
+            0,
+            24,
+            3,
+            &AtomicUsize::new(0),
+            &|| (),
+        )
+        .unwrap();
         assert!(one == three);
     }
 
@@ -187,9 +244,27 @@ mod tests {
     fn what_is_full_stays_until_something_new_comes() {
         let codec = Codec::new(DIMS, Metric::L2, Quantization::F32);
         let mut bytes = raw(codec, 4, &points(500));
-        refine(&codec, &mut bytes, 0, 32, 1, &AtomicUsize::new(0), &|| ()).unwrap();
+        refine(
+            (&codec, None),
+            &mut bytes,
+            0,
+            32,
+            1,
+            &AtomicUsize::new(0),
+            &|| (),
+        )
+        .unwrap();
         let before = bytes.clone();
-        refine(&codec, &mut bytes, 500, 32, 1, &AtomicUsize::new(0), &|| ()).unwrap();
+        refine(
+            (&codec, None),
+            &mut bytes,
+            500,
+            32,
+            1,
+            &AtomicUsize::new(0),
+            &|| (),
+        )
+        .unwrap();
         let lists = |bytes: &[u8]| {
             let walk = Walk::new(&Layout::parse(&codec, bytes).unwrap()).unwrap();
             let edges = |node| walk.neighbours(bytes, node, 0).collect::<HashSet<u32>>();
@@ -210,9 +285,15 @@ mod tests {
         let mut bytes = raw(codec, 4, &points(2000));
         let before = bytes.clone();
         let left = catch_unwind(AssertUnwindSafe(|| {
-            refine(&codec, &mut bytes, 0, 64, 2, &AtomicUsize::new(0), &|| {
-                resume_unwind(Box::new(()))
-            })
+            refine(
+                (&codec, None),
+                &mut bytes,
+                0,
+                64,
+                2,
+                &AtomicUsize::new(0),
+                &|| resume_unwind(Box::new(())),
+            )
         }));
         assert!(left.is_err());
         assert!(before == bytes);

@@ -187,7 +187,8 @@ fn recall(
     graph.save(&mut bytes)?;
     pause();
     refine(
-        &codec,
+        // Graphs of the longer nodes would find all among so few rows, and say nothing of many.
+        (&codec, None),
         &mut bytes,
         0,
         second,

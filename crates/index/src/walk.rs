@@ -133,6 +133,12 @@ impl State {
     }
 }
 
+/// Nodes of a graph that has so many: Weyl's sequence, which lies evenly among them and in step with nothing in their order.
+pub(crate) fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
+    let place = |i: u32| u64::from(i.wrapping_mul(0x9e37_79b9));
+    (0..u32::MAX).map(move |i| ((place(i) * nodes as u64) >> u32::BITS) as u32)
+}
+
 impl Guide {
     /// # Errors
     /// Nodes that do not lie in the graph.
@@ -406,11 +412,10 @@ impl Walk {
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
         self.descend(graph, 0, &mut distance, state, &mut starts);
-        // Weyl's sequence lies evenly among the nodes, and in step with nothing in their order.
-        let place = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9);
-        let node = |i| ((u64::from(place(i)) * self.nodes as u64) >> u32::BITS) as u32;
         state.fresh.clear();
-        state.fresh.extend((0..scattered).map(node));
+        state
+            .fresh
+            .extend(self::scattered(self.nodes).take(scattered));
         state.found.clear();
         let State { fresh, found, .. } = &mut *state;
         self.measure(graph, fresh, &mut distance, found);

@@ -49,12 +49,22 @@ impl<'a> Chooser<'a> {
         })
     }
 
+    /// Has walks for candidates look at these nodes.
+    pub(super) fn pass_by(&mut self, nodes: &[u32]) {
+        self.walk.pass_by(nodes.to_vec());
+    }
+
     /// Begins with a node; it gets the place of a candidate to be measured from.
     pub(super) fn begin(&mut self, node: u32) {
         self.node = node;
         self.candidates.clear();
         self.floats.clear();
         self.decode(node);
+    }
+
+    /// The node's vector.
+    pub(super) fn vector(&self) -> &'a [u8] {
+        self.walk.vector(self.graph, self.node)
     }
 
     fn decode(&mut self, node: u32) -> u32 {

@@ -127,7 +127,7 @@ mod tests {
                 .collect();
             let mut graph = raw(codec, 16, &points);
             let done = AtomicUsize::new(0);
-            super::super::refine(&codec, &mut graph, 0, 160, 2, &done, &|| ()).unwrap();
+            super::super::refine((&codec, None), &mut graph, 0, 160, 2, &done, &|| ()).unwrap();
             link(&codec, &mut graph, &|| ()).unwrap();
             let layout = Layout::parse(&codec, &graph).unwrap();
             let walk = Walk::new(&layout).unwrap();

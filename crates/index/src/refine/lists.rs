@@ -1,20 +1,10 @@
 //! Lists of edges of all nodes of a level, rewritten on several threads.
 
-use std::panic::resume_unwind;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::AtomicUsize;
 
-use laser_memory::threads::{self, Gate, ScopedThread};
-
+use super::blocks;
 use crate::error::Result;
 use crate::walk::Walk;
-
-/// Nodes that a thread takes at once.
-const BLOCK: usize = 64;
-/// How often the calling thread looks whether the others are done.
-const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Writes a list of edges to where it belongs.
 pub(super) fn write(graph: &mut [u8], at: usize, list: &[u32]) {
@@ -125,57 +115,13 @@ impl Lists {
         let mut by_place: Vec<(u32, &mut [u32])> = laser_memory::collect(by_place)?;
         drop(lists);
         pause();
-        let blocks = Mutex::new(by_place.chunks_mut(BLOCK));
-        let stop = AtomicBool::new(false);
-        let work = |pause: &dyn Fn()| {
+        blocks::each(&mut by_place, threads, done, pause, || {
             let mut worker = start()?;
-            loop {
-                let next = blocks.lock().unwrap_or_else(|e| e.into_inner()).next();
-                let Some(block) = next else { break };
-                for (node, list) in block.iter_mut() {
-                    if stop.load(Ordering::Relaxed) {
-                        return Ok(());
-                    }
-                    worker(*node, &mut List(list));
-                    pause();
-                }
-                done.fetch_add(block.len(), Ordering::Relaxed);
-            }
-            Ok(())
-        };
-        let gate = Gate::default();
-        threads::scope(|scope| {
-            let closed = gate.close();
-            let waiting = || {
-                gate.pass();
-                work(&|| ())
-            };
-            let others: Vec<_> = (1..threads)
-                // Where the system has no more threads, those that there are do the work.
-                .map_while(|_| scope.spawn("laser build", waiting).ok())
-                .collect();
-            drop(closed);
-            // Where this thread unwinds, the others do not go on for nobody.
-            let _leave = Stop(&stop);
-            let own = work(pause);
-            // One that has stopped for want of memory never ends, but `pause` does not return then.
-            while !others.iter().all(ScopedThread::is_finished) {
-                pause();
-                thread::sleep(INTERVAL);
-            }
-            let join = |other: ScopedThread<'_, _>| {
-                other.join().unwrap_or_else(|panic| resume_unwind(panic))
-            };
-            others.into_iter().map(join).fold(own, Result::and)
+            Ok(move |(node, list): &mut (u32, &mut [u32])| {
+                worker(*node, &mut List(list));
+                Ok(())
+            })
         })
-    }
-}
-
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

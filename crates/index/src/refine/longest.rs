@@ -1,0 +1,289 @@
+//! Edges among the longer nodes of a space for inner products.
+//!
+//! Queries for inner products want the longer of the nodes around them. In the graph's space ([`crate::space`]) shorter
+//! nodes lie nearer to each other than any lies to a longer one, and a longer one meets, wherever a walk for its neighbours begins,
+//! short ones in such numbers that the walk ends before it has come to another long one. A graph of the longest quarter
+//! knows no shorter ones; one of the longest quarter of those knows what queries want where few are long, and so on
+//! (norm ranges: Yan et al. 2018). What walks in these find is added to the candidates of their nodes. The graphs go when
+//! the edges are chosen.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::blocks;
+use super::chooser::Chooser;
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::graph::{Graph, Layout};
+use crate::kernels::dot_i8;
+use crate::lengths::Lengths;
+use crate::query::Probe;
+use crate::space::Space;
+use crate::walk::{Guide, Walk};
+
+/// One in so many nodes is in the first graph, one in so many of these in the second.
+const SHARE: usize = 4;
+/// Nodes of a graph, at least: so few are all looked at by every walk, see [`crate::seeds`].
+const FEWEST: usize = 256;
+/// Candidates when the graphs are built, and of walks in them.
+const EF: usize = 64;
+/// Fewer new nodes than one in so many are linked by walks that pass the longest by: the graph that was there has edges
+/// among these, and a merge of a few rows must not cost what a build does.
+const FEW: usize = 16;
+/// Nodes that such walks pass by.
+const ENTRIES: usize = 256;
+
+/// What leads to the longest nodes.
+pub(super) struct Longest {
+    /// The very longest, where there are no graphs.
+    entries: Vec<u32>,
+    /// The largest first.
+    ranges: Vec<Range>,
+    /// In how many of the graphs each node is.
+    depths: Vec<u8>,
+}
+
+struct Range {
+    graph: Vec<u8>,
+    guide: Guide,
+    /// The node that stands at each place of the graph.
+    nodes: Vec<u32>,
+}
+
+impl Longest {
+    /// Builds the graphs; none where lengths do not vary. `codec` and `space` are those of the graph, of which the nodes
+    /// from `first` on are new.
+    ///
+    /// # Errors
+    /// Damage, or want of memory.
+    pub(super) fn of(
+        codec: &Codec,
+        space: Option<&Space>,
+        walk: &Walk,
+        graph: &[u8],
+        first: usize,
+        threads: usize,
+        pause: &dyn Fn(),
+    ) -> Result<Self> {
+        let mut longest = Self {
+            entries: Vec::new(),
+            ranges: Vec::new(),
+            depths: laser_memory::filled(0, walk.nodes)?,
+        };
+        // Walks that go by inner products themselves meet the longest anyhow.
+        let space = space.filter(|_| !codec.walks_by_products());
+        let lengths = space.and_then(|space| Lengths::of(codec, space, walk, graph));
+        if !lengths.is_some_and(|lengths| lengths.vary()) {
+            return Ok(longest);
+        }
+        // The last coordinate is the smaller the longer a node is.
+        let shortness = |node: u32| {
+            if node.is_multiple_of(4096) {
+                pause();
+            }
+            let place = codec.coarse(walk.vector(graph, node));
+            let last = place.and_then(|place| place.last().copied());
+            (last.unwrap_or(0.0), node)
+        };
+        let mut nodes = laser_memory::collect((0..walk.nodes as u32).map(shortness))?;
+        let shorten = |nodes: &mut Vec<(f32, u32)>, count: usize| {
+            nodes.select_nth_unstable_by(count, |a, b| a.0.total_cmp(&b.0));
+            nodes.truncate(count);
+        };
+        if walk.nodes.saturating_sub(first) < walk.nodes / FEW {
+            if nodes.len() > ENTRIES {
+                shorten(&mut nodes, ENTRIES);
+            }
+            longest.entries.extend(nodes.iter().map(|(_, node)| *node));
+            return Ok(longest);
+        }
+        while nodes.len() / SHARE >= FEWEST {
+            let count = nodes.len() / SHARE;
+            shorten(&mut nodes, count);
+            for (_, node) in &nodes {
+                longest.depths[*node as usize] += 1;
+            }
+            let mut order = laser_memory::collect(nodes.iter().map(|(_, node)| *node))?;
+            order.sort_unstable();
+            let range = Range::build(codec, walk, graph, &mut order, threads, pause)?;
+            longest.ranges.push(range);
+        }
+        Ok(longest)
+    }
+
+    /// What walks for candidates pass by.
+    pub(super) fn entries(&self) -> &[u32] {
+        &self.entries
+    }
+
+    /// Walks for one thread.
+    pub(super) fn walks(&self, codec: &Codec) -> Result<Vec<Walk>> {
+        let walk = |range: &Range| {
+            let layout = Layout::parse(codec, &range.graph)?;
+            Ok(Walk::with(&layout, range.guide.clone()))
+        };
+        self.ranges.iter().map(walk).collect()
+    }
+
+    /// Adds to the candidates of a node what lies near it among the longest, if it is one of these.
+    pub(super) fn add(&self, codec: &Codec, walks: &[Walk], node: u32, chooser: &mut Chooser<'_>) {
+        let depth = usize::from(self.depths[node as usize]);
+        let (dot, mut scratch) = (dot_i8(), Vec::new());
+        for (range, walk) in self.ranges.iter().zip(walks).take(depth) {
+            let probe = Probe::at(codec, chooser.vector());
+            let found = walk.search(&range.graph, EF, |stored| {
+                probe.graph_distance(codec, stored, dot, &mut scratch)
+            });
+            let found: Vec<u32> = found
+                .into_iter()
+                .map(|place| range.nodes[place as usize])
+                .collect();
+            chooser.add(&found);
+        }
+    }
+}
+
+impl Range {
+    fn build(
+        codec: &Codec,
+        walk: &Walk,
+        graph: &[u8],
+        nodes: &mut [u32],
+        threads: usize,
+        pause: &dyn Fn(),
+    ) -> Result<Self> {
+        let whole = Layout::parse(codec, graph)?;
+        let built = Graph::new(*codec, walk.room(1), EF)?;
+        built.reserve(nodes.len(), threads)?;
+        let done = AtomicUsize::new(0);
+        blocks::each(nodes, threads, &done, pause, || {
+            let mut scratch = Vec::new();
+            let (built, whole) = (&built, &whole);
+            Ok(move |node: &mut u32| {
+                let at = whole.vector_at(*node as usize);
+                built.add(
+                    u64::from(*node),
+                    &graph[at..][..whole.columns],
+                    &mut scratch,
+                )
+            })
+        })?;
+        let mut bytes = laser_memory::filled(0, built.serialized_len())?;
+        built.save(&mut bytes)?;
+        drop(built);
+        let layout = Layout::parse(codec, &bytes)?;
+        let nodes = layout.keys()?.into_iter().map(|(_, key)| key as u32);
+        let nodes = laser_memory::collect(nodes)?;
+        let guide = Walk::new(&layout)?.guide().clone();
+        Ok(Self {
+            graph: bytes,
+            guide,
+            nodes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use laser_vector::kernels::{f32_dot, norm};
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::metric::Metric;
+    use crate::quantization::Quantization;
+    use crate::query::Query;
+    use crate::reach::link;
+    use crate::refine::refine;
+    use crate::seeds;
+
+    const DIMS: usize = 48;
+    const ROWS: usize = 20_000;
+
+    fn direction(rng: &mut impl Rng) -> Vec<f32> {
+        let mut normal = || (0..12).map(|_| rng.random_range(-0.5f32..0.5)).sum::<f32>();
+        let x: Vec<f32> = (0..DIMS).map(|_| normal()).collect();
+        let length = norm(&x) as f32;
+        x.into_iter().map(|x| x / length).collect()
+    }
+
+    /// How many of the ten largest inner products a walk with 100 candidates finds, of 500, where one row in twenty
+    /// is longer than the others and the graph has been refined after `first` rows and then after all of them.
+    fn found(quantization: Quantization, first: usize) -> usize {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let rows: Vec<Vec<f32>> = (0..ROWS)
+            .map(|i| {
+                let length = if i % 20 == 0 { 1.8 } else { 1.0 };
+                direction(&mut rng)
+                    .into_iter()
+                    .map(|x| length * x)
+                    .collect()
+            })
+            .collect();
+        let codec = Codec::new(DIMS, Metric::InnerProduct, quantization);
+        let space = Space::fit(Metric::InnerProduct, DIMS, &rows[..1000], true);
+        let (mut place, mut stored, mut scratch) =
+            (Vec::new(), vec![0; codec.graph_len()], Vec::new());
+        let (mut bytes, mut refined) = (Vec::new(), 0);
+        for end in [first, ROWS] {
+            if end == refined {
+                break;
+            }
+            let graph = match refined {
+                0 => Graph::new(codec, 16, 32),
+                _ => Graph::load(codec, 16, 32, &bytes),
+            };
+            let graph = graph.unwrap();
+            graph.reserve(end, 1).unwrap();
+            for (key, x) in rows.iter().enumerate().take(end).skip(refined) {
+                space.enter(x, 0.0, &mut place);
+                codec.encode_graph(&place, &mut stored);
+                graph.add(key as u64, &stored, &mut scratch).unwrap();
+            }
+            bytes = vec![0; graph.serialized_len()];
+            graph.save(&mut bytes).unwrap();
+            let (form, done) = ((&codec, Some(&space)), AtomicUsize::new(0));
+            refine(form, &mut bytes, refined, 160, 2, &done, &|| ()).unwrap();
+            link(&codec, &mut bytes, &|| ()).unwrap();
+            refined = end;
+        }
+        let layout = Layout::parse(&codec, &bytes).unwrap();
+        let keys = layout.keys().unwrap();
+        let mut walk = Walk::new(&layout).unwrap();
+        walk.pass_by(seeds::hubs(&codec, &space, &walk, &bytes));
+        let mut found = 0;
+        for _ in 0..50 {
+            let query = direction(&mut rng);
+            let mut products: Vec<f32> = rows.iter().map(|x| f32_dot(&query, x)).collect();
+            let of_row = products.clone();
+            let (_, tenth, _) = products.select_nth_unstable_by(9, |a, b| b.total_cmp(a));
+            let query = Query::new(Metric::InnerProduct, DIMS, &query).unwrap();
+            let probe = Probe::new(codec, &space, &query);
+            let nodes = walk.search(&bytes, 100, |stored| {
+                probe.graph_distance(&codec, stored, dot_i8(), &mut scratch)
+            });
+            let row = |node: u32| keys[node as usize].1 as usize;
+            let good = nodes
+                .into_iter()
+                .filter(|node| of_row[row(*node)] >= *tenth);
+            found += good.count();
+        }
+        found
+    }
+
+    /// Before longer nodes had graphs of their own, walks found 25.
+    #[test]
+    fn longer_nodes_lead_to_each_other() {
+        for quantization in [Quantization::I8, Quantization::F32] {
+            let found = found(quantization, ROWS);
+            assert!(found > 480, "{quantization:?}: {found} of 500");
+        }
+    }
+
+    #[test]
+    fn a_merge_of_a_few_rows_links_them_too() {
+        let found = found(Quantization::I8, ROWS - ROWS / 20);
+        assert!(found > 475, "{found} of 500");
+    }
+}
