@@ -30,6 +30,7 @@ pub mod product;
 pub mod quantized;
 pub mod rows;
 pub mod slices;
+pub mod strided;
 pub mod table;
 pub mod training;
 pub mod units;

@@ -13,7 +13,8 @@ use std::ops::Range;
 use crate::ops::threads::Threads;
 use laser_cpu::simd;
 use laser_kernels::slices::{add, dot, exp_in_place};
-use laser_kernels::training::{Arithmetic, product};
+use laser_kernels::strided::product;
+use laser_kernels::training::Arithmetic;
 
 /// Elements of the similarity matrix that are kept between the two passes; a larger matrix is
 /// computed twice. 256 MiB.

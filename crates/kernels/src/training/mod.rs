@@ -18,4 +18,4 @@ mod bf16_panels;
 mod matrix;
 mod rounding;
 
-pub use matrix::{Arithmetic, Right, product};
+pub use matrix::{Arithmetic, Right};

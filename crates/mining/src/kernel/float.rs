@@ -1,5 +1,6 @@
-//! The `f32` kernel: one matrix product per tile by the gemm crate.
-#![allow(unsafe_code)]
+//! The `f32` kernel: one matrix product per tile.
+
+use laser_kernels::strided::product;
 
 use super::rounding::residual;
 use super::stripe::{SOURCE_STRIPE, TARGET_STRIPE};
@@ -27,31 +28,12 @@ pub(crate) fn unit_rows(
 pub(super) fn tile(source: &[f32], target: &[f32], dimensions: usize, out: &mut [f32]) {
     let (m, n) = (source.len() / dimensions, target.len() / dimensions);
     assert!(m <= SOURCE_STRIPE && n <= TARGET_STRIPE && out.len() == SOURCE_STRIPE * TARGET_STRIPE);
-    let d = dimensions as isize;
-    // SAFETY: the strides describe `source` as m x d row-major, `target` as d x n (its
-    // transpose), and `out` as m x n with TARGET_STRIPE values a row, which is as long as
-    // asserted above; `out` overlaps neither.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            dimensions,
-            out.as_mut_ptr(),
-            1,
-            TARGET_STRIPE as isize,
-            false,
-            source.as_ptr(),
-            1,
-            d,
-            target.as_ptr(),
-            d,
-            1,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
+    product(
+        (m, n, dimensions),
+        (source, dimensions, 1),
+        (target, 1, dimensions),
+        (out, TARGET_STRIPE),
+        false,
+        1.0,
+    );
 }
