@@ -22,6 +22,7 @@ pub mod dots;
 pub mod gather;
 pub mod gemm;
 pub mod int8;
+pub mod low_precision;
 pub mod lstm;
 pub mod math;
 pub mod packing;

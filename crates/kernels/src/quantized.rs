@@ -2,30 +2,28 @@
 //! kernels for: `C = A Wᵀ` with A rounded to bf16, or quantised to int8 with one scale a row.
 //!
 //! NumKong chooses the instructions at run time.
-#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use numkong::{Dots, bf16};
+use half::bf16;
 
 use super::arena::{Arena, Block};
 use super::gemm::{Start, check_output, check_rows};
-use super::{int8, units};
+use super::int8;
+use super::low_precision::{self, Line, Right};
 use crate::Precision;
 
-/// One cache line, for alignment.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, bytemuck::Zeroable)]
-struct Line([u8; 64]);
-
 /// A matrix W of n x k, packed by NumKong.
-pub struct Quantized {
-    n: usize,
-    k: usize,
-    packed: Block<Line>,
-    /// int8: the factor of each of the n rows. Empty for bf16.
-    scale: Vec<f32>,
+pub struct Quantized(Weights);
+
+enum Weights {
+    Bf16(Right<bf16, Block<Line>>),
+    I8 {
+        packed: Right<i8, Block<Line>>,
+        /// The factor of each of the n rows.
+        scale: Vec<f32>,
+    },
 }
 
 /// Working memory of a thread.
@@ -67,7 +65,7 @@ impl Rows {
                 self.scale[r] = int8::quantize(row, &mut self.bytes[at], |bits| bits as i8);
             } else {
                 for (y, x) in self.halves[at].iter_mut().zip(row) {
-                    *y = bf16(half::bf16::from_f32(*x).to_bits());
+                    *y = bf16::from_f32(*x);
                 }
             }
         }
@@ -85,68 +83,64 @@ impl Quantized {
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
     ) -> Self {
         let mut buffer = vec![0f32; k];
-        let is_i8 = precision == Precision::I8;
-        let size = if is_i8 {
-            i8::dots_packed_size(n, k)
-        } else {
-            bf16::dots_packed_size(n, k)
-        };
-        let mut packed = arena.zeroed::<Line>(size.div_ceil(64));
-        let mut scale = Vec::new();
-        if is_i8 {
+        if precision == Precision::I8 {
             let mut bytes = vec![0i8; n * k];
-            scale = vec![0f32; n];
+            let mut scale = vec![0f32; n];
             for j in 0..n {
                 if row(j, &mut buffer) {
                     let bytes = &mut bytes[j * k..(j + 1) * k];
                     scale[j] = int8::quantize(&buffer, bytes, |bits| bits as i8);
                 }
             }
-            // SAFETY: `bytes` is n x k, `packed` as large as NumKong asks for.
-            unsafe { i8::dots_pack(bytes.as_ptr(), n, k, k, packed.as_mut_ptr().cast()) };
-        } else {
-            let mut halves = vec![bf16(0); n * k];
-            for j in 0..n {
-                if row(j, &mut buffer) {
-                    for (y, x) in halves[j * k..(j + 1) * k].iter_mut().zip(&buffer) {
-                        *y = bf16(half::bf16::from_f32(*x).to_bits());
-                    }
+            let lines = arena.zeroed(low_precision::lines::<i8>(n, k));
+            let packed = Right::new((n, k), &bytes, lines);
+            return Self(Weights::I8 { packed, scale });
+        }
+        let mut halves = vec![bf16::ZERO; n * k];
+        for j in 0..n {
+            if row(j, &mut buffer) {
+                for (y, x) in halves[j * k..(j + 1) * k].iter_mut().zip(&buffer) {
+                    *y = bf16::from_f32(*x);
                 }
             }
-            // SAFETY: `halves` is n x k, `packed` as large as NumKong asks for.
-            unsafe { bf16::dots_pack(halves.as_ptr(), n, k, 2 * k, packed.as_mut_ptr().cast()) };
         }
-        Self {
-            n,
-            k,
-            packed,
-            scale,
-        }
+        let lines = arena.zeroed(low_precision::lines::<bf16>(n, k));
+        Self(Weights::Bf16(Right::new((n, k), &halves, lines)))
     }
 
     /// Output columns n.
     pub fn columns(&self) -> usize {
-        self.n
+        match &self.0 {
+            Weights::Bf16(packed) => packed.columns(),
+            Weights::I8 { packed, .. } => packed.columns(),
+        }
     }
 
     /// Inner dimension k.
     pub fn depth(&self) -> usize {
-        self.k
+        match &self.0 {
+            Weights::Bf16(packed) => packed.depth(),
+            Weights::I8 { packed, .. } => packed.depth(),
+        }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.packed.len() * 64 + self.scale.len() * 4
+        match &self.0 {
+            Weights::Bf16(packed) => packed.bytes(),
+            Weights::I8 { packed, scale } => packed.bytes() + scale.len() * 4,
+        }
     }
 
     /// Room for rows of A, which have to be [`set`](Rows::set).
     pub fn rows(&self, count: usize) -> Rows {
-        let is_i8 = !self.scale.is_empty();
+        let is_i8 = matches!(self.0, Weights::I8 { .. });
         let (bytes, halves) = if is_i8 { (count, 0) } else { (0, count) };
+        let k = self.depth();
         Rows {
-            k: self.k,
-            halves: vec![bf16(0); halves * self.k],
-            bytes: vec![0; bytes * self.k],
+            k,
+            halves: vec![bf16::ZERO; halves * k],
+            bytes: vec![0; bytes * k],
             scale: vec![0.0; bytes],
             is_i8,
             len: count,
@@ -165,65 +159,38 @@ impl Quantized {
         c: &mut [f32],
         ldc: usize,
     ) {
-        let (m, n, k) = (range.len(), self.n, self.k);
+        let (m, n, k) = (range.len(), self.columns(), self.depth());
         if m == 0 || n == 0 {
             return;
         }
         check_output(m, n, start, c, ldc);
         assert!(range.end <= rows.len, "rows");
-        assert!(
-            rows.k == k && rows.is_i8 != self.scale.is_empty(),
-            "rows of another kind"
-        );
-        units::configure_thread();
-        let values = range.start * k..range.end * k;
-        SCRATCH.with_borrow_mut(|scratch| {
-            if self.scale.is_empty() {
-                scratch.products.resize(m * n, 0.0);
-                // SAFETY: A is m x k, C m x n, the packed matrix n x k; strides are in bytes.
-                unsafe {
-                    bf16::dots_packed(
-                        rows.halves[values].as_ptr(),
-                        self.packed.as_ptr().cast(),
-                        scratch.products.as_mut_ptr(),
-                        m,
-                        n,
-                        k,
-                        2 * k,
-                        4 * n,
-                    );
-                }
-            } else {
-                scratch.sums.resize(m * n, 0);
-                // SAFETY: as above.
-                unsafe {
-                    i8::dots_packed(
-                        rows.bytes[values].as_ptr(),
-                        self.packed.as_ptr().cast(),
-                        scratch.sums.as_mut_ptr(),
-                        m,
-                        n,
-                        k,
-                        k,
-                        4 * n,
-                    );
-                }
+        let is_i8 = matches!(self.0, Weights::I8 { .. });
+        assert!(rows.k == k && rows.is_i8 == is_i8, "rows of another kind");
+        for row in c.chunks_mut(ldc).take(m) {
+            match start {
+                Start::Zero => row[..n].fill(0.0),
+                Start::Bias(bias) => row[..n].copy_from_slice(&bias[..n]),
+                Start::Accumulate => {}
             }
-            for (i, c) in c.chunks_mut(ldc).take(m).enumerate() {
-                let c = &mut c[..n];
-                match start {
-                    Start::Zero => c.fill(0.0),
-                    Start::Bias(bias) => c.copy_from_slice(&bias[..n]),
-                    Start::Accumulate => {}
-                }
-                if self.scale.is_empty() {
-                    for (c, x) in c.iter_mut().zip(&scratch.products[i * n..(i + 1) * n]) {
+        }
+        let values = range.start * k..range.end * k;
+        SCRATCH.with_borrow_mut(|Scratch { sums, products }| match &self.0 {
+            Weights::Bf16(packed) => {
+                products.resize(m * n, 0.0);
+                packed.multiply(m, &rows.halves[values], products, n);
+                for (c, products) in c.chunks_mut(ldc).zip(products.chunks_exact(n)) {
+                    for (c, x) in c.iter_mut().zip(products) {
                         *c += x;
                     }
-                } else {
-                    let row = rows.scale[range.start + i];
-                    let sums = &scratch.sums[i * n..(i + 1) * n];
-                    for ((c, &x), &s) in c.iter_mut().zip(sums).zip(&self.scale) {
+                }
+            }
+            Weights::I8 { packed, scale } => {
+                sums.resize(m * n, 0);
+                packed.multiply(m, &rows.bytes[values], sums, n);
+                let rows = sums.chunks_exact(n).zip(&rows.scale[range]);
+                for (c, (sums, row)) in c.chunks_mut(ldc).zip(rows) {
+                    for ((c, &x), &s) in c.iter_mut().zip(sums).zip(scale) {
                         *c += x as f32 * (s * row);
                     }
                 }

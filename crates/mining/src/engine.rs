@@ -89,13 +89,6 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Prepares the calling thread for [`Engine::compare`]: AMX tiles are granted per thread.
-    pub fn prepare_thread(&self) {
-        if matches!(self.units, Units::Kernel(Kernel::Bf16)) {
-            laser_kernels::units::configure_thread();
-        }
-    }
-
     /// Rounds and packs one stripe of rows. `inverse` are the inverse norms. Returns the packed
     /// rows and the largest residual.
     pub fn pack(

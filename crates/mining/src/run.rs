@@ -41,7 +41,6 @@ impl Run<'_> {
         };
         let count = threads.min(items).max(1);
         if count == 1 {
-            self.engine.prepare_thread();
             return worker();
         }
         let gate = Gate::default();
@@ -50,7 +49,6 @@ impl Run<'_> {
             let spawn = |_| {
                 let work = || {
                     gate.pass();
-                    self.engine.prepare_thread();
                     worker()
                 };
                 scope.spawn("laser mining", work).ok()
@@ -59,7 +57,6 @@ impl Run<'_> {
             let handles: Vec<_> = (0..count).map_while(spawn).collect();
             drop(closed);
             if handles.is_empty() {
-                self.engine.prepare_thread();
                 return worker();
             }
             handles

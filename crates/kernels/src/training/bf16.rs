@@ -3,59 +3,50 @@
 //!
 //! NumKong multiplies A by a packed Bᵀ whose rows are contiguous; operands that lie the other way
 //! are transposed while they are rounded. Worth it only where the processor multiplies bf16
-//! ([`units::has_bf16_unit`]); elsewhere the results are the same and slower than f32.
-#![allow(unsafe_code)]
+//! ([`crate::units::has_bf16_unit`]); elsewhere the results are the same and slower than f32.
 
 use std::cell::RefCell;
 
+use half::bf16;
 use laser_cpu::simd;
-use numkong::Dots;
 
 #[cfg(target_arch = "x86_64")]
 use super::bf16_panels::{self, Left, Panels};
 use super::rounding::bits;
-use crate::units;
+use crate::low_precision::{self, Line, Right};
 
+/// Buffers that are kept between products.
 #[derive(Default)]
 struct Scratch {
-    left: Vec<u16>,
-    right: Vec<u16>,
-    packed: Vec<Aligned>,
+    left: Vec<bf16>,
+    right: Vec<bf16>,
+    packed: Vec<Line>,
     result: Vec<f32>,
 }
 
-/// NumKong asks for cache-line alignment of packed operands.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Aligned(#[expect(dead_code, reason = "only its size and alignment matter")] [u8; 64]);
-
 thread_local! {
-    /// Buffers that are kept between products; creating them also prepares the thread for AMX.
-    static SCRATCH: RefCell<Scratch> = {
-        units::configure_thread();
-        RefCell::default()
-    };
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 simd! {
     /// Rounds to the nearest bf16, ties to even. NaN stays NaN.
-    fn round(from: &[f32], to: &mut [u16]) {
+    fn round(from: &[f32], to: &mut [bf16]) {
         for (to, from) in to.iter_mut().zip(from) {
-            *to = bits(*from) as u16;
+            *to = bf16::from_bits(bits(*from) as u16);
         }
     }
 }
 
-fn rounded(from: &[f32], to: &mut Vec<u16>) {
-    to.resize(from.len(), 0);
+fn rounded(from: &[f32], to: &mut Vec<bf16>) {
+    to.resize(from.len(), bf16::ZERO);
     round(from, to);
 }
 
 /// Rounds the transpose of a rows×columns matrix, in blocks that stay in the cache.
-fn rounded_transpose(from: &[f32], rows: usize, columns: usize, to: &mut Vec<u16>) {
+fn rounded_transpose(from: &[f32], rows: usize, columns: usize, to: &mut Vec<bf16>) {
     const BLOCK: usize = 32;
-    to.resize(rows * columns, 0);
-    let mut line = [0u16; BLOCK];
+    to.resize(rows * columns, bf16::ZERO);
+    let mut line = [bf16::ZERO; BLOCK];
     for r0 in (0..rows).step_by(BLOCK) {
         for c0 in (0..columns).step_by(BLOCK) {
             let width = BLOCK.min(columns - c0);
@@ -70,70 +61,30 @@ fn rounded_transpose(from: &[f32], rows: usize, columns: usize, to: &mut Vec<u16
     }
 }
 
-/// Packs a rounded right operand, n×k, for [`multiply`].
-fn pack((n, k): (usize, usize), right: &[u16], packed: &mut Vec<Aligned>) {
-    assert_eq!(right.len(), n * k, "the right operand has the wrong size");
-    packed.clear();
-    if n == 0 || k == 0 {
-        return;
-    }
-    let bytes = <numkong::bf16 as Dots>::dots_packed_size(n, k);
-    packed.resize(bytes.div_ceil(64), Aligned([0; 64]));
-    // SAFETY: bf16 is a transparent u16; `right` has the size asserted above with rows of 2k bytes,
-    // and `packed` has the size NumKong asks for, zeroed and aligned to a cache line.
-    unsafe {
-        let packed = packed.as_mut_ptr().cast::<u8>();
-        numkong::bf16::dots_pack(right.as_ptr().cast(), n, k, k * 2, packed);
-    }
+/// Packs a rounded right operand, n×k, into the memory of another one.
+fn pack(sizes: (usize, usize), right: &[bf16], mut lines: Vec<Line>) -> Right<bf16, Vec<Line>> {
+    lines.clear();
+    lines.resize(low_precision::lines::<bf16>(sizes.0, sizes.1), Line::ZERO);
+    Right::new(sizes, right, lines)
 }
 
-/// `c = [c +] left rightᵀ` with left m×k, rounded, and right n×k, packed for these n and k.
+/// `c = [c +] left rightᵀ` with left m×k, rounded.
 fn multiply(
-    (m, n, k): (usize, usize, usize),
-    left: &[u16],
-    packed: &[Aligned],
+    m: usize,
+    left: &[bf16],
+    right: &Right<bf16, Vec<Line>>,
     result: &mut Vec<f32>,
     c: &mut [f32],
     add: bool,
 ) {
-    assert_eq!(left.len(), m * k, "the left operand has the wrong size");
-    assert!(c.len() >= m * n, "result is too short");
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if !add {
-            c[..m * n].fill(0.0);
-        }
-        return;
-    }
-    let bytes = <numkong::bf16 as Dots>::dots_packed_size(n, k);
-    assert!(
-        packed.len() * 64 >= bytes,
-        "the right operand is packed for another size"
-    );
-    let out = if add {
-        result.resize(m * n, 0.0);
-        &mut result[..]
-    } else {
-        &mut c[..m * n]
-    };
-    // SAFETY: bf16 is a transparent u16; left and out have the sizes asserted above, with rows of
-    // 2k and 4n bytes, and `packed` was written by `pack` for this n and k.
-    unsafe {
-        numkong::bf16::dots_packed(
-            left.as_ptr().cast(),
-            packed.as_ptr().cast::<u8>(),
-            out.as_mut_ptr(),
-            m,
-            n,
-            k,
-            k * 2,
-            n * 4,
-        );
-    }
+    let n = right.columns();
+    let c = &mut c[..m * n];
     if add {
-        crate::slices::add(&result[..m * n], &mut c[..m * n]);
+        result.resize(m * n, 0.0);
+        right.multiply(m, left, result, n);
+        crate::slices::add(result, c);
+    } else {
+        right.multiply(m, left, c, n);
     }
 }
 
@@ -141,11 +92,7 @@ fn multiply(
 pub struct Packed(Kind);
 
 enum Kind {
-    NumKong {
-        data: Vec<Aligned>,
-        n: usize,
-        k: usize,
-    },
+    NumKong(Right<bf16, Vec<Line>>),
     #[cfg(target_arch = "x86_64")]
     Panels(Panels),
 }
@@ -161,12 +108,10 @@ impl Packed {
     }
 
     fn numkong_transposed(n: usize, k: usize, b: &[f32]) -> Self {
-        let mut data = Vec::new();
         SCRATCH.with_borrow_mut(|s| {
             rounded(&b[..n * k], &mut s.right);
-            pack((n, k), &s.right, &mut data);
-        });
-        Self(Kind::NumKong { data, n, k })
+            Self(Kind::NumKong(pack((n, k), &s.right, Vec::new())))
+        })
     }
 
     /// For `a b` with b k×n.
@@ -179,25 +124,22 @@ impl Packed {
     }
 
     fn numkong_plain(k: usize, n: usize, b: &[f32]) -> Self {
-        let mut data = Vec::new();
         SCRATCH.with_borrow_mut(|s| {
             rounded_transpose(&b[..k * n], k, n, &mut s.right);
-            pack((n, k), &s.right, &mut data);
-        });
-        Self(Kind::NumKong { data, n, k })
+            Self(Kind::NumKong(pack((n, k), &s.right, Vec::new())))
+        })
     }
 
     /// `c = [c +] a b` or `a bᵀ`: a is m×k, c is m×n.
     pub fn multiply(&self, m: usize, a: &[f32], c: &mut [f32], add: bool) {
-        let (data, n, k) = match &self.0 {
+        match &self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Panels(panels) => return bf16_panels::multiply(m, Left::Rows(a), panels, c, add),
-            Kind::NumKong { data, n, k } => (data, *n, *k),
-        };
-        SCRATCH.with_borrow_mut(|s| {
-            rounded(&a[..m * k], &mut s.left);
-            multiply((m, n, k), &s.left, data, &mut s.result, c, add);
-        });
+            Kind::Panels(panels) => bf16_panels::multiply(m, Left::Rows(a), panels, c, add),
+            Kind::NumKong(right) => SCRATCH.with_borrow_mut(|s| {
+                rounded(&a[..m * right.depth()], &mut s.left);
+                multiply(m, &s.left, right, &mut s.result, c, add);
+            }),
+        }
     }
 }
 
@@ -224,8 +166,9 @@ fn numkong_tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f
     SCRATCH.with_borrow_mut(|s| {
         rounded_transpose(&a[..k * m], k, m, &mut s.left);
         rounded_transpose(&b[..k * n], k, n, &mut s.right);
-        pack((n, k), &s.right, &mut s.packed);
-        multiply((m, n, k), &s.left, &s.packed, &mut s.result, c, add);
+        let right = pack((n, k), &s.right, std::mem::take(&mut s.packed));
+        multiply(m, &s.left, &right, &mut s.result, c, add);
+        s.packed = right.into_lines();
     });
 }
 
@@ -246,16 +189,8 @@ mod tests {
         ];
         let mut to = Vec::new();
         rounded(&from, &mut to);
-        let back: Vec<f32> = to
-            .iter()
-            .map(|b| f32::from_bits(u32::from(*b) << 16))
-            .collect();
-        for (f, b) in from.iter().zip(&back) {
-            assert_eq!(
-                half::bf16::from_f32(*f).to_f32().to_bits(),
-                b.to_bits(),
-                "{f}"
-            );
+        for (f, b) in from.iter().zip(&to) {
+            assert_eq!(bf16::from_f32(*f).to_bits(), b.to_bits(), "{f}");
         }
     }
 
