@@ -17,6 +17,8 @@ mod activation;
 pub mod approximate;
 pub mod arena;
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod bf16_pairs;
 pub mod clock;
 pub mod dots;
 pub mod gather;

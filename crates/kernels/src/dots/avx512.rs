@@ -3,10 +3,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::bf16_pairs::multiply_add;
 use crate::int8;
-
-/// Bytes of a block's lines for one group of inner indices: four panels.
-const GROUP: usize = 4 * 64;
 
 /// The lanes below `len`, at most 16.
 fn lanes(len: usize) -> __mmask16 {
@@ -53,24 +51,6 @@ pub(super) unsafe fn quantize(row: &[f32], out: &mut [u32]) -> (f32, f32) {
     }
 }
 
-/// Rounds to bf16.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW and BF16; `out` holds the row in whole groups.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn round(row: &[f32], out: &mut [u32]) {
-    debug_assert!(out.len() * 2 >= row.len());
-    let to: *mut i16 = out.as_mut_ptr().cast();
-    for p in (0..row.len()).step_by(16) {
-        // SAFETY: masks keep loads inside the row and stores inside `out`.
-        unsafe {
-            let x = _mm512_maskz_loadu_ps(lanes(row.len() - p), row.as_ptr().add(p));
-            let halves: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(x));
-            _mm256_mask_storeu_epi16(to.add(p), lanes(out.len() * 2 - p), halves);
-        }
-    }
-}
-
 /// # Safety
 /// As [`vnni::tile`], with AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -83,7 +63,7 @@ pub(super) unsafe fn tile_bf16<const R: usize>(
     out: *mut f32,
     ldo: usize,
 ) {
-    // SAFETY: the caller vouches for the pointers; `__m512bh` and `__m512i` are the same bits.
+    // SAFETY: the caller vouches for the pointers.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 4]; R];
         if !init.is_null() {
@@ -91,18 +71,7 @@ pub(super) unsafe fn tile_bf16<const R: usize>(
                 *acc = std::array::from_fn(|p| _mm512_loadu_ps(init.add(r * ldi + 16 * p)));
             }
         }
-        for g in 0..groups {
-            let line: [__m512bh; 4] = std::array::from_fn(|p| {
-                std::mem::transmute(_mm512_load_si512(b.add(g * GROUP + 64 * p).cast()))
-            });
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let x: __m512bh =
-                    std::mem::transmute(_mm512_set1_epi32(*a.add(r * groups + g) as i32));
-                for p in 0..4 {
-                    acc[p] = _mm512_dpbf16_ps(acc[p], x, line[p]);
-                }
-            }
-        }
+        multiply_add(&mut acc, groups, (a, groups, 1), b);
         for (r, acc) in acc.iter().enumerate() {
             for (p, acc) in acc.iter().enumerate() {
                 _mm512_storeu_ps(out.add(r * ldo + 16 * p), *acc);

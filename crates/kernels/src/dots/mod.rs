@@ -179,7 +179,7 @@ impl Rows {
             unsafe {
                 match self.unit {
                     Unit::AmxInt8 | Unit::Vnni => (*factor, *zero) = avx512::quantize(row, out),
-                    Unit::AmxBf16 | Unit::Bf16 => avx512::round(row, out),
+                    Unit::AmxBf16 | Unit::Bf16 => crate::bf16_pairs::round(row, out),
                     Unit::AvxVnni => (*factor, *zero) = avx2::quantize_bytes(row, out),
                     Unit::Words => *factor = avx2::quantize_words(row, out),
                 }

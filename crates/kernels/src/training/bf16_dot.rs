@@ -1,15 +1,10 @@
-//! Tiles of products of bf16 with AVX-512's VDPBF16PS: twice the products of f32 in the same time.
-//!
-//! The instruction multiplies pairs of neighbours along the inner dimension: `c += a₂ₚ b₂ₚ + a₂ₚ₊₁ b₂ₚ₊₁` in
-//! every lane. The 24 sums of a tile stay in registers.
+//! Tiles of products of bf16 with AVX-512's VDPBF16PS; the 24 sums of a tile stay in registers.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{
-    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_load_si512, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps,
-};
+use std::arch::x86_64::{_mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_setzero_ps};
 
 use super::bf16_line::{COLUMNS, Line};
+use crate::bf16_pairs::multiply_add;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 12;
@@ -57,8 +52,7 @@ unsafe fn tile<const R: usize>(
     let mask = (1u64 << columns) - 1;
     let masks = [mask as u16, (mask >> 16) as u16];
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
-    // SAFETY: masked elements are not touched, the others exist; lines are aligned to 64 bytes; pair
-    // registers and integer registers have the same size, and every bit pattern is valid for both.
+    // SAFETY: masked elements are not touched, the others exist; lines are aligned to 64 bytes.
     unsafe {
         if add {
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -68,19 +62,8 @@ unsafe fn tile<const R: usize>(
                 }
             }
         }
-        let mut left = a.as_ptr();
-        for line in b {
-            let at = line.0.as_ptr().cast();
-            let low = std::mem::transmute::<__m512i, __m512bh>(_mm512_load_si512(at));
-            let high = std::mem::transmute::<__m512i, __m512bh>(_mm512_load_si512(at.add(1)));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_epi32(left.add(r).read() as i32);
-                let x = std::mem::transmute::<__m512i, __m512bh>(x);
-                sums[0] = _mm512_dpbf16_ps(sums[0], x, low);
-                sums[1] = _mm512_dpbf16_ps(sums[1], x, high);
-            }
-            left = left.add(ROWS);
-        }
+        let left = (a.as_ptr(), 1, ROWS);
+        multiply_add(&mut sums, b.len(), left, b.as_ptr().cast());
         for (r, sums) in sums.iter().enumerate() {
             for (half, sum) in sums.iter().enumerate() {
                 _mm512_mask_storeu_ps(c.wrapping_add(r * stride + 16 * half), masks[half], *sum);

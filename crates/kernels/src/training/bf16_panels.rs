@@ -12,7 +12,7 @@ use std::cell::RefCell;
 
 use super::bf16_line::{COLUMNS, Line};
 use super::{bf16_amx, bf16_dot};
-use crate::units;
+use crate::{bf16_pairs, units};
 
 /// Pairs of one pass: a panel's part takes 24 KiB.
 const DEPTH: usize = 192;
@@ -20,37 +20,6 @@ const DEPTH: usize = 192;
 const BLOCKS: (usize, usize) = (8 * bf16_amx::ROWS, 20 * bf16_dot::ROWS);
 /// Pairs that a transposition takes at a time; a tile of AMX is as deep.
 const SIDE: usize = 16;
-
-/// Pairs of neighbours in one row, `row.len()` halved and rounded up.
-///
-/// # Safety
-/// The processor has AVX-512 BF16.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn neighbours(row: &[f32], to: &mut [u32]) {
-    let pairs = row.len().div_ceil(2);
-    assert!(to.len() >= pairs, "room for pairs");
-    let whole = row.len() / 32;
-    // SAFETY: whole vectors exist; what masks leave out is not touched; a register of bf16 has the size of one
-    // of integers.
-    unsafe {
-        for i in 0..whole {
-            let low = _mm512_loadu_ps(row.as_ptr().add(32 * i));
-            let high = _mm512_loadu_ps(row.as_ptr().add(32 * i + 16));
-            let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_si512(to.as_mut_ptr().add(16 * i).cast(), both);
-        }
-        let rest = row.len() - 32 * whole;
-        if rest > 0 {
-            let from = row.as_ptr().add(32 * whole);
-            let mask = (1u64 << rest) - 1;
-            let low = _mm512_maskz_loadu_ps(mask as u16, from);
-            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
-            let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-            let mask = (1u32 << (pairs - 16 * whole)) - 1;
-            _mm512_mask_storeu_epi32(to.as_mut_ptr().add(16 * whole).cast(), mask as u16, both);
-        }
-    }
-}
 
 /// Pairs of two rows: element i is (even[i], odd[i]); `odd` may be empty, for zeros.
 ///
@@ -158,7 +127,7 @@ impl Panels {
             for (i, row) in rows.chunks_exact_mut(depth).enumerate() {
                 match b.get((j + i) * k..(j + i + 1) * k).filter(|_| j + i < n) {
                     // SAFETY: `resize` made sure of the instructions.
-                    Some(from) => unsafe { neighbours(from, row) },
+                    Some(from) => unsafe { bf16_pairs::round(from, row) },
                     None => row.fill(0),
                 }
             }
@@ -251,7 +220,7 @@ impl Left<'_> {
                 for r in r0..r1 {
                     let row = &a[r * k + 2 * p0..r * k + k.min(2 * p1)];
                     // SAFETY: passed on from the caller.
-                    unsafe { neighbours(row, scratch) };
+                    unsafe { bf16_pairs::round(row, scratch) };
                     let (tile, at) = ((r - r0) / ROWS, (r - r0) % ROWS);
                     let tile = &mut to[tile * depth * ROWS..][..depth * ROWS];
                     for (line, pair) in tile.chunks_exact_mut(ROWS).zip(&*scratch) {
@@ -295,7 +264,7 @@ impl Left<'_> {
                 for (row, r) in to.chunks_exact_mut(depth).zip(r0..r1) {
                     let from = &a[r * k + (2 * p0).min(k)..r * k + k.min(2 * p1)];
                     // SAFETY: passed on from the caller.
-                    unsafe { neighbours(from, row) };
+                    unsafe { bf16_pairs::round(from, row) };
                     row[from.len().div_ceil(2)..].fill(0);
                 }
             }
