@@ -3,7 +3,7 @@
 //!
 //! [`Isa`] is what plain vector arithmetic is compiled for; [`has_vnni`], [`has_avx_vnni`] and [`has_bf16`]
 //! say which instructions for products of short numbers come with it. AMX is not here: the system has to be
-//! asked for it as well, which `laser_kernels::amx` does through NumKong.
+//! asked for it as well, which `laser_kernels::units` does through NumKong.
 
 use std::sync::OnceLock;
 

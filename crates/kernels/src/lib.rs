@@ -14,6 +14,8 @@
 //! that were packed once.
 
 mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod approximate;
 pub mod arena;
 pub mod attention;

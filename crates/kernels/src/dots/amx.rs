@@ -1,21 +1,16 @@
-//! The kernels for AMX: tiles of 16 rows by 16 sums, which the processor multiplies by 64 bytes of
-//! depth at once. The packed lines are those of the other units: 16 groups of one panel are a tile.
-//!
-//! The intrinsics are not stable yet, hence assembly (Intel, Architecture Instruction Set Extensions,
-//! chapter 3).
+//! The kernels for AMX. The packed lines are those of the other units: 16 groups of one panel are a tile.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Rows that a block of sums has at most: two tiles.
-pub(super) const ROWS: usize = 32;
+use crate::amx::{self, DEPTH, SIDE, Tiles};
+
+/// Rows that a block of sums has at most.
+pub(super) const ROWS: usize = SIDE;
 
 /// Columns of a block: four panels.
 pub(super) const COLUMNS: usize = 64;
-
-/// Groups of four bytes that a tile is deep.
-pub(super) const DEPTH: usize = 16;
 
 /// Bytes from one group's lines to the next one's.
 const LINE_STRIDE: usize = 4 * 64;
@@ -30,47 +25,6 @@ impl Sums {
     }
 }
 
-/// What `ldtilecfg` reads: palette 1, eight tiles of 16 rows of 64 bytes.
-#[repr(C, align(64))]
-struct Shape([u8; 64]);
-
-static SHAPE: Shape = {
-    let mut bytes = [0; 64];
-    bytes[0] = 1;
-    let mut tile = 0;
-    while tile < 8 {
-        bytes[16 + 2 * tile] = 64;
-        bytes[48 + tile] = 16;
-        tile += 1;
-    }
-    Shape(bytes)
-};
-
-/// The tile registers of this thread, shaped; given back when it is dropped, so that the system has
-/// less to save.
-pub(crate) struct Tiles(());
-
-impl Tiles {
-    /// # Safety
-    /// The processor has AMX, and the system lets this process use it.
-    pub(crate) unsafe fn shaped() -> Self {
-        // SAFETY: the caller vouches for the instruction; the operand has 64 bytes.
-        unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const SHAPE, options(nostack, readonly));
-        }
-        Self(())
-    }
-}
-
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: whoever made the value has AMX.
-        unsafe {
-            asm!("tilerelease", options(nostack, nomem));
-        }
-    }
-}
-
 /// Defines a function that computes a block of sums with `$multiply`.
 macro_rules! block {
     ($name:ident, $multiply:literal) => {
@@ -80,7 +34,7 @@ macro_rules! block {
         /// The tiles are shaped. `a` holds the rows of `groups` (a positive multiple of [`DEPTH`])
         /// numbers, `b` the block's lines.
         pub(super) unsafe fn $name(
-            _: &Tiles,
+            tiles: &Tiles,
             groups: usize,
             a: *const u32,
             wide: bool,
@@ -94,38 +48,10 @@ macro_rules! block {
             // are; the sums of 32 rows of 64 columns are written within `sums`.
             unsafe {
                 if wide {
-                    for half in 0..2 {
-                        asm!(
-                            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                            "2:",
-                            "tileloadd tmm4, [{a} + {lda}]",
-                            "tileloadd tmm6, [{b} + {ldb}]",
-                            "tileloadd tmm7, [{b} + {ldb} + 64]",
-                            "tileloadd tmm5, [{low} + {lda}]",
-                            concat!($multiply, " tmm0, tmm4, tmm6"),
-                            concat!($multiply, " tmm1, tmm4, tmm7"),
-                            concat!($multiply, " tmm2, tmm5, tmm6"),
-                            concat!($multiply, " tmm3, tmm5, tmm7"),
-                            "add {a}, 64",
-                            "add {low}, 64",
-                            "add {b}, 4096",
-                            "dec {steps}",
-                            "jnz 2b",
-                            "tilestored [{c} + {ldb}], tmm0",
-                            "tilestored [{c} + {ldb} + 64], tmm1",
-                            "tilestored [{c} + {ldb} + 4096], tmm2",
-                            "tilestored [{c} + {ldb} + 4160], tmm3",
-                            a = inout(reg) a => _,
-                            low = inout(reg) a.byte_add(16 * stride) => _,
-                            b = inout(reg) b.add(128 * half) => _,
-                            lda = in(reg) stride,
-                            ldb = in(reg) LINE_STRIDE,
-                            steps = inout(reg) steps => _,
-                            c = in(reg) sums.byte_add(128 * half),
-                            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                            options(nostack),
-                        );
+                    for half in [0, 4 * SIDE] {
+                        let b = (b.add(half), LINE_STRIDE);
+                        let sums = (sums.cast::<u8>().add(half), 4 * COLUMNS);
+                        amx::$name(tiles, groups, a, b, sums, false);
                     }
                 } else {
                     asm!(

@@ -11,7 +11,7 @@
 mod integers;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod amx;
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -460,7 +460,7 @@ impl Dots {
 /// The tile registers, and memory for what comes out of them.
 struct Tiles {
     #[cfg(target_arch = "x86_64")]
-    shaped: amx::Tiles,
+    shaped: crate::amx::Tiles,
     #[cfg(target_arch = "x86_64")]
     sums: amx::Sums,
 }
@@ -472,7 +472,7 @@ impl Tiles {
         Self {
             // SAFETY: the processor has matrix units, and the thread has asked for them.
             #[cfg(target_arch = "x86_64")]
-            shaped: unsafe { amx::Tiles::shaped() },
+            shaped: unsafe { crate::amx::Tiles::shaped() },
             #[cfg(target_arch = "x86_64")]
             sums: amx::Sums::new(),
         }

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 
 use super::bf16_line::{COLUMNS, Line};
 use super::{bf16_amx, bf16_dot};
-use crate::{bf16_pairs, units};
+use crate::{amx, bf16_pairs, units};
 
 /// Pairs of one pass: a panel's part takes 24 KiB.
 const DEPTH: usize = 192;
@@ -357,7 +357,7 @@ fn multiply_by(
         c[..m * n].fill(0.0);
     }
     // SAFETY: the processor has AMX, for which the thread was configured with `SCRATCH`.
-    let tiles = matrix.then(|| unsafe { bf16_amx::Tiles::shaped() });
+    let tiles = matrix.then(|| unsafe { amx::Tiles::shaped() });
     let stride = depth_of(k);
     let block = if matrix { BLOCKS.0 } else { BLOCKS.1 };
     for r0 in (0..m).step_by(block) {
