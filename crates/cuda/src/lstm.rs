@@ -123,6 +123,8 @@ fn check(steps: &Steps, products: &Tensor, weights: &Weights) -> Result<Shape> {
 
 #[cfg(test)]
 mod tests {
+    use laser_kernels::math::sigmoid;
+
     use super::*;
 
     #[test]
@@ -145,7 +147,6 @@ mod tests {
                 .unwrap()
                 .states,
         );
-        let sigmoid = definition::sigmoid;
         let cell = |x: &[f32], before: f32| sigmoid(x[1]) * before + sigmoid(x[0]) * x[2].tanh();
         let state = |x: &[f32], before| sigmoid(x[3]) * cell(x, before).tanh();
         // Rows: step 0 of both sentences, step 1 of the first; columns: both directions.

@@ -3,12 +3,9 @@
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use half::bf16;
+use laser_kernels::math::sigmoid;
 
 use super::types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
-
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
 
 fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
