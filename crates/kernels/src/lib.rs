@@ -16,7 +16,7 @@
 mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx;
-pub mod approximate;
+mod approximate;
 pub mod arena;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]

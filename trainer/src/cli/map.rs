@@ -119,7 +119,7 @@ fn write(model: &Model, output: &Path, formats: &FormatArgs) -> Result<()> {
 /// Rows of unit length.
 fn normalized(rows: &[f32], width: usize) -> Vec<f32> {
     let mut rows = rows.to_vec();
-    crate::ops::dense::normalize(&mut rows, width);
+    laser_kernels::training::l2::normalize(&mut rows, width);
     rows
 }
 

@@ -2,6 +2,7 @@
 //! early on a dev set.
 
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::softmax::{cross_entropy, softmax};
 use laser_model::config::Activation;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
@@ -11,7 +12,6 @@ use super::EvalError;
 use crate::models::Parameters;
 use crate::models::perceptron::{InputDropout, Perceptron};
 use crate::ops::pair::PairFeatures;
-use crate::ops::softmax::{cross_entropy, softmax};
 use crate::optim::OptimizerOptions;
 use crate::optim::adam;
 

@@ -27,7 +27,7 @@ use crate::ops::dropout::dropout;
 use crate::ops::lstm_device::LstmDevice;
 use crate::ops::pool::Occurrences;
 use crate::ops::threads::{Threads, cut};
-use laser_kernels::training::Arithmetic;
+use laser_kernels::training::{Arithmetic, l2};
 
 pub use error::ModelError;
 pub use parameters::{Parameter, Parameters};
@@ -289,7 +289,7 @@ impl Model {
             saved.push(s);
         }
         let unit = self.config.normalize.then(|| {
-            let norms = dense::normalize(&mut x, self.config.dimensions);
+            let norms = l2::normalize(&mut x, self.config.dimensions);
             (x.clone(), norms)
         });
         let saved = Saved {
@@ -319,7 +319,7 @@ impl Model {
         };
         let mut dense: Vec<Vec<f32>> = self.parameters.zeros();
         if let Some((unit, norms)) = &saved.unit {
-            dense::normalize_backward(unit, norms, &mut dx, self.config.dimensions);
+            l2::normalize_backward(unit, norms, &mut dx, self.config.dimensions);
         }
         for (i, (layer, saved)) in self.config.dense.iter().zip(saved.dense).enumerate().rev() {
             let (at, parameters) = self.dense_parameters(i);

@@ -137,7 +137,7 @@ impl Perceptron {
 mod tests {
     use super::super::parameters::random;
     use super::*;
-    use crate::ops::softmax::cross_entropy;
+    use laser_kernels::training::softmax::cross_entropy;
 
     #[test]
     fn gradients_match_finite_differences() {

@@ -379,7 +379,7 @@ pub fn hardest(
 mod tests {
     use super::*;
     use crate::models::parameters::random;
-    use crate::ops::dense::normalize;
+    use laser_kernels::training::l2::normalize;
 
     /// The definition, in f64.
     fn reference(

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use laser_kernels::slices::scale;
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::softmax::cross_entropy;
 use laser_model::config::Activation;
 
 use crate::models::Parameters;
 use crate::models::perceptron::{InputDropout, Perceptron};
 use crate::ops::pair::{self, PairFeatures};
-use crate::ops::softmax::cross_entropy;
 
 /// The classifier of the objective.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -13,9 +13,10 @@ use crate::data::Ragged;
 use crate::models::Parameters;
 use crate::models::parameters::random;
 use crate::ops::dropout::dropout;
-use crate::ops::lstm::{Steps, cell, cell_backward};
+use crate::ops::lstm::Steps;
 use crate::ops::threads::Threads;
 use laser_kernels::slices::{add, exp_in_place, largest, scale, shift};
+use laser_kernels::training::lstm::{cell, cell_backward};
 use laser_kernels::training::{Arithmetic, Right};
 
 /// Sizes of the decoder; the defaults are LASER's.

@@ -1,11 +1,9 @@
-//! Dense layers (`y = activation(W x + b)`, optionally `+ x`, optionally layer-normalised) and L2
-//! normalisation.
+//! Dense layers: `y = activation(W x + b)`, optionally `+ x`, optionally layer-normalised.
 
 use laser_kernels::slices::add;
 use laser_kernels::training::Arithmetic;
-
-use crate::ops::activation::{activate, activate_backward};
-use crate::ops::layer_norm::{self, Normalised};
+use laser_kernels::training::activation::{activate, activate_backward};
+use laser_kernels::training::layer_norm::{self, Normalised};
 
 /// Added to the variance in layer normalisation, as in the encoder.
 pub const NORM_EPSILON: f32 = 1e-5;
@@ -116,31 +114,4 @@ pub fn backward(
     let sizes = (rows, shape.input, width);
     arithmetic.nn(sizes, &dy, parameters.weight, &mut dx, shape.residual);
     dx
-}
-
-/// Brings each row of [rows, width] to unit L2 norm; returns the norms. Rows shorter than 1e-6
-/// are divided by 1e-6.
-pub fn normalize(x: &mut [f32], width: usize) -> Vec<f32> {
-    x.chunks_exact_mut(width)
-        .map(|row| {
-            let norm = laser_kernels::slices::sum_of_squares(row).sqrt().max(1e-6);
-            laser_kernels::slices::scale(1.0 / norm, row);
-            norm
-        })
-        .collect()
-}
-
-/// Gradient of [`normalize`] in place of `dy`: `(dy − y (y · dy)) / norm`.
-pub fn normalize_backward(y: &[f32], norms: &[f32], dy: &mut [f32], width: usize) {
-    for ((y, dy), norm) in y
-        .chunks_exact(width)
-        .zip(dy.chunks_exact_mut(width))
-        .zip(norms)
-    {
-        let along = laser_kernels::slices::dot(y, dy);
-        let inverse = 1.0 / norm;
-        for (d, y) in dy.iter_mut().zip(y) {
-            *d = (*d - y * along) * inverse;
-        }
-    }
 }

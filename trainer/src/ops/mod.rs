@@ -6,18 +6,11 @@
     clippy::needless_range_loop,
     reason = "kernels over several slices vectorise best as plain index loops"
 )]
-#![allow(
-    clippy::excessive_precision,
-    reason = "coefficients stand as published"
-)]
 
-pub mod activation;
 pub mod dense;
 pub mod dropout;
-pub mod layer_norm;
 pub mod lstm;
 pub mod lstm_device;
 pub mod pair;
 pub mod pool;
-pub mod softmax;
 pub mod threads;

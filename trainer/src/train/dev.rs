@@ -7,10 +7,10 @@ use super::TrainError;
 use super::config::DevSet;
 use crate::data::readers::{Keyed, Problems, Reader};
 use crate::data::{Ragged, text_hash};
-use crate::ops::dense::normalize;
 use crate::ops::threads::Threads;
 use crate::tokenizer::Loaded;
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::l2::normalize;
 
 /// A tokenised dev set.
 #[derive(Debug)]

@@ -2,16 +2,16 @@
 
 use laser_kernels::slices::{add, axpy};
 use laser_kernels::training::Right;
+use laser_kernels::training::activation::activate_both;
 use laser_kernels::training::attention::{self, Distances};
+use laser_kernels::training::layer_norm::{self, Normalised};
 use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
 
 use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
 use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::models::pass::Pass;
-use crate::ops::activation::activate_both;
 use crate::ops::dropout::dropout_from;
-use crate::ops::layer_norm::{self, Normalised};
 use crate::ops::pool::Occurrences;
 
 /// The linear layers of a layer, ready for products with gradients.

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use laser_kernels::training::attention::{Distances, Heads};
+use laser_kernels::training::layer_norm::Normalised;
 use laser_model::config::TransformerConfig;
 
 use super::layout::{Layout, Part};
 use super::tokens::lengths;
 use crate::data::Ragged;
 use crate::models::pass::Pass;
-use crate::ops::layer_norm::Normalised;
 
 /// Tokens of a block: as many as make products fast, so few that they stay near the processor.
 const TOKENS: usize = if cfg!(test) { 12 } else { 1024 };

@@ -2,7 +2,9 @@
 
 use laser_kernels::slices::{add, axpy, scale};
 use laser_kernels::training::Right;
+use laser_kernels::training::activation::activate;
 use laser_kernels::training::attention::{self, Distances};
+use laser_kernels::training::layer_norm::{self, Normalised};
 use laser_model::config::{NormPosition, TransformerPooling};
 
 use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
@@ -10,9 +12,7 @@ use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::data::Ragged;
 use crate::models::pass::Pass;
-use crate::ops::activation::activate;
 use crate::ops::dropout::dropout_from;
-use crate::ops::layer_norm::{self, Normalised};
 use crate::ops::lstm::maximum;
 use laser_model::config::TransformerConfig;
 

@@ -1,8 +1,9 @@
 //! Activation functions with their derivatives.
 
 use laser_cpu::simd;
-use laser_kernels::approximate::{erf, exp, tanh};
-use laser_model::config::Activation;
+
+use crate::Activation;
+use crate::approximate::{erf, exp, tanh};
 
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
@@ -128,7 +129,7 @@ pub fn activate_both(activation: Activation, x: &mut [f32], dy: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::parameters::random;
+    use crate::rows::tests::values;
 
     #[test]
     fn derivatives_match_finite_differences() {
@@ -140,7 +141,7 @@ mod tests {
             Activation::Relu,
         ];
         for activation in all {
-            let mut x = random(101, 4.0, 1, 1);
+            let mut x: Vec<f32> = values(101, 1).iter().map(|x| 4.0 * x).collect();
             // Away from the corner of ReLU.
             x.retain(|v| v.abs() > 0.02);
             let value = |h: f32| {

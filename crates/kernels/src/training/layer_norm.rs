@@ -1,7 +1,8 @@
 //! Layer normalisation (Ba et al., 2016): `y = g (x − mean) / √(variance + ε) + b`, row by row.
 
 use laser_cpu::simd;
-use laser_kernels::slices::{dot, sum, sum_of_squares};
+
+use crate::slices::{dot, sum, sum_of_squares};
 
 /// What the backward pass needs of some rows.
 #[derive(Debug, Default)]
