@@ -4,8 +4,9 @@
 //! A dense layer with GELU and layer normalisation turns a state into h, and the logit of token v is `h · e_v + b_v`
 //! with the embeddings e of the encoder itself. The loss is the mean over the places of the cross entropy.
 
-use laser_kernels::slices::{add, exp_in_place, largest, scale, shift};
+use laser_kernels::slices::add;
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::softmax::row_cross_entropy;
 use laser_model::config::Activation;
 
 use crate::models::Parameters;
@@ -137,14 +138,7 @@ impl Head {
             let states = &hidden[from * d..to * d];
             a.nt((m, v, d), states, table, tile, true);
             for (row, label) in tile.chunks_exact_mut(v).zip(&labels[from..to]) {
-                let label = *label as usize;
-                let right = f64::from(row[label]);
-                let top = largest(row);
-                shift(-top, row);
-                let sum = exp_in_place(row);
-                loss += f64::from(top) + f64::from(sum).ln() - right;
-                scale(factor / sum, row);
-                row[label] -= factor;
+                loss += row_cross_entropy(row, *label as usize, factor);
                 add(row, &mut gradients[4]);
             }
             a.nn(

@@ -15,8 +15,9 @@ use crate::models::parameters::random;
 use crate::ops::dropout::dropout;
 use crate::ops::lstm::Steps;
 use crate::ops::threads::Threads;
-use laser_kernels::slices::{add, exp_in_place, largest, scale, shift};
+use laser_kernels::slices::add;
 use laser_kernels::training::lstm::{cell, cell_backward};
+use laser_kernels::training::softmax::row_cross_entropy;
 use laser_kernels::training::{Arithmetic, Right};
 
 /// Sizes of the decoder; the defaults are LASER's.
@@ -336,14 +337,7 @@ impl Decoder {
             let states = &output[from * h..to * h];
             softmax.forward.multiply(m, states, tile, true);
             for (row, label) in tile.chunks_exact_mut(v).zip(&labels[from..to]) {
-                let label = *label as usize;
-                let right = f64::from(row[label]);
-                let top = largest(row);
-                shift(-top, row);
-                let sum = exp_in_place(row);
-                loss += f64::from(top) + f64::from(sum).ln() - right;
-                scale(weight / sum, row);
-                row[label] -= weight;
+                loss += row_cross_entropy(row, *label as usize, weight);
                 add(row, &mut gradients[at::OUTPUT_BIAS]);
             }
             let to_hidden = &mut d_hidden[from * h..to * h];

@@ -11,28 +11,32 @@ pub fn softmax(logits: &mut [f32], classes: usize) {
     }
 }
 
-/// Mean cross-entropy in nats of the rows of `logits` [rows, classes] with one label a row, and its
-/// gradient in their place: `(softmax − one-hot) / rows`.
+/// Cross-entropy in nats of one row of logits with its label; `weight` times its gradient in their place:
+/// `weight · (softmax − one-hot)`.
+///
+/// # Panics
+/// If the label is not below the number of logits.
+pub fn row_cross_entropy(logits: &mut [f32], label: usize, weight: f32) -> f64 {
+    let own = f64::from(logits[label]);
+    let top = largest(logits);
+    shift(-top, logits);
+    let sum = exp_in_place(logits);
+    scale(weight / sum, logits);
+    logits[label] -= weight;
+    f64::from(top) + f64::from(sum).ln() - own
+}
+
+/// Mean cross-entropy of the rows of `logits` [rows, classes] with one label a row, and its gradient in their
+/// place.
 ///
 /// # Panics
 /// If a label is not below `classes`, or there are fewer labels than rows.
 pub fn cross_entropy(logits: &mut [f32], classes: usize, labels: &[u32]) -> f64 {
     let rows = logits.len() / classes;
-    softmax(logits, classes);
-    let mut loss = 0.0;
-    for (row, label) in logits.chunks_exact_mut(classes).zip(labels) {
-        let own = &mut row[*label as usize];
-        // Not `max`, which would make a number of NaN.
-        let probability = if *own < f32::MIN_POSITIVE {
-            f32::MIN_POSITIVE
-        } else {
-            *own
-        };
-        loss -= f64::from(probability).ln();
-        *own -= 1.0;
-        scale(1.0 / rows as f32, row);
-    }
-    loss / rows as f64
+    let weight = 1.0 / rows as f32;
+    let pairs = logits.chunks_exact_mut(classes).zip(labels);
+    let losses = pairs.map(|(row, label)| row_cross_entropy(row, *label as usize, weight));
+    losses.sum::<f64>() / rows as f64
 }
 
 #[cfg(test)]
