@@ -23,6 +23,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
+use laser_kernels::math::cosine;
 use laser_model::config::{NonPrinting, TextConfig};
 use laser_model::folder;
 
@@ -97,15 +98,9 @@ fn measure(seconds: f64, mut f: impl FnMut()) -> Rate {
 }
 
 fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter()
-            .zip(b)
-            .map(|(x, y)| f64::from(*x) * f64::from(*y))
-            .sum()
-    };
     a.rows()
         .zip(b.rows())
-        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt())
+        .map(|(x, y)| cosine(x, y))
         .fold(1.0, f64::min)
 }
 

@@ -481,16 +481,10 @@ fn largest_difference(exact: &Embeddings, rounded: &Embeddings) -> f64 {
     differences.fold(0.0, f64::max) / spread.max(f64::MIN_POSITIVE)
 }
 
-/// Smallest cosine between rows of two equally large matrices.
+/// Smallest cosine between rows of two equally large matrices; that of a row that has none counts as 0.
 fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter()
-            .zip(b)
-            .map(|(x, y)| f64::from(*x) * f64::from(*y))
-            .sum()
-    };
-    a.rows()
-        .zip(b.rows())
-        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt().max(f64::MIN_POSITIVE))
+    let cosines = a.rows().zip(b.rows()).map(|(x, y)| math::cosine(x, y));
+    cosines
+        .map(|cosine| if cosine.is_nan() { 0.0 } else { cosine })
         .fold(1.0, f64::min)
 }

@@ -1,6 +1,7 @@
-//! Scalar activation functions of the portable kernels and of dense layers.
+//! The functions of the portable kernels and of dense layers, and of single rows, as exact as their type.
 
 use crate::Activation;
+use crate::slices::dot_f64;
 
 /// Logistic function.
 pub fn sigmoid(x: f32) -> f32 {
@@ -38,6 +39,11 @@ pub fn layer_norm(row: &mut [f32], weight: &[f32], bias: &[f32], eps: f64) {
     for ((x, w), b) in row.iter_mut().zip(weight).zip(bias) {
         *x = ((f64::from(*x) - mean) * scale) as f32 * w + b;
     }
+}
+
+/// Cosine of two rows of one length, in f64; NaN where one is zero.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    dot_f64(a, b) / (dot_f64(a, a) * dot_f64(b, b)).sqrt()
 }
 
 /// Scales one row to unit L2 norm; a row of zeros stays.

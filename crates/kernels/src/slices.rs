@@ -41,6 +41,27 @@ pub fn sum_of_squares(a: &[f32]) -> f32 {
 }
 
 simd! {
+    /// `Σ aᵢ bᵢ` in f64, where products of two f32 are exact. Sixteen sums side by side, for the compiler to keep in
+    /// vectors; the order of additions is fixed, so equal rows give equal sums on every processor.
+    pub fn dot_f64(a: &[f32], b: &[f32]) -> f64 {
+        let mut sums = [0.0f64; 16];
+        let (a, a_rest) = a.as_chunks::<16>();
+        let (b, b_rest) = b.as_chunks::<16>();
+        for (a, b) in a.iter().zip(b) {
+            for lane in 0..16 {
+                sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
+            }
+        }
+        let rest: f64 = a_rest
+            .iter()
+            .zip(b_rest)
+            .map(|(&a, &b)| f64::from(a) * f64::from(b))
+            .sum();
+        sums.iter().sum::<f64>() + rest
+    }
+}
+
+simd! {
     /// `y += α x`.
     pub fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
@@ -157,6 +178,7 @@ mod tests {
             let b: Vec<f32> = (0..n).map(|i| (i % 5) as f32).collect();
             let plain: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
             assert_eq!(dot(&a, &b), plain);
+            assert_eq!(dot_f64(&a, &b), f64::from(plain));
             assert_eq!(sum(&a), a.iter().sum::<f32>());
         }
     }

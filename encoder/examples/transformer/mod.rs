@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use laser_encoder::{DeviceChoice, Embeddings, EncoderError, Precision};
+use laser_kernels::math::cosine;
 use laser_model::config::{
     Activation, Architecture, Config, FORMAT, NormPosition, TextConfig, TransformerConfig,
     TransformerPooling,
@@ -219,16 +220,10 @@ fn peers(
 
 /// Smallest and mean cosine between embeddings and rows of a matrix.
 fn cosines(a: &Embeddings, b: &[f32]) -> (f64, f64) {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter()
-            .zip(b)
-            .map(|(x, y)| f64::from(*x) * f64::from(*y))
-            .sum()
-    };
     let all: Vec<f64> = a
         .rows()
         .zip(b.chunks_exact(a.dimensions))
-        .map(|(x, y)| dot(x, y) / (dot(x, x) * dot(y, y)).sqrt())
+        .map(|(x, y)| cosine(x, y))
         .collect();
     let smallest = all.iter().copied().fold(1.0, f64::min);
     (smallest, all.iter().sum::<f64>() / all.len().max(1) as f64)

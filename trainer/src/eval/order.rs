@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::EvalError;
 use super::set::{EvalSet, Line};
 use crate::data::perturb::{Kind, perturb};
+use laser_kernels::math::l2_normalize;
 use laser_kernels::training::Arithmetic;
 
 /// Cosines that differ by less are equal.
@@ -121,10 +122,9 @@ pub fn order(
         });
     }
     let unit = |row: &[f32]| -> Vec<f32> {
-        let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-        row.iter()
-            .map(|x| x / norm.max(f32::MIN_POSITIVE))
-            .collect()
+        let mut unit = row.to_vec();
+        l2_normalize(&mut unit);
+        unit
     };
     let row = |text: u32| unit(&embeddings[text as usize * dimensions..][..dimensions]);
     let mut matrix: Vec<f32> = candidates.iter().flat_map(|text| row(*text)).collect();

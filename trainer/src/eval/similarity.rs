@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use laser_kernels::slices::dot;
 use laser_mining::{Margin, Neighbours, best, knn, unwatched};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -321,7 +322,6 @@ fn by_margin(
 /// Nearest rows by inner product, or by Euclidean distance: |x - y|^2 = |x|^2 + |y|^2 - 2 xy, in
 /// which the norm of the query does not matter.
 fn products(x: &[f32], y: &[f32], dimensions: usize, euclidean: bool) -> BothWays {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let rows = |m: &[f32]| -> Vec<f32> {
         let half = |r: &[f32]| if euclidean { dot(r, r) / 2.0 } else { 0.0 };
         m.chunks_exact(dimensions).map(half).collect()

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use laser_kernels::math::cosine;
+
 use super::EvalError;
 use crate::data::DataError;
 use crate::data::input::open;
@@ -101,13 +103,9 @@ fn read(path: &Path, add: &mut Add<'_>) -> Result<(), EvalError> {
 /// Cosine of every row of `x` with that of `y` [rows, dimensions]; NaN where one is zero.
 #[must_use]
 pub fn cosines(x: &[f32], y: &[f32], dimensions: usize) -> Vec<f64> {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-        products.sum()
-    };
     x.chunks_exact(dimensions)
         .zip(y.chunks_exact(dimensions))
-        .map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt())
+        .map(|(a, b)| cosine(a, b))
         .collect()
 }
 

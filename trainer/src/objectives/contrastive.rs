@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::ops::threads::Threads;
 use laser_cpu::simd;
+use laser_kernels::math::l2_normalize;
 use laser_kernels::slices::{add, dot, exp_in_place};
 use laser_kernels::strided::product;
 use laser_kernels::training::Arithmetic;
@@ -73,20 +74,15 @@ impl Masks {
     /// least `threshold`: pairs that somebody else finds to mean the same.
     #[must_use]
     pub fn and_similar(self, embeddings: &[f32], width: usize, threshold: f32) -> Self {
-        let unit: Vec<Vec<f32>> = embeddings
-            .chunks_exact(width)
-            .map(|row| {
-                let norm = dot(row, row).sqrt().max(f32::MIN_POSITIVE);
-                row.iter().map(|x| x / norm).collect()
-            })
-            .collect();
+        let mut unit = embeddings.to_vec();
+        unit.chunks_exact_mut(width).for_each(l2_normalize);
         let mut masks = Self {
             starts: vec![0],
             columns: Vec::new(),
         };
-        for (i, own) in unit.iter().enumerate() {
+        for (i, own) in unit.chunks_exact(width).enumerate() {
             let known = self.row(i);
-            let similar = unit.iter().enumerate().filter(|(j, other)| {
+            let similar = unit.chunks_exact(width).enumerate().filter(|(j, other)| {
                 let j = *j as u32;
                 j as usize != i && dot(own, other) >= threshold && known.binary_search(&j).is_err()
             });

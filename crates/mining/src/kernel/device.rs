@@ -99,9 +99,9 @@ impl Device {
 #[cfg(feature = "candle")]
 mod candle {
     use candle_core::{DeviceLocation, Tensor};
+    use laser_kernels::slices::dot_f64;
 
     use crate::Error;
-    use crate::cosine::dot;
     use crate::kernel::rounding::error_of_sums;
     use crate::tile::Hit;
 
@@ -243,7 +243,7 @@ mod candle {
                 for &(row, column, cosine) in hits {
                     let row = &unit[row as usize * DIMENSIONS..][..DIMENSIONS];
                     let column = &unit[column as usize * DIMENSIONS..][..DIMENSIONS];
-                    let error = (f64::from(cosine) - dot(row, column)).abs();
+                    let error = (f64::from(cosine) - dot_f64(row, column)).abs();
                     // An error that is not a number is one as well.
                     if error.is_nan() || error > bound {
                         return Err(Error::Device(format!(
