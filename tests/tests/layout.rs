@@ -2,6 +2,8 @@
 
 #[path = "layout/documents.rs"]
 mod documents;
+#[path = "layout/numeric.rs"]
+mod numeric;
 #[path = "layout/uses.rs"]
 mod uses;
 #[path = "layout/words.rs"]

@@ -1,5 +1,5 @@
 //! The CPU kernels: packed matrix products, LSTM cells, attention, what transformers do row by row,
-//! gather-sums over embedding tables.
+//! gather-sums over embedding tables, and the gradients of what is trained.
 //!
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
 //! chooses once per process. [`Precision`] and processor decide which of them multiplies:
@@ -11,7 +11,12 @@
 //! | int8 | [`dots`], `tdpbusd` | [`dots`], `vpdpbusd` with VNNI, else `vpmaddwd` | [`dots`], `vpdpbusd` with AVX-VNNI, else `vpmaddwd` | [`quantized`] (NumKong) |
 //!
 //! [`training`] multiplies matrices of which both change from product to product; the others take weights
-//! that were packed once.
+//! that were packed once. [`strided`] (gemm) and [`low_precision`] (NumKong) are the libraries' products.
+//!
+//! exp and what is made of it exist by what is asked of them: [`math`] is exact, for the portable kernels and single
+//! rows; `approximate` is straight-line arithmetic over nearly all of f32's range, for loops that the compiler
+//! vectorises, as training has them; `x86` takes fewer instructions, and saturates at 2^±40, which is enough for gates,
+//! activations and softmax.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
