@@ -212,6 +212,9 @@ DECLARE
     has_some boolean;
     is_owner boolean;
     progress pg_catalog.text;
+    -- What a trigger of laser_keep_embedded for these two columns begins with, and the model it names.
+    kept_columns pg_catalog.bytea;
+    kept_model pg_catalog.text;
 BEGIN
     IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL OR batch_size IS NULL THEN
         RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
@@ -280,7 +283,22 @@ BEGIN
             hint = 'Name a column of type embedding or halfembedding, or with the extension laser_pgvector one of type vector or halfvec.';
     END IF;
 
-    EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label USING ''::pg_catalog.text;
+    kept_columns := pg_catalog.convert_to(text_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
+        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea
+        OPERATOR(pg_catalog.||) pg_catalog.convert_to(embedding_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
+        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea;
+    SELECT pg_catalog.convert_from(
+        pg_catalog.substring(t.tgargs, pg_catalog.length(kept_columns) OPERATOR(pg_catalog.+) 1,
+            pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) pg_catalog.length(kept_columns) OPERATOR(pg_catalog.-) 1),
+        pg_catalog.getdatabaseencoding())
+    INTO kept_model FROM pg_catalog.pg_trigger t
+    WHERE t.tgrelid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+      AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid
+      AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2 AND t.tgnargs OPERATOR(pg_catalog.=) 3
+      AND pg_catalog.substring(t.tgargs, 1, pg_catalog.length(kept_columns)) OPERATOR(pg_catalog.=) kept_columns
+    ORDER BY t.tgname LIMIT 1;
+    EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label
+    USING COALESCE(kept_model, ''::pg_catalog.text);
     model := pg_catalog.split_part(label, ' ', 1);
     read_label := pg_catalog.format(
         'SELECT %I.laser_column_label(a.attrelid, a.attnum) FROM pg_catalog.pg_attribute a
@@ -310,9 +328,12 @@ BEGIN
         END IF;
         IF known IS NOT NULL THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that of this session', embedding_column, part),
-                detail = pg_catalog.format('They are of model %s, the session''s is %s.', known, label),
-                hint = pg_catalog.format('SET laser.model = %L. To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
+                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that %s', embedding_column, part,
+                    CASE WHEN kept_model IS NULL THEN 'of this session' ELSE 'it is kept with' END),
+                detail = pg_catalog.format('They are of model %s, the other is %s.', known, label),
+                hint = pg_catalog.format(CASE WHEN kept_model IS NULL THEN 'SET laser.model = %L.'
+                                              ELSE 'Call laser_keep_embedded with model => %L.' END
+                                         OPERATOR(pg_catalog.||) ' To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
                                          pg_catalog.split_part(known, ' ', 1), part, embedding_column);
         END IF;
         EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
@@ -458,4 +479,4 @@ END
 $procedure$;
 
 COMMENT ON PROCEDURE laser_embed_table(regclass, name, name, integer)
-IS 'embeds a text column into an embedding column, committing in batches';
+IS 'embeds a text column into an embedding column, committing in batches: by the model that laser_keep_embedded was given, or laser.model';

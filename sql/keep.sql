@@ -7,8 +7,9 @@ LANGUAGE c;
 COMMENT ON FUNCTION laser_forget_embedding()
 IS 'internal: what the triggers of laser_keep_embedded call; takes away the embedding of a text that changes';
 
-CREATE FUNCTION laser_keep_embedded(tbl regclass, text_column name, embedding_column name) RETURNS void
-LANGUAGE plpgsql STRICT PARALLEL UNSAFE
+CREATE FUNCTION laser_keep_embedded(
+    tbl regclass, text_column name, embedding_column name, model text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -19,8 +20,14 @@ DECLARE
     found_type oid;
     generated "char";
     is_right boolean;
+    attribute int2;
+    known text;
     forget constant regprocedure := '@extschema@.laser_forget_embedding()';
 BEGIN
+    IF tbl IS NULL OR text_column IS NULL OR embedding_column IS NULL THEN
+        RAISE EXCEPTION USING errcode = 'null_value_not_allowed',
+            message = 'table and columns of laser_keep_embedded must not be null';
+    END IF;
     -- The last of the triggers before an update, by its name: it sees what others have made of the row.
     IF octet_length(trigger_name) > 63 THEN
         trigger_name := 'zz_laser_keep_' || md5(embedding_column::text);
@@ -32,7 +39,7 @@ BEGIN
             hint = 'Name a column of text, and one for its embeddings.';
     END IF;
     FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
-        SELECT a.atttypid, a.attgenerated INTO found_type, generated FROM pg_attribute a
+        SELECT a.atttypid, a.attgenerated, a.attnum INTO found_type, generated, attribute FROM pg_attribute a
         WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
         IF found_type IS NULL THEN
             RAISE EXCEPTION USING errcode = 'undefined_column',
@@ -59,21 +66,39 @@ BEGIN
                 hint = 'Name a column of text, and one of type embedding or halfembedding, or of pgvector''s vector or halfvec.';
         END IF;
     END LOOP;
+    IF model = '' THEN
+        RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
+            message = 'the name of a model must not be empty',
+            hint = 'Leave it out, or give NULL, to have laser_embed_table take the laser.model of its session.';
+    ELSIF model IS NOT NULL THEN
+        -- An error where there is no such model.
+        PERFORM @extschema@.laser_model_label(model);
+        -- The column that was looked at last is that of embeddings.
+        known := split_part(@extschema@.laser_column_label(tbl, attribute), ' ', 1);
+        IF known <> model THEN
+            RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                message = format('column "%s" of table "%s" holds embeddings of model "%s"', embedding_column, tbl, known),
+                hint = format('Keep those of another model in another column. To embed this one with another model, set it to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;', tbl, embedding_column);
+        END IF;
+    END IF;
     -- One that is there already may keep the embedding of another text.
     SELECT convert_from(substring(t.tgargs, 1, position('\x00'::bytea IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
     FROM pg_trigger t
     WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
-      AND substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)
-          = convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea;
+      AND position(convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea
+                   IN substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)) = 1;
     IF kept <> text_column THEN
         RAISE NOTICE 'column "%" of table "%" is no longer kept in step with column "%", but with "%"',
             embedding_column, tbl, kept, text_column;
     END IF;
-    EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L)',
+    EXECUTE format('CREATE %s TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.laser_forget_embedding(%L, %L%s)',
         CASE WHEN kept IS NOT NULL THEN 'OR REPLACE' ELSE '' END,
-        trigger_name, named, '@extschema@', text_column, embedding_column);
+        trigger_name, named, '@extschema@', text_column, embedding_column, ', ' || quote_literal(model));
+    -- Also for what a subscription applies: its subscriber may have a column of embeddings that the publisher lacks.
+    EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', named, trigger_name);
     -- Schemas are renamed whatever is locked, and the name may have been another table's by then.
-    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget) THEN
+    IF NOT EXISTS (SELECT FROM pg_trigger t
+                   WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget AND t.tgenabled = 'A') THEN
         RAISE EXCEPTION USING errcode = 'object_in_use',
             message = format('table "%s" was renamed meanwhile', tbl),
             hint = 'Call laser_keep_embedded again.';
@@ -81,12 +106,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name)
-IS 'sets embeddings to null when their text changes, so that laser_embed_table computes them again';
+COMMENT ON FUNCTION laser_keep_embedded(regclass, name, name, text)
+IS 'sets embeddings to null when their text changes, so that laser_embed_table computes them again: by this model, or by the laser.model of its session';
 
 CREATE VIEW laser_kept_columns AS
 SELECT k.relation, k.text_column, k.embedding_column, k.enabled,
-       pg_catalog.split_part(l.label, ' ', 1) AS model,
+       COALESCE(k.model, pg_catalog.split_part(l.label, ' ', 1)) AS model,
        (SELECT CASE WHEN c.reltuples OPERATOR(pg_catalog.>=) 0::pg_catalog.float4 THEN
             pg_catalog.round(s.null_frac::pg_catalog.numeric OPERATOR(pg_catalog.*) c.reltuples::pg_catalog.numeric)::pg_catalog.int8 END
         FROM pg_catalog.pg_stats s
@@ -98,14 +123,21 @@ FROM (SELECT t.tgrelid::pg_catalog.regclass AS relation,
                  pg_catalog.substring(t.tgargs, 1, b.first OPERATOR(pg_catalog.-) 1),
                  pg_catalog.getdatabaseencoding())::pg_catalog.name AS text_column,
              pg_catalog.convert_from(
-                 pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1,
-                     pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) b.first OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.substring(r.rest, 1, r.second OPERATOR(pg_catalog.-) 1),
                  pg_catalog.getdatabaseencoding())::pg_catalog.name AS embedding_column,
+             CASE WHEN t.tgnargs OPERATOR(pg_catalog.=) 3 THEN pg_catalog.convert_from(
+                 pg_catalog.substring(r.rest, r.second OPERATOR(pg_catalog.+) 1,
+                     pg_catalog.length(r.rest) OPERATOR(pg_catalog.-) r.second OPERATOR(pg_catalog.-) 1),
+                 pg_catalog.getdatabaseencoding()) END AS model,
              t.tgenabled OPERATOR(pg_catalog.<>) 'D' AS enabled
       FROM pg_catalog.pg_trigger t
       CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, '\x00'::pg_catalog.bytea) AS first OFFSET 0) b
+      CROSS JOIN LATERAL (
+          SELECT s.rest, pg_catalog.position(s.rest, '\x00'::pg_catalog.bytea) AS second
+          FROM (SELECT pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1) AS rest OFFSET 0) s OFFSET 0) r
       WHERE t.tgfoid OPERATOR(pg_catalog.=) '@extschema@.laser_forget_embedding()'::pg_catalog.regprocedure::pg_catalog.oid
-        AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid AND t.tgnargs OPERATOR(pg_catalog.=) 2
+        AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+        AND t.tgnargs OPERATOR(pg_catalog.>=) 2 AND t.tgnargs OPERATOR(pg_catalog.<=) 3
         -- Before an update of each row.
         AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2) k
 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) k.relation::pg_catalog.oid
@@ -121,6 +153,6 @@ GRANT SELECT ON laser_kept_columns TO PUBLIC;
 
 COMMENT ON VIEW laser_kept_columns IS 'columns of embeddings that laser_keep_embedded keeps in step with their text';
 COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled';
-COMMENT ON COLUMN laser_kept_columns.model IS 'of the embeddings, see laser_models_used';
+COMMENT ON COLUMN laser_kept_columns.model IS 'that the column is kept with, or else that of its embeddings, see laser_models_used';
 COMMENT ON COLUMN laser_kept_columns.waiting IS
     'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';

@@ -21,8 +21,8 @@ const ROW: u32 = 4;
 const BEFORE: u32 = 8;
 const TIMING: u32 = 0x18;
 
-/// `laser_forget_embedding(text_column, embedding_column) -> trigger`, before an update of each row: takes away the
-/// embedding of a text that changes, unless the statement sets it as well.
+/// `laser_forget_embedding(text_column, embedding_column [, model]) -> trigger`, before an update of each row: takes away the
+/// embedding of a text that changes, unless the statement sets it as well. The model is for `laser_embed_table`.
 ///
 /// # Safety
 /// Called by the fmgr.
@@ -40,10 +40,10 @@ pub unsafe fn forget_embedding(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
         let (data, trigger) = (&*context, &*(*context).tg_trigger);
         let event = data.tg_event;
         let fits = event & OPERATION == UPDATE && event & ROW != 0 && event & TIMING == BEFORE;
-        if !fits || trigger.tgnargs != 2 {
+        if !fits || !(2..=3).contains(&trigger.tgnargs) {
             raise_hint(
                 Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
-                "laser_forget_embedding() is for triggers before an update of each row, with two names of columns",
+                "laser_forget_embedding() is for triggers before an update of each row, with two names of columns and one of a model",
                 "laser_keep_embedded() makes them.",
             );
         }
