@@ -1171,3 +1171,151 @@ COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled'
 COMMENT ON COLUMN laser_kept_columns.model IS 'that the column is kept with, or else that of its embeddings, see laser_models_used';
 COMMENT ON COLUMN laser_kept_columns.waiting IS
     'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';
+
+-- Distances of an array, whatever its numbers: drivers send lists as arrays. No cast from arrays is implicit, since then what
+-- compares or adds two arrays of different types would do it in float32. Each of these functions is inlined, so that an
+-- index sees the operator of two embeddings.
+
+CREATE FUNCTION laser_cosine_distance(embedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<=>) $2::@extschema@.embedding';
+
+CREATE OPERATOR <=> (
+    LEFTARG = embedding, RIGHTARG = double precision[], FUNCTION = laser_cosine_distance,
+    COMMUTATOR = <=>
+);
+
+CREATE FUNCTION laser_cosine_distance(double precision[], embedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.embedding OPERATOR(@extschema@.<=>) $2';
+
+CREATE OPERATOR <=> (
+    LEFTARG = double precision[], RIGHTARG = embedding, FUNCTION = laser_cosine_distance,
+    COMMUTATOR = <=>
+);
+
+CREATE FUNCTION laser_l2_distance(embedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<->) $2::@extschema@.embedding';
+
+CREATE OPERATOR <-> (
+    LEFTARG = embedding, RIGHTARG = double precision[], FUNCTION = laser_l2_distance,
+    COMMUTATOR = <->
+);
+
+CREATE FUNCTION laser_l2_distance(double precision[], embedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.embedding OPERATOR(@extschema@.<->) $2';
+
+CREATE OPERATOR <-> (
+    LEFTARG = double precision[], RIGHTARG = embedding, FUNCTION = laser_l2_distance,
+    COMMUTATOR = <->
+);
+
+CREATE FUNCTION laser_negative_inner_product(embedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<#>) $2::@extschema@.embedding';
+
+CREATE OPERATOR <#> (
+    LEFTARG = embedding, RIGHTARG = double precision[], FUNCTION = laser_negative_inner_product,
+    COMMUTATOR = <#>
+);
+
+CREATE FUNCTION laser_negative_inner_product(double precision[], embedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.embedding OPERATOR(@extschema@.<#>) $2';
+
+CREATE OPERATOR <#> (
+    LEFTARG = double precision[], RIGHTARG = embedding, FUNCTION = laser_negative_inner_product,
+    COMMUTATOR = <#>
+);
+
+CREATE FUNCTION laser_l1_distance(embedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<+>) $2::@extschema@.embedding';
+
+CREATE OPERATOR <+> (
+    LEFTARG = embedding, RIGHTARG = double precision[], FUNCTION = laser_l1_distance,
+    COMMUTATOR = <+>
+);
+
+CREATE FUNCTION laser_l1_distance(double precision[], embedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.embedding OPERATOR(@extschema@.<+>) $2';
+
+CREATE OPERATOR <+> (
+    LEFTARG = double precision[], RIGHTARG = embedding, FUNCTION = laser_l1_distance,
+    COMMUTATOR = <+>
+);
+
+CREATE FUNCTION laser_cosine_distance(halfembedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<=>) $2::@extschema@.halfembedding';
+
+CREATE OPERATOR <=> (
+    LEFTARG = halfembedding, RIGHTARG = double precision[], FUNCTION = laser_cosine_distance,
+    COMMUTATOR = <=>
+);
+
+CREATE FUNCTION laser_cosine_distance(double precision[], halfembedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.halfembedding OPERATOR(@extschema@.<=>) $2';
+
+CREATE OPERATOR <=> (
+    LEFTARG = double precision[], RIGHTARG = halfembedding, FUNCTION = laser_cosine_distance,
+    COMMUTATOR = <=>
+);
+
+CREATE FUNCTION laser_l2_distance(halfembedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<->) $2::@extschema@.halfembedding';
+
+CREATE OPERATOR <-> (
+    LEFTARG = halfembedding, RIGHTARG = double precision[], FUNCTION = laser_l2_distance,
+    COMMUTATOR = <->
+);
+
+CREATE FUNCTION laser_l2_distance(double precision[], halfembedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.halfembedding OPERATOR(@extschema@.<->) $2';
+
+CREATE OPERATOR <-> (
+    LEFTARG = double precision[], RIGHTARG = halfembedding, FUNCTION = laser_l2_distance,
+    COMMUTATOR = <->
+);
+
+CREATE FUNCTION laser_negative_inner_product(halfembedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<#>) $2::@extschema@.halfembedding';
+
+CREATE OPERATOR <#> (
+    LEFTARG = halfembedding, RIGHTARG = double precision[], FUNCTION = laser_negative_inner_product,
+    COMMUTATOR = <#>
+);
+
+CREATE FUNCTION laser_negative_inner_product(double precision[], halfembedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.halfembedding OPERATOR(@extschema@.<#>) $2';
+
+CREATE OPERATOR <#> (
+    LEFTARG = double precision[], RIGHTARG = halfembedding, FUNCTION = laser_negative_inner_product,
+    COMMUTATOR = <#>
+);
+
+CREATE FUNCTION laser_l1_distance(halfembedding, double precision[]) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1 OPERATOR(@extschema@.<+>) $2::@extschema@.halfembedding';
+
+CREATE OPERATOR <+> (
+    LEFTARG = halfembedding, RIGHTARG = double precision[], FUNCTION = laser_l1_distance,
+    COMMUTATOR = <+>
+);
+
+CREATE FUNCTION laser_l1_distance(double precision[], halfembedding) RETURNS double precision
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE COST 50
+AS 'SELECT $1::@extschema@.halfembedding OPERATOR(@extschema@.<+>) $2';
+
+CREATE OPERATOR <+> (
+    LEFTARG = double precision[], RIGHTARG = halfembedding, FUNCTION = laser_l1_distance,
+    COMMUTATOR = <+>
+);

@@ -155,8 +155,8 @@ const RAISE: &[&str] = &["errcode", "message", "detail", "hint", "table", "colum
 /// What depends on a search path in a statement or a body. Statements in literals, which are built
 /// for EXECUTE, are looked into as well.
 fn unqualified(sql: &str) -> Vec<String> {
-    // What format() puts in stands for a qualified name.
-    let mut plain = sql.to_owned();
+    // What format() and CREATE EXTENSION put in stands for a qualified name.
+    let mut plain = sql.replace("@extschema@.", "placed.");
     for (place, name) in [
         ("%I.", "placed."),
         ("%I", "placed.name"),
@@ -338,6 +338,7 @@ fn unqualified_names_are_found() -> Result<()> {
     for (sql, wanted) in [
         ("SELECT 1 WHERE a.oid = b", "operator ="),
         ("SELECT a OPERATOR(pg_catalog.=) b AND c < d", "operator <"),
+        ("SELECT $1 <=> $2::@extschema@.embedding", "operator <=>"),
         ("SELECT lower(a)", "lower("),
         ("SELECT pg_catalog.lower(trim(a))", "trim("),
         ("SELECT a::regclass", "type regclass"),
@@ -366,6 +367,7 @@ fn unqualified_names_are_found() -> Result<()> {
         );
     }
     for sql in [
+        "SELECT $1 OPERATOR(@extschema@.<=>) $2::@extschema@.embedding",
         "SELECT count FROM @extschema@.f() AS t(a, b) WHERE a OPERATOR(pg_catalog.=) ANY (b)",
         "RAISE EXCEPTION USING errcode = 'x', hint = pg_catalog.format('a = %s', b);",
         "DECLARE a bigint := 1; b pg_catalog.oid; BEGIN x := COALESCE(a, 1)::numeric; END",
