@@ -107,23 +107,25 @@ LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 100000 ROWS 1;
 COMMENT ON FUNCTION laser_index_check(regclass, boolean) IS
     'problems of a laser index, and rows of its table that it lacks; no rows if there are none';
 
-CREATE FUNCTION laser_index_recall(index regclass, samples integer DEFAULT 100, k integer DEFAULT 10)
+CREATE FUNCTION laser_index_recall(
+    index regclass, samples integer DEFAULT 100, k integer DEFAULT 10, queries text DEFAULT 'rows')
 RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
-COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer) IS
-    'share of the k nearest rows that a search finds, for the vectors of random rows; null without rows';
+COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer, text) IS
+    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries that were asked; null without rows';
 
 CREATE FUNCTION laser_index_tune(
     index regclass, target double precision DEFAULT 0.99, samples integer DEFAULT 100, k integer DEFAULT 10,
+    queries text DEFAULT 'rows',
     OUT ef_search integer, OUT recall double precision, OUT milliseconds double precision, OUT is_enough boolean)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_tune_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000 ROWS 10;
 
-COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer) IS
-    'what searches of growing width find of the k nearest rows, for the vectors of random rows, up to the width that reaches the target';
+COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) IS
+    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries that were asked, up to the width that reaches the target';
 
 CREATE FUNCTION laser_index_estimate(
     rows bigint, dimensions integer, m integer DEFAULT 16, metric text DEFAULT 'cosine',
@@ -155,8 +157,8 @@ COMMENT ON FUNCTION laser_prewarm(regclass) IS
 -- MAINTAIN on the table. Those that evaluate expressions of the index, as the owner of its table,
 -- are for roles that were given EXECUTE besides.
 REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer, integer) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer, text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) FROM PUBLIC;
 
 -- No row for indexes of embeddings, nor for one that is locked, or gone.
 CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)

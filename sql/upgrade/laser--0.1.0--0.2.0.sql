@@ -572,17 +572,30 @@ COMMENT ON FUNCTION laser_index_info(regclass) IS
 -- are for roles that were given EXECUTE besides.
 REVOKE EXECUTE ON FUNCTION laser_index_check(regclass, boolean) FROM PUBLIC;
 
-REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer) FROM PUBLIC;
+-- An argument was added.
+DROP FUNCTION laser_index_recall(regclass, integer, integer);
+
+CREATE FUNCTION laser_index_recall(
+    index regclass, samples integer DEFAULT 100, k integer DEFAULT 10, queries text DEFAULT 'rows')
+RETURNS double precision
+AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
+
+COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer, text) IS
+    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries that were asked; null without rows';
 
 CREATE FUNCTION laser_index_tune(
     index regclass, target double precision DEFAULT 0.99, samples integer DEFAULT 100, k integer DEFAULT 10,
+    queries text DEFAULT 'rows',
     OUT ef_search integer, OUT recall double precision, OUT milliseconds double precision, OUT is_enough boolean)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_tune_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000 ROWS 10;
 
-COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer) IS
-    'what searches of growing width find of the k nearest rows, for the vectors of random rows, up to the width that reaches the target';
+COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) IS
+    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries that were asked, up to the width that reaches the target';
+
+REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer, text) FROM PUBLIC;
 
 CREATE FUNCTION laser_index_estimate(
     rows bigint, dimensions integer, m integer DEFAULT 16, metric text DEFAULT 'cosine',
@@ -595,7 +608,7 @@ LANGUAGE c STABLE STRICT PARALLEL SAFE ROWS 5;
 COMMENT ON FUNCTION laser_index_estimate(bigint, integer, integer, text) IS
     'size of an index before it is built, for each quantization: bytes of the relation, of the files that searches map, and of maintenance_work_mem for one segment; segments with the present maintenance_work_mem';
 
-REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer, integer) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) FROM PUBLIC;
 
 -- No row for indexes of embeddings, nor for one that is locked, or gone.
 CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)

@@ -33,6 +33,7 @@ static ITERATIVE_SCAN: GucSetting<IterativeScan> =
     GucSetting::<IterativeScan>::new(IterativeScan::StrictOrder);
 static MAX_SCAN_TUPLES: GucSetting<i32> = GucSetting::<i32>::new(0);
 static SCAN_NOTICES: GucSetting<bool> = GucSetting::<bool>::new(true);
+static TRACK_QUERIES: GucSetting<bool> = GucSetting::<bool>::new(false);
 static BACKGROUND_MAINTENANCE: GucSetting<bool> = GucSetting::<bool>::new(true);
 static MAINTENANCE_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(3);
 
@@ -96,6 +97,11 @@ pub fn max_scan_tuples() -> usize {
 /// `laser.scan_notices`.
 pub fn scan_notices() -> bool {
     SCAN_NOTICES.get()
+}
+
+/// `laser.track_queries`.
+pub fn track_queries() -> bool {
+    TRACK_QUERIES.get()
 }
 
 /// `laser.background_maintenance`.
@@ -308,6 +314,15 @@ pub fn init() {
         c"Sent once per statement; the query may then return fewer rows than there are, or take longer.",
         &SCAN_NOTICES,
         GucContext::Userset,
+        flags,
+    );
+    // What others search for is theirs: no role decides for itself to have it kept, or to fill the sample of others.
+    GucRegistry::define_bool_guc(
+        c"laser.track_queries",
+        c"Keeps a sample of what indexes are searched for, to measure their recall with.",
+        c"It is in shared memory, and needs laser in shared_preload_libraries. laser_index_recall and laser_index_tune search for it.",
+        &TRACK_QUERIES,
+        GucContext::Suset,
         flags,
     );
     GucRegistry::define_bool_guc(

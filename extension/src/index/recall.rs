@@ -1,4 +1,5 @@
-//! How much of exact search a search finds, at the current settings and at other widths.
+//! How much of exact search a search finds, at the current settings and at other widths: for random rows, or for what the
+//! index was asked.
 #![allow(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -17,8 +18,10 @@ use super::errors::OrReport;
 use super::info::{Opened, retry};
 use super::rights::Use;
 use super::scan::pending_rows;
+use super::statistics::queries;
 use super::table::Table;
-use super::{cache, options};
+use super::{cache, element, options};
+use crate::encoding;
 use crate::interrupts::pause;
 use crate::types::raise_hint;
 use laser_vector::kernels;
@@ -53,7 +56,48 @@ fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
 /// Components that are compared between two looks for interrupts.
 const PAUSE: usize = 1 << 18;
 
-/// A random row's vector as a query.
+/// What is searched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queries {
+    /// The vectors of random rows.
+    Rows,
+    /// What searches have asked for, of which a sample is kept.
+    Asked,
+}
+
+impl Queries {
+    fn of(name: &str) -> Self {
+        match name {
+            "rows" => Self::Rows,
+            "asked" => Self::Asked,
+            _ => raise_hint(
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("unknown queries \"{name}\""),
+                "Queries are 'rows', the vectors of random rows, or 'asked', what the index was searched for while \
+                 laser.track_queries was on.",
+            ),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea & Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        Self(laser_index::meta::nonce())
+    }
+
+    /// A number below `bound`.
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+}
+
+/// A query.
 struct Sample {
     vector: Vec<f32>,
     /// Rows that each search has found, in its order, and the bounds of their distances.
@@ -65,6 +109,15 @@ struct Sample {
 }
 
 impl Sample {
+    fn new(vector: Vec<f32>) -> Self {
+        Self {
+            vector,
+            found: Vec::new(),
+            distances: HashMap::new(),
+            nearest: BinaryHeap::new(),
+        }
+    }
+
     /// Distances of the `k` rows that a query gets by the search of this number, which holds every row back
     /// until the bound of the next one has passed its true distance.
     fn given(&self, search: usize, k: usize) -> Vec<f64> {
@@ -88,35 +141,62 @@ impl Sample {
 /// Vectors of random rows, each row equally likely (reservoir sampling, Vitter's algorithm R), and
 /// the addresses of all rows, ascending.
 fn draw(table: &Table, parameters: &Parameters, samples: usize) -> (Vec<Sample>, Vec<u64>) {
-    // SplitMix64 (Steele, Lea & Flood 2014).
-    let mut state = laser_index::meta::nonce();
-    let mut random = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
+    let mut random = Random::new();
     let mut chosen: Vec<Sample> = Vec::new();
     let mut rows = Vec::new();
     table.vectors(parameters, |tid, x| {
         rows.push(tid);
-        let sample = || Sample {
-            vector: x.to_vec(),
-            found: Vec::new(),
-            distances: HashMap::new(),
-            nearest: BinaryHeap::new(),
-        };
         if chosen.len() < samples {
-            chosen.push(sample());
+            chosen.push(Sample::new(x.to_vec()));
             return;
         }
-        let place = (random() % rows.len() as u64) as usize;
+        let place = random.below(rows.len());
         if place < samples {
-            chosen[place] = sample();
+            chosen[place] = Sample::new(x.to_vec());
         }
     });
     rows.sort_unstable();
     (chosen, rows)
+}
+
+/// Queries that the index was asked, each of those that are kept equally likely, and the addresses of all rows, ascending.
+/// An error where none is kept.
+fn recollect(
+    table: &Table,
+    index: pg_sys::Relation,
+    parameters: &Parameters,
+    samples: usize,
+) -> (Vec<Sample>, Vec<u64>) {
+    // SAFETY: the index is open.
+    let (oid, name) = unsafe { ((*index).rd_id, encoding::name_of(index)) };
+    let mut asked = queries::asked(oid, parameters);
+    if asked.is_empty() {
+        raise_hint(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("no queries of index \"{name}\" are kept"),
+            match queries::is_possible() {
+                true => {
+                    "A superuser sets laser.track_queries to on; what is searched for from then on is kept, of up to 64 indexes, until \
+                         the server is started again."
+                }
+                false => {
+                    "Add laser to shared_preload_libraries, start the server again, and set laser.track_queries to on."
+                }
+            },
+        );
+    }
+    // The first ones of a random order (Fisher-Yates).
+    let mut random = Random::new();
+    let chosen = samples.min(asked.len());
+    for place in 0..chosen {
+        let other = place + random.below(asked.len() - place);
+        asked.swap(place, other);
+    }
+    asked.truncate(chosen);
+    let mut rows = Vec::new();
+    table.vectors(parameters, |tid, _| rows.push(tid));
+    rows.sort_unstable();
+    (asked.into_iter().map(Sample::new).collect(), rows)
 }
 
 /// Rows that a search is asked for: more than k, since true distances may have another order than
@@ -147,7 +227,7 @@ fn check_memory(samples: usize, searches: usize, k: usize, dims: usize) {
     }
 }
 
-/// Random rows of an index as queries, what searches have found for them, and what there is.
+/// Queries of an index, what searches have found for them, and what there is.
 struct Trial {
     // Dropped before the index is closed.
     table: Table,
@@ -160,13 +240,13 @@ struct Trial {
 }
 
 impl Trial {
-    /// Draws rows of an index that the current role maintains, with room for the results of `searches` searches each.
-    fn new(index: pg_sys::Oid, samples: i32, searches: usize, k: i32) -> Self {
+    /// Takes queries of an index that the current role maintains, with room for the results of `searches` searches each.
+    fn new(index: pg_sys::Oid, queries: Queries, samples: i32, searches: usize, k: i32) -> Self {
         if samples < 1 || k < 1 {
             raise_hint(
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 "samples and k must be positive",
-                "Ask for at least 1 row and 1 neighbour of it; the defaults are samples => 100 and k => 10.",
+                "Ask for at least 1 query and 1 neighbour of it; the defaults are samples => 100 and k => 10.",
             );
         }
         let k = k as usize;
@@ -177,7 +257,11 @@ impl Trial {
         let table = unsafe { Table::new(opened.raw()) };
         let parameters = Meta::read(&store).or_report().parameters;
         check_memory(samples as usize, searches, k, parameters.dims);
-        let (samples, rows) = draw(&table, &parameters, samples as usize);
+        let samples = samples as usize;
+        let (samples, rows) = match queries {
+            Queries::Rows => draw(&table, &parameters, samples),
+            Queries::Asked => recollect(&table, opened.raw(), &parameters, samples),
+        };
         Self {
             table,
             opened,
@@ -280,12 +364,41 @@ impl Trial {
     }
 }
 
-#[pg_extern(sql = "")]
-fn laser_index_recall(index: pg_sys::Oid, samples: i32, k: i32) -> Option<f64> {
-    let mut trial = Trial::new(index, samples, 1, k);
+#[unsafe(no_mangle)]
+#[doc(hidden)]
+pub extern "C" fn pg_finfo_laser_index_recall_wrapper() -> &'static pg_sys::Pg_finfo_record {
+    const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &V1
+}
+
+/// `laser_index_recall(regclass, integer, integer [, text]) -> double precision`: version 0.1.0 has declared it without
+/// the last argument.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn laser_index_recall_wrapper(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> pg_sys::Datum {
+    // SAFETY: a strict function with the declared arguments.
+    let (index, samples, k, queries) = unsafe {
+        let args = (*fcinfo).args.as_slice((*fcinfo).nargs as usize);
+        let number = |at: usize| args[at].value.value() as i32;
+        let queries = args.get(3).map_or(Queries::Rows, |name| {
+            Queries::of(&String::from_utf8_lossy(&element::text(name.value)))
+        });
+        let index = pg_sys::Oid::from(args[0].value.value() as u32);
+        (index, number(1), number(2), queries)
+    };
+    let mut trial = Trial::new(index, queries, samples, 1, k);
     trial.search(trial.width());
     trial.compare();
-    trial.recall(0)
+    match trial.recall(0) {
+        Some(recall) => pg_sys::Datum::from(recall.to_bits()),
+        None => {
+            // SAFETY: as above.
+            unsafe { (*fcinfo).isnull = true };
+            pg_sys::Datum::from(0)
+        }
+    }
 }
 
 /// Widths that are tried.
@@ -300,6 +413,7 @@ fn laser_index_tune(
     target: f64,
     samples: i32,
     k: i32,
+    queries: &str,
 ) -> TableIterator<
     'static,
     (
@@ -316,7 +430,7 @@ fn laser_index_tune(
             "Give the recall to reach as a fraction, as in target => 0.95.",
         );
     }
-    let mut trial = Trial::new(index, samples, WIDTHS.len(), k);
+    let mut trial = Trial::new(index, Queries::of(queries), samples, WIDTHS.len(), k);
     // Files that are made for the first search, and what it reads from the disk, are no part of its time.
     trial.search(WIDTHS[0] as usize);
     for sample in &mut trial.samples {

@@ -455,7 +455,12 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 undirected,
             };
             match open(index, &store, &parameters, &query, settings) {
-                Ok(scan) => return (scan, recheck, complete),
+                Ok(scan) => {
+                    if !null {
+                        statistics::queries::record(index, &parameters, &query);
+                    }
+                    return (scan, recheck, complete);
+                }
                 // A merge has replaced what the metapage said; the new one says where it is now. Or the
                 // first vector has come, and with it the number of dimensions.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,

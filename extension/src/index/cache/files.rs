@@ -332,7 +332,7 @@ unsafe extern "C-unwind" fn object_access(
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leave_relation(relation: pg_sys::Oid) {
     temporary_may_go();
-    if statistics::is_counted(relation) {
+    if statistics::are_kept(relation) {
         LEAVING.with_borrow_mut(|leaving| leaving.relations.push(relation));
     }
 }

@@ -6,6 +6,7 @@ use pgrx::prelude::*;
 
 use super::super::info::Opened;
 use super::super::rights::Use;
+use super::queries;
 use super::table::{self, COUNTED, Counter};
 
 /// One row: counts of an index of this database, all null where the server counts nothing, or not this one: all
@@ -52,12 +53,13 @@ fn laser_index_statistics(
     ))
 }
 
-/// Begins at zero for an index.
+/// Begins at zero for an index, without queries.
 #[pg_extern(sql = "")]
 fn laser_index_statistics_reset(index: Oid) {
     let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
     if let Some(place) = table::find(index) {
         place.reset();
     }
+    queries::forget(index);
     drop(opened);
 }

@@ -115,7 +115,8 @@ impl Place {
     }
 }
 
-fn key(index: pg_sys::Oid) -> u64 {
+/// Names an index of this database in all of them; never 0.
+pub fn key(index: pg_sys::Oid) -> u64 {
     // SAFETY: a plain variable of the session.
     let database = unsafe { pg_sys::MyDatabaseId };
     u64::from(database.to_u32()) << 32 | u64::from(index.to_u32())
@@ -192,8 +193,7 @@ pub fn is_counted(index: pg_sys::Oid) -> bool {
     find(index).is_some()
 }
 
-/// Gives up the place of an index that this transaction has dropped, once it has committed: sessions of other
-/// databases could not see that it is gone.
+/// Gives up the place of an index that is gone.
 pub fn release(index: pg_sys::Oid) {
     if let Some(place) = find(index) {
         place.0[0].store(0, Ordering::Release);
@@ -201,7 +201,7 @@ pub fn release(index: pg_sys::Oid) {
 }
 
 /// Whether an index, or its database, does not exist any more.
-fn is_gone(key: u64) -> bool {
+pub fn is_gone(key: u64) -> bool {
     let database = pg_sys::Oid::from((key >> 32) as u32);
     let index = pg_sys::Oid::from(key as u32);
     // SAFETY: a plain variable of the session.
@@ -213,7 +213,7 @@ fn is_gone(key: u64) -> bool {
     }
 }
 
-/// Begins at zero for an index that is being made: one that is gone may have had its OID.
+/// Begins at zero for an index.
 pub fn forget(index: pg_sys::Oid) {
     if let Some(place) = find(index) {
         place.reset();
