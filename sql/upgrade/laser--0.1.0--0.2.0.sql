@@ -197,6 +197,32 @@ IS 'name and fingerprint of a model, an empty name being that of laser.model: th
 -- path of its own, so every name in it is qualified: what is on the caller's path is never looked
 -- at, whoever has put it there. In each transaction the table gets the name that it has then, under a
 -- lock.
+CREATE FUNCTION laser_model_validator(options text[], catalog oid) RETURNS void
+LANGUAGE plpgsql STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF catalog NOT IN ('pg_foreign_server'::regclass, 'pg_foreign_data_wrapper'::regclass) THEN
+        RAISE EXCEPTION USING errcode = 'fdw_error',
+            message = 'a foreign server of laser_model stands for a model, which has no foreign tables and no user mappings',
+            hint = 'GRANT USAGE ON FOREIGN SERVER lets roles embed with the model.';
+    ELSIF options <> '{}' THEN
+        RAISE EXCEPTION USING errcode = 'fdw_invalid_option_name',
+            message = format('invalid option "%s"', split_part(options[1], '=', 1)),
+            hint = 'A foreign server of laser_model has no options: its name is that of the model.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION laser_model_validator(text[], oid)
+IS 'internal: refuses options, foreign tables and user mappings of laser_model';
+
+-- A model that a server of this wrapper is named after is for roles with USAGE on the server; others are for everybody.
+CREATE FOREIGN DATA WRAPPER laser_model VALIDATOR laser_model_validator;
+
+COMMENT ON FOREIGN DATA WRAPPER laser_model
+IS 'its servers stand for models: USAGE on one is the privilege to embed with the model of that name';
+
 CREATE OR REPLACE PROCEDURE laser_embed_table(
     tbl regclass, text_column name, embedding_column name, batch_size integer DEFAULT 1000)
 LANGUAGE plpgsql AS $procedure$
@@ -327,6 +353,19 @@ BEGIN
       AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2 AND t.tgnargs OPERATOR(pg_catalog.=) 3
       AND pg_catalog.substring(t.tgargs, 1, pg_catalog.length(kept_columns)) OPERATOR(pg_catalog.=) kept_columns
     ORDER BY t.tgname LIMIT 1;
+    IF kept_model IS NOT NULL AND EXISTS (
+        SELECT FROM pg_catalog.pg_foreign_server s
+        JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid OPERATOR(pg_catalog.=) s.srvfdw
+        JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
+        WHERE s.srvname OPERATOR(pg_catalog.=) pg_catalog.split_part(kept_model, '@', 1)::pg_catalog.name
+          AND w.fdwname OPERATOR(pg_catalog.=) 'laser_model'
+          AND NOT pg_catalog.has_server_privilege(c.relowner, s.oid, 'USAGE'))
+    THEN
+        -- Whose table it is has chosen the model. He shall not have others embed with it for him.
+        RAISE EXCEPTION USING errcode = 'insufficient_privilege',
+            message = pg_catalog.format('permission denied for model "%s"', pg_catalog.split_part(kept_model, '@', 1)),
+            detail = pg_catalog.format('Column "%s" is kept with it, and the owner of table "%s" may not use it.', embedding_column, tbl);
+    END IF;
     EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label
     USING COALESCE(kept_model, ''::pg_catalog.text);
     model := pg_catalog.split_part(label, ' ', 1);

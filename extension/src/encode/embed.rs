@@ -13,6 +13,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::embedded::{Cut, Embedded, Model};
 use super::error::CallError;
+use super::privileges::check_model;
 use super::{client, guc, session};
 use crate::encoding::{to_server, to_utf8};
 use crate::memory::or_raise;
@@ -22,11 +23,28 @@ use crate::types::{raise_detail, raise_hint};
 /// `laser.model`).
 ///
 /// Texts beyond the model's limit are cut with a warning, once a statement, or refused under
-/// `laser.long_text = 'error'`. A cancel works at any time. Raises a SQL error if there is no such
+/// `laser.long_text = 'error'`. A cancel works at any time. Raises a SQL error if the role may not use the model, there is no such
 /// model, the encoder cannot be started, the queue stays full, or a text cannot be converted to
 /// UTF-8.
 pub fn embed_texts(model: Option<&str>, role: Role, texts: &[&[u8]]) -> Embedded {
-    embed_by(&model_name(model), role, texts, TruncationReport::Count).0
+    let name = model_name(model);
+    check_privilege(&name);
+    embed_by(&name, role, texts, TruncationReport::Count).0
+}
+
+/// Raises a SQL error unless the role that the session runs as may embed with a model, by its name as [`model_name`] gives it.
+pub fn check_privilege(name: &str) {
+    match name {
+        // The default of the encoder process, where the session knows of none.
+        "" => check_model(&describe_model(None).name),
+        name => check_model(name),
+    }
+}
+
+/// As [`embed_texts`] for rows of an index on text, which is built by those who may use its model alone ([`super::check_build`]).
+pub fn embed_rows(model: &str, texts: &[&[u8]]) -> Embedded {
+    let name = model_name(Some(model));
+    embed_by(&name, Role::Passage, texts, TruncationReport::Count).0
 }
 
 /// What is reported of texts that are longer than the model reads: never the texts or their lengths, since the server
@@ -39,7 +57,7 @@ pub enum TruncationReport {
     Count,
 }
 
-/// As [`embed_texts`], by a model's name as [`model_name`] gives it; returns as well how many texts were
+/// As [`embed_texts`], by a model's name as [`model_name`] gives it, which the caller has checked that the role may use; returns as well how many texts were
 /// truncated, and reports it as `report` allows.
 pub fn embed_by(
     name: &str,
@@ -63,6 +81,7 @@ pub fn embed_by(
 /// cut with a warning, or refused, as [`embed_texts`] does, and with its errors.
 pub fn score_texts(model: &str, query: &[u8], texts: &[&[u8]]) -> Embedded {
     let name = model_name(Some(model));
+    check_privilege(&name);
     let query = convert_one(query);
     let converted = convert(texts);
     let result = session::serving(&name).and_then(|resident| match resident {

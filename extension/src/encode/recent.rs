@@ -127,12 +127,10 @@ fn keep(model: &str, role: Role, text: &[u8], cut: bool, known: &Rc<CachedEmbedd
 /// The embedding of a text, which is what `role` says, by a model (`None`: `laser.model`), made once a statement as long as few
 /// others are asked for meanwhile. Raises SQL errors as [`embed::embed_texts`] does.
 pub fn embed_once(model: Option<&str>, role: Role, text: &[u8]) -> Rc<CachedEmbedding> {
-    once(
-        &embed::model_name(model),
-        role,
-        text,
-        TruncationReport::Count,
-    )
+    let name = embed::model_name(model);
+    // Another role may have embedded it in this statement.
+    embed::check_privilege(&name);
+    once(&name, role, text, TruncationReport::Count)
 }
 
 fn once(name: &str, role: Role, text: &[u8], report: TruncationReport) -> Rc<CachedEmbedding> {
@@ -163,6 +161,7 @@ pub struct Operand<'t> {
 /// may not be reported alike, neither is.
 pub fn embed_pair(operands: [Operand<'_>; 2]) -> (Rc<CachedEmbedding>, Rc<CachedEmbedding>) {
     let name = embed::model_name(None);
+    embed::check_privilege(&name);
     let of = |operand: Operand<'_>| once(&name, operand.role, operand.text, operand.report);
     let [a, b] = operands;
     let alike = a.report == b.report && a.role == b.role;

@@ -21,6 +21,7 @@ use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
 use super::tid::pack;
 use super::{model, sample, statistics, undecided};
+use crate::encode;
 use crate::interrupts::pause;
 use crate::types::raise_hint;
 
@@ -289,6 +290,9 @@ pub unsafe extern "C-unwind" fn build(
         let parameters = element::parameters(index);
         let element = element::of(&parameters);
         let model = (element == Element::Text).then(|| parameters.model.clone());
+        if let Some(model) = &model {
+            encode::check_build(model);
+        }
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.
         let lock = MergeLock::wait(index);

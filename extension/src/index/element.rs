@@ -283,7 +283,7 @@ impl TextBatch {
 ///
 /// Raises an error when the model is not the one with which the index was built.
 pub fn embed(parameters: &Parameters, texts: &[&[u8]]) -> Vec<f32> {
-    let embedded = encode::embed_texts(Some(&parameters.model), Role::Passage, texts);
+    let embedded = encode::embed_rows(&parameters.model, texts);
     if embedded.fingerprint != parameters.fingerprint && !texts.is_empty() {
         other_version(parameters);
     }

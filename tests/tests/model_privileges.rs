@@ -1,0 +1,219 @@
+//! Who may embed with which model: USAGE on the foreign server of the model's name, if there is one.
+
+use anyhow::{Result, ensure};
+use laser_tests::failure;
+use laser_tests::model::with_two_models;
+use postgres::Client;
+use postgres::error::SqlState;
+
+/// `one`, the default, is for everybody; `two` has a server, and `reader` has USAGE on it through a group.
+const SETUP: &str = "CREATE ROLE reader LOGIN; CREATE ROLE stranger LOGIN; CREATE ROLE readers; GRANT readers TO reader;
+     CREATE SERVER two FOREIGN DATA WRAPPER laser_model; GRANT USAGE ON FOREIGN SERVER two TO readers;
+     CREATE TABLE t (id int, body text, v embedding(32)); INSERT INTO t SELECT i, 'text ' || i, NULL FROM generate_series(1, 20) i;
+     GRANT ALL ON t TO PUBLIC; GRANT ALL ON SCHEMA public TO PUBLIC";
+
+/// Every way of a role to have a text embedded with the model in question.
+fn ways(model: &str) -> [String; 8] {
+    let set = format!("SET LOCAL laser.model = '{model}'");
+    [
+        format!("SELECT laser_embed('x', '{model}')"),
+        format!("SELECT laser_embed(body, '{model}', 'passage') FROM t"),
+        format!("SELECT laser_embed(ARRAY['x', 'y'], '{model}')"),
+        format!("BEGIN; {set}; SELECT laser_embed('x')"),
+        format!("BEGIN; {set}; SELECT id FROM t ORDER BY body <=> 'x' LIMIT 1"),
+        format!(
+            "BEGIN; {set}; SET LOCAL enable_seqscan = off; SELECT id FROM t ORDER BY body <=> 'x' LIMIT 1"
+        ),
+        format!(
+            "BEGIN; {set}; SELECT * FROM laser_mine('SELECT id, body FROM t', 'SELECT id, body FROM t')"
+        ),
+        format!(
+            "BEGIN; CREATE TABLE own (body text); CREATE INDEX ON own USING laser (body) WITH (model = '{model}')"
+        ),
+    ]
+}
+
+/// Runs statements as a role; what they leave open is rolled back.
+fn as_role(client: &mut Client, role: &str, sql: &str) -> Result<(), postgres::Error> {
+    client.batch_execute(&format!("SET SESSION AUTHORIZATION {role}"))?;
+    let result = client.batch_execute(sql);
+    client.batch_execute("ROLLBACK; RESET SESSION AUTHORIZATION")?;
+    result
+}
+
+fn denied(client: &mut Client, role: &str, sql: &str) -> Result<()> {
+    let error = as_role(client, role, sql).err();
+    let error = error.as_ref().and_then(postgres::Error::as_db_error);
+    let is_denied = error.is_some_and(|error| {
+        *error.code() == SqlState::INSUFFICIENT_PRIVILEGE
+            && error.message() == "permission denied for model \"two\""
+            && error
+                .hint()
+                .is_some_and(|hint| hint.contains("GRANT USAGE ON FOREIGN SERVER"))
+    });
+    ensure!(is_denied, "{role}: {sql}: {error:?}");
+    Ok(())
+}
+
+#[test]
+fn a_model_with_a_server_is_for_those_who_have_usage() -> Result<()> {
+    for in_backend in ["on", "off"] {
+        let (_models, cluster) = with_two_models()?;
+        cluster.set("laser.encode_in_backend", in_backend)?;
+        cluster.reload();
+        let mut client = cluster.database("d")?;
+        client.batch_execute(SETUP)?;
+        client.batch_execute("CREATE INDEX ON t USING laser (body) WITH (model = 'two')")?;
+        for sql in ways("one") {
+            as_role(&mut client, "stranger", &sql)?;
+        }
+        for sql in ways("two") {
+            for role in ["postgres", "reader"] {
+                as_role(&mut client, role, &sql)?;
+            }
+            denied(&mut client, "stranger", &sql)?;
+        }
+
+        // A privilege that is taken away counts for plans that are there, and constants in them.
+        client.batch_execute(
+            "SET plan_cache_mode = force_generic_plan; SET SESSION AUTHORIZATION reader;
+             PREPARE p AS SELECT laser_embed('x', 'two'); EXECUTE p; EXECUTE p; RESET SESSION AUTHORIZATION;
+             REVOKE readers FROM reader; REVOKE USAGE ON FOREIGN SERVER two FROM readers;
+             SET SESSION AUTHORIZATION reader",
+        )?;
+        let (code, message, _) = failure(&mut client, "EXECUTE p")?;
+        ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{message}");
+        client.batch_execute("RESET SESSION AUTHORIZATION")?;
+        denied(&mut client, "reader", "SELECT laser_embed('x', 'two')")?;
+
+        // Without its server the model is everybody's again.
+        client.batch_execute("DROP SERVER two")?;
+        for sql in ways("two") {
+            as_role(&mut client, "stranger", &sql)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is embedded for an index, and what acts for others.
+#[test]
+fn nobody_lends_a_model_unasked() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    // Rows that come into an index of the model need no privilege of who inserts them.
+    client.batch_execute("CREATE INDEX ON t USING laser (body) WITH (model = 'two')")?;
+    as_role(&mut client, "stranger", "INSERT INTO t VALUES (21, 'new')")?;
+    ensure!(cluster.psql("d", "SELECT count(*) FROM t")? == "21");
+    client.batch_execute("SELECT laser_merge('t_body_idx')")?;
+
+    // A function that runs with its owner's rights does not build with those of its caller.
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE own (body text);
+         CREATE FUNCTION lend() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS
+         $$ BEGIN CREATE INDEX own_i ON public.own USING laser (body) WITH (model = 'two'); END $$",
+    )?;
+    denied(&mut client, "reader", "SELECT lend()")?;
+    denied(&mut client, "postgres", "SELECT lend()")?;
+    // Nor by a setting of an index that is rebuilt, with rows or without.
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE INDEX own_i ON own USING laser (body); ALTER INDEX own_i SET (model = 'two')",
+    )?;
+    denied(&mut client, "stranger", "REINDEX INDEX own_i")?;
+    denied(&mut client, "stranger", "TRUNCATE own")?;
+
+    // The model that a table's owner keeps a column with is one that he may use, whoever embeds.
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE kept (body text, v embedding(32)); INSERT INTO kept VALUES ('x'); GRANT ALL ON kept TO PUBLIC;
+         SELECT laser_keep_embedded('kept', 'body', 'v', 'two')",
+    )?;
+    for role in ["postgres", "reader", "stranger"] {
+        let error = as_role(
+            &mut client,
+            role,
+            "CALL laser_embed_table('kept', 'body', 'v')",
+        )
+        .err();
+        let code = error.as_ref().and_then(postgres::Error::code);
+        ensure!(code == Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{error:?}");
+    }
+    client.batch_execute("GRANT USAGE ON FOREIGN SERVER two TO stranger")?;
+    as_role(
+        &mut client,
+        "reader",
+        "CALL laser_embed_table('kept', 'body', 'v')",
+    )?;
+    ensure!(cluster.psql("d", "SELECT count(v) FROM kept")? == "1");
+
+    // What is no server for models means nothing for them, and those that are have neither options nor tables.
+    client.batch_execute(
+        "CREATE FOREIGN DATA WRAPPER something; CREATE SERVER one FOREIGN DATA WRAPPER something",
+    )?;
+    as_role(&mut client, "stranger", "SELECT laser_embed('x', 'one')")?;
+    for (sql, wanted) in [
+        (
+            "CREATE SERVER s FOREIGN DATA WRAPPER laser_model OPTIONS (host 'x')",
+            "invalid option \"host\"",
+        ),
+        (
+            "CREATE FOREIGN TABLE f (body text) SERVER two",
+            "a foreign server of laser_model stands for a model, which has no foreign tables and no user mappings",
+        ),
+        (
+            "CREATE USER MAPPING FOR reader SERVER two",
+            "a foreign server of laser_model stands for a model, which has no foreign tables and no user mappings",
+        ),
+    ] {
+        let (_, message, _) = failure(&mut client, sql)?;
+        ensure!(message == wanted, "{sql}: {message}");
+    }
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE SERVER s FOREIGN DATA WRAPPER laser_model",
+    )
+    .expect_err("nobody was granted the wrapper");
+    Ok(())
+}
+
+/// A dump has the servers and who may use them, and restores indexes before these.
+#[test]
+fn a_dump_keeps_privileges() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    client.batch_execute(
+        "ALTER TABLE t OWNER TO reader; CREATE INDEX ti ON t USING laser (body) WITH (model = 'two')",
+    )?;
+    let dump = cluster.scratch()?.join("dump.sql");
+    let path = dump.display().to_string();
+    cluster.run("pg_dump", &["-d", "d", "-f", &path])?;
+    cluster.psql("postgres", "CREATE DATABASE copy")?;
+    let restore = [
+        "-X",
+        "-q",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-d",
+        "copy",
+        "-f",
+        &path,
+    ];
+    cluster.run("psql", &restore)?;
+    let mut copy = cluster.connect("copy")?;
+    ensure!(
+        copy.query("SELECT laser_index_check('ti')", &[])?
+            .is_empty()
+    );
+    let search =
+        "BEGIN; SET LOCAL laser.model = 'two'; SELECT id FROM t ORDER BY body <=> 'x' LIMIT 1";
+    as_role(&mut copy, "reader", search)?;
+    denied(&mut copy, "stranger", search)?;
+    Ok(())
+}
