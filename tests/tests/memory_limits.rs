@@ -2,12 +2,13 @@
 #![allow(unsafe_code)] // the size of a page
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Cluster, failure};
+use laser_tests::{Cluster, failure, segment_files};
 use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
 
@@ -50,6 +51,36 @@ fn unharmed(cluster: &Cluster, witness: &mut Client, after: &str) -> Result<()> 
     witness
         .batch_execute("SELECT 1")
         .with_context(|| format!("{after}: the server has ended its sessions"))
+}
+
+/// A session that has no room to map the file of a segment neither removes it nor makes it anew.
+#[test]
+fn who_cannot_look_at_a_file_leaves_it_to_the_others() -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("files")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT g AS id, v.v::embedding(64) AS v FROM generate_series(1, 30000) g,
+           LATERAL (SELECT array_agg(random()::real) AS v FROM generate_series(1, 64) i WHERE g > 0) v;
+         CREATE INDEX ON t USING laser (v embedding_l2_ops)",
+    )?;
+    let search = "SET enable_seqscan = off;
+        SELECT id FROM t ORDER BY v <-> array_fill(0.5::real, '{64}')::embedding LIMIT 1";
+    client.batch_execute(search)?;
+    let files = || -> Result<Vec<u64>> {
+        let inode = |file: &(PathBuf, u64)| Ok(fs::metadata(&file.0)?.ino());
+        segment_files(&cluster)?.iter().map(inode).collect()
+    };
+    let before = files()?;
+    ensure!(before.len() == 1, "{before:?}");
+    let mut poor = cluster.connect("files")?;
+    poor.batch_execute("SELECT '[1]'::embedding")?;
+    leave(&cluster, &mut poor, 1 << 20)?;
+    let (code, message, _) = failure(&mut poor, search)?;
+    ensure!(code == SqlState::OUT_OF_MEMORY, "{code:?}: {message}");
+    ensure!(files()? == before);
+    Ok(())
 }
 
 #[test]

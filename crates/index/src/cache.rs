@@ -193,18 +193,50 @@ const LONG_FILE: u64 = 32 << 20;
 
 /// Opens what a segment's file should be: a plain file of this account that nobody else may write
 /// to, not what a link leads to, and never with waiting, as a pipe would want it.
-fn open_file(path: &Path) -> Option<File> {
+fn open_file(path: &Path) -> io::Result<Option<File>> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .ok()?;
-    let found = file.metadata().ok()?;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if is_want(&error) => return Err(error),
+        Err(_) => return Ok(None),
+    };
+    let found = file.metadata()?;
     // SAFETY: a plain question to the system.
     let account = unsafe { libc::geteuid() };
-    (found.is_file() && found.uid() == account && found.mode() & 0o022 == 0).then_some(file)
+    let is_ours = found.is_file() && found.uid() == account && found.mode() & 0o022 == 0;
+    Ok(is_ours.then_some(file))
+}
+
+/// Whether this process lacks descriptors or memory, which says nothing of what it asked for.
+fn is_want(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
+    )
+}
+
+/// What a segment's file turns out to be.
+enum Existing {
+    Sound(Box<SegmentView>),
+    /// It is missing, damaged, or somebody else's.
+    Useless,
+    /// This process lacks what it takes to look at it. Others use it.
+    OutOfReach,
+}
+
+impl Existing {
+    /// Of a failure to open or verify a file.
+    fn after(error: &IndexError) -> Self {
+        match error {
+            IndexError::Io { source, .. } | IndexError::Thread(source) if is_want(source) => {
+                Self::OutOfReach
+            }
+            IndexError::OutOfMemory(_) | IndexError::GraphMemory => Self::OutOfReach,
+            _ => Self::Useless,
+        }
+    }
 }
 
 /// Waits until no other process makes a file in a folder, which is made if need be, and keeps others away while what is
@@ -251,37 +283,51 @@ pub fn open(
         })
     };
     let existing = || {
-        let file = open_file(path)?;
-        let bytes = SegmentBytes::map(&file, path).ok()?;
-        let behind = bytes.get(entry.bytes as usize..)?;
+        let file = match open_file(path) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Existing::Useless,
+            Err(_) => return Existing::OutOfReach,
+        };
+        let bytes = match SegmentBytes::map(&file, path) {
+            Ok(bytes) => bytes,
+            Err(error) => return Existing::after(&error),
+        };
+        let Some(behind) = bytes.get(entry.bytes as usize..) else {
+            return Existing::Useless;
+        };
         let guide = appendix::read(entry.nonce, behind);
         if guide.is_none() && !behind.is_empty() {
-            return None;
+            return Existing::Useless;
         }
-        match guide.filter(|_| stamp::is_valid(&file, entry.nonce)) {
-            Some(guide) => SegmentView::open_verified(parameters, entry, bytes, guide).ok(),
-            None => {
-                let view = verify(bytes).ok()?;
-                stamp::set(&file, entry.nonce);
-                Some(view)
-            }
+        let view = match guide.filter(|_| stamp::is_valid(&file, entry.nonce)) {
+            Some(guide) => SegmentView::open_verified(parameters, entry, bytes, guide),
+            None => verify(bytes).inspect(|_| stamp::set(&file, entry.nonce)),
+        };
+        match view {
+            Ok(view) => Existing::Sound(Box::new(view)),
+            Err(error) => Existing::after(&error),
         }
     };
-    if let Some(view) = existing() {
-        return Ok(view);
+    if let Existing::Sound(view) = existing() {
+        return Ok(*view);
     }
     // One process makes the file, however many want it at once, as after a start of the server.
     let _turn = path
         .parent()
         .and_then(|folder| turn(folder, &|| store.pause()));
-    if let Some(view) = existing() {
-        return Ok(view);
-    }
-    // Whatever else has the name makes room for the file.
-    let _ = fs::remove_file(path);
+    let is_out_of_reach = match existing() {
+        Existing::Sound(view) => return Ok(*view),
+        Existing::OutOfReach => true,
+        Existing::Useless => {
+            // Whatever else has the name makes room for the file.
+            let _ = fs::remove_file(path);
+            false
+        }
+    };
     let map = SegmentMap::read(store, entry)?;
     map.header(store, parameters)?;
-    if let Ok(scratch) = Scratch::new(folder)
+    if !is_out_of_reach
+        && let Ok(scratch) = Scratch::new(folder)
         && let Ok(mut bytes) = scratch.map(entry.bytes)
     {
         map.read_bytes(store, 0, &mut bytes)?;
