@@ -1360,6 +1360,44 @@ fn killers() -> Result<(TempDir, Cluster)> {
     Ok((models, cluster))
 }
 
+/// A model that the process does not survive loading is refused after a few times: whoever asks for it on and on does not
+/// keep the process from the others.
+#[test]
+fn a_model_that_ends_the_process_is_refused() -> Result<()> {
+    let (models, cluster) = killers()?;
+    Model::tiny("hog", 32).write(models.path())?;
+    let path = models.path().join("hog/tokenizer.json");
+    let tokenizer = std::fs::read_to_string(&path)?;
+    let normalizer = format!(
+        r#"{{ "type": "Replace", "pattern": {{ "String": "\u2620" }}, "content": "{}" }}"#,
+        "x".repeat(130 << 20)
+    );
+    let changed = tokenizer.replace(r#"{ "type": "NFC" }"#, &normalizer);
+    ensure!(changed.len() > tokenizer.len());
+    std::fs::write(&path, changed)?;
+    let mut client = cluster.connect("d")?;
+    let mut refused = None;
+    for attempt in 0..12 {
+        running_encoder(&mut client)?;
+        let (_, message, hint) = failure(&mut client, "SELECT laser_embed('text', 'hog')")?;
+        if message.contains("again and again while it loaded model \"hog\"") {
+            ensure!(hint.contains("It is tried again in "), "{hint}");
+            refused = Some(attempt);
+            break;
+        }
+        ensure!(message.contains("the encoder process"), "{message}");
+    }
+    // A statement tries more than once.
+    ensure!(refused.is_some_and(|attempt| attempt > 0), "{refused:?}");
+    let encoder = running_encoder(&mut client)?;
+    for n in 0..20 {
+        embed(&mut client, &format!("text {n}"))?;
+        failure(&mut client, "SELECT laser_embed('text', 'hog')")?;
+    }
+    ensure!(running_encoder(&mut client)? == encoder);
+    Ok(())
+}
+
 /// Calls `work` while other sessions embed texts, alone and in arrays, all of which must succeed.
 fn beside_others(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let finished = AtomicBool::new(false);

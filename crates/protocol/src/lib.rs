@@ -14,6 +14,7 @@ mod error;
 mod files;
 mod frame;
 mod limits;
+pub mod loads;
 mod message;
 mod role;
 mod wire;

@@ -40,6 +40,8 @@ const SUSPECTS_AT: usize = BATCH_AT + COUNT + BATCH_TEXTS * size_of::<Hash>();
 const SUSPECTS: usize = 2 * BATCH_TEXTS;
 /// Hash, deaths (u32), unused (u32), time of the last death (u64).
 const SUSPECT_BYTES: usize = 32;
+/// Where [`crate::loads`] has its part of the record.
+pub(crate) const LOADS_AT: u64 = (SUSPECTS_AT + COUNT + SUSPECTS * SUSPECT_BYTES) as u64;
 
 /// The hash of a text.
 #[must_use]
@@ -123,7 +125,7 @@ fn suspects(bytes: &[u8]) -> Vec<Suspect> {
 /// Stands for a suspect that was cleared.
 const CLEARED: Hash = [0; 16];
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_secs())

@@ -32,6 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use laser_encoder::{LoadOptions, Purpose};
+use laser_protocol::loads::Loads;
 use laser_protocol::work::Record;
 use laser_protocol::{ErrorCode, Failure, Reply, Request, Search, VERSION};
 
@@ -89,6 +90,7 @@ impl Server {
         let waker = Arc::new(Waker::new()?);
         let sessions = Sessions::new(listener, options.socket, waker.clone())?;
         let searches = Searches::new(options.load.device);
+        let loads = Loads::open(options.record.as_ref());
         let (record, suspicion) = Record::open(options.record, options.hung);
         let record = Arc::new(record);
         let threads = match options.load.threads {
@@ -101,6 +103,7 @@ impl Server {
             options.default_model,
             options.memory_limit,
             options.load,
+            loads,
             waker,
         )?;
         if let Some(name) = models.default_name() {

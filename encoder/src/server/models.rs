@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use laser_encoder::{Encoder, EncoderError, LoadOptions, Precision};
 use laser_model::catalog::{self, RECHECK, Stamp};
 use laser_model::{ModelError, folder, installed, languages};
+use laser_protocol::loads::{LoadNote, Loads};
 use laser_protocol::{ErrorCode, Failure, ModelInfo, valid_model_name};
 
 use super::log::log;
@@ -125,17 +126,19 @@ pub struct Models {
     clock: u64,
     tasks: Sender<Task>,
     done: Receiver<Done>,
+    loads: Loads,
 }
 
 impl Models {
     /// Models below `folders` (earlier folders win), `default` being the name of the default one
     /// (empty: see [`Models::default_name`]), in at most `memory_limit` bytes (0: no limit).
-    /// Starts the loader thread, which wakes `waker` after each report.
+    /// Starts the loader thread, which wakes `waker` after each report; `loads` and the note are of the record of the process.
     pub fn new(
         folders: Vec<PathBuf>,
         default: String,
         memory_limit: u64,
         options: LoadOptions,
+        (note, loads): (LoadNote, Loads),
         waker: Arc<Waker>,
     ) -> std::io::Result<Self> {
         let (tasks, task_queue) = mpsc::channel();
@@ -146,7 +149,12 @@ impl Models {
                 let (mut hashes, mut precisions) = (HashMap::new(), HashMap::new());
                 while let Ok(task) = task_queue.recv() {
                     let result = match task {
-                        Task::Load { name, stamp } => load(name, stamp, &options, &mut precisions),
+                        Task::Load { name, stamp } => {
+                            note.begin(&name);
+                            let done = load(name, stamp, &options, &mut precisions);
+                            note.end();
+                            done
+                        }
                         Task::List { asker, folders } => {
                             let models = folders
                                 .into_iter()
@@ -171,6 +179,7 @@ impl Models {
             clock: 0,
             tasks,
             done,
+            loads,
         };
         for folder in installed::missing_folders(&models.folders) {
             log(&format!(
@@ -223,6 +232,19 @@ impl Models {
             }
             _ => RETRY.0,
         };
+        if let Some(rest) = self.loads.refused(name) {
+            return Lookup::Failed(Failure::new(
+                ErrorCode::BrokenModel,
+                format!(
+                    "the encoder process ended again and again while it loaded model \"{name}\""
+                ),
+                format!(
+                    "It is tried again in {} s, or when settings of the encoder change. There may be too little \
+                     memory for it; see the server log.",
+                    rest.as_secs().max(1)
+                ),
+            ));
+        }
         let stamp = Stamp::of(&path);
         // A file that is too large is not even read: that may take hours.
         if let Some(failure) = self.too_large(name, stamp.bytes()) {
@@ -359,6 +381,7 @@ impl Models {
             Some(Entry::Loading(counts_for)) => *counts_for,
             _ => RETRY.0,
         };
+        self.loads.clear(name);
         match result {
             Ok((encoder, fingerprint)) => {
                 self.clock += 1;

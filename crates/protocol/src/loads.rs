@@ -1,0 +1,223 @@
+//! Which model an encoder process loads, noted in the same file as what it works on ([`crate::work`]).
+//!
+//! Where a library gets no memory, or does not survive a file, the process ends, and the next one ends by whoever asks
+//! for that model again: all sessions' texts wait for a process that is always about to start. A model under whose
+//! loading processes have ended several times in a row is refused for a while, twice as long after each further time.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use crate::work::{self, Hash, LOADS_AT};
+
+/// How often a process may end while it loads a model before that is refused. Somebody may end it by chance.
+const DEATHS: u32 = 3;
+/// How long a model is refused, at first and at most.
+const REFUSED: (u64, u64) = (30, 600);
+/// Models that are remembered.
+const MOST: usize = 16;
+
+/// What stands in front of a hash while a model is loaded.
+const LOADING: u64 = 0x3153_4441_4f4c_0000;
+const HASH_AT: usize = 8;
+const COUNT_AT: usize = HASH_AT + size_of::<Hash>();
+const LOADS: usize = COUNT_AT + 8;
+/// Hash, deaths (u64), time of the last one (u64).
+const LOAD_BYTES: usize = 32;
+const BYTES: usize = LOADS + MOST * LOAD_BYTES;
+
+fn hash(model: &str) -> Hash {
+    work::hash(model, "")
+}
+
+/// Notes what is loaded; one model at a time.
+pub struct LoadNote(Option<File>);
+
+impl LoadNote {
+    /// Before a model is loaded.
+    pub fn begin(&self, model: &str) {
+        let Some(file) = &self.0 else { return };
+        let mut bytes = LOADING.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&hash(model));
+        let _ = file.write_all_at(&bytes, LOADS_AT);
+    }
+
+    /// Afterwards, however it went.
+    pub fn end(&self) {
+        if let Some(file) = &self.0 {
+            let _ = file.write_all_at(&[0; HASH_AT], LOADS_AT);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    hash: Hash,
+    deaths: u64,
+    seconds: u64,
+}
+
+impl Load {
+    fn refused_until(&self) -> u64 {
+        let Some(further) = self.deaths.checked_sub(u64::from(DEATHS)) else {
+            return 0;
+        };
+        let longer = REFUSED.0.saturating_mul(1 << further.min(32));
+        self.seconds.saturating_add(longer.min(REFUSED.1))
+    }
+}
+
+/// Models under whose loading processes have ended.
+pub struct Loads {
+    file: Option<File>,
+    known: Vec<Load>,
+}
+
+impl Loads {
+    /// Continues the record in `file`: what is noted there as being loaded is what the last process ended by. Without a
+    /// file nothing is noted.
+    pub fn open(file: Option<&File>) -> (LoadNote, Self) {
+        let note = LoadNote(file.and_then(|file| file.try_clone().ok()));
+        let mut loads = Self {
+            file: file.and_then(|file| file.try_clone().ok()),
+            known: Vec::new(),
+        };
+        let mut bytes = [0; BYTES];
+        let Some(file) = &loads.file else {
+            return (note, loads);
+        };
+        // A record that nobody has written to yet is shorter.
+        if file.read_exact_at(&mut bytes, LOADS_AT).is_ok() {
+            loads.known = read(&bytes);
+            if number(&bytes, 0) == LOADING {
+                let mut hash = Hash::default();
+                hash.copy_from_slice(&bytes[HASH_AT..COUNT_AT]);
+                loads.count(hash, work::now());
+            }
+        }
+        loads.write();
+        (note, loads)
+    }
+
+    fn count(&mut self, hash: Hash, now: u64) {
+        let before = self.known.iter().position(|load| load.hash == hash);
+        let deaths = before.map_or(0, |at| self.known.remove(at).deaths);
+        if self.known.len() == MOST {
+            self.known.remove(0);
+        }
+        self.known.push(Load {
+            hash,
+            deaths: deaths.saturating_add(1),
+            seconds: now,
+        });
+    }
+
+    fn write(&self) {
+        let Some(file) = &self.file else { return };
+        let mut bytes = vec![0; COUNT_AT];
+        bytes.extend_from_slice(&(self.known.len() as u64).to_le_bytes());
+        for load in &self.known {
+            bytes.extend_from_slice(&load.hash);
+            bytes.extend_from_slice(&load.deaths.to_le_bytes());
+            bytes.extend_from_slice(&load.seconds.to_le_bytes());
+        }
+        bytes.resize(BYTES, 0);
+        // Where something is being loaded meanwhile, that note stays.
+        let (_, known) = bytes.split_at(COUNT_AT);
+        let _ = file.write_all_at(known, LOADS_AT + COUNT_AT as u64);
+    }
+
+    /// For how long a model is still refused.
+    pub fn refused(&self, model: &str) -> Option<Duration> {
+        let hash = hash(model);
+        let load = self.known.iter().find(|load| load.hash == hash)?;
+        let rest = load.refused_until().saturating_sub(work::now());
+        (rest > 0).then(|| Duration::from_secs(rest))
+    }
+
+    /// A model was loaded, or could not be, and the process lives.
+    pub fn clear(&mut self, model: &str) {
+        let hash = hash(model);
+        let before = self.known.len();
+        self.known.retain(|load| load.hash != hash);
+        if self.known.len() < before {
+            self.write();
+        }
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes"))
+}
+
+fn read(bytes: &[u8; BYTES]) -> Vec<Load> {
+    let count = usize::try_from(number(bytes, COUNT_AT)).unwrap_or(usize::MAX);
+    let entries = bytes[LOADS..].chunks_exact(LOAD_BYTES).take(count);
+    let load = |entry: &[u8]| Load {
+        hash: *entry.first_chunk().expect("thirty-two bytes"),
+        deaths: number(entry, 16),
+        seconds: number(entry, 24),
+    };
+    entries.map(load).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_processes_again_and_again_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        for death in 0..5 {
+            let (note, loads) = Loads::open(Some(&file));
+            let rest = loads.refused("bad").map(|rest| rest.as_secs());
+            match death {
+                0..3 => assert_eq!(rest, None, "{death}"),
+                3 => assert!(rest.is_some_and(|s| (25..=30).contains(&s)), "{rest:?}"),
+                _ => assert!(rest.is_some_and(|s| (55..=60).contains(&s)), "{rest:?}"),
+            }
+            assert_eq!(loads.refused("good"), None);
+            note.begin("good");
+            note.end();
+            note.begin("bad");
+        }
+        let (_, mut loads) = Loads::open(Some(&file));
+        assert!(loads.refused("bad").is_some());
+        loads.clear("bad");
+        assert_eq!(loads.refused("bad"), None);
+        // What other processes end by is nobody's fault here, and what was cleared stays so.
+        let (note, loads) = Loads::open(Some(&file));
+        assert_eq!(loads.refused("bad"), None);
+        note.begin("bad");
+        assert_eq!(Loads::open(Some(&file)).1.refused("bad"), None);
+    }
+
+    #[test]
+    fn as_many_are_remembered_as_there_is_room_for() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..3 {
+            for model in 0..MOST + 4 {
+                Loads::open(Some(&file)).0.begin(&format!("model {model}"));
+            }
+        }
+        let (_, loads) = Loads::open(Some(&file));
+        assert_eq!(loads.known.len(), MOST);
+        assert!(Loads::open(None).1.refused("model 1").is_none());
+    }
+
+    #[test]
+    fn both_records_share_a_file() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..4 {
+            let open = || work::Record::open(Some(file.try_clone().unwrap()), false);
+            let (record, _) = open();
+            let (note, _) = Loads::open(Some(&file));
+            record.begin(0, std::iter::once(work::hash("m", "text")));
+            note.begin("m");
+        }
+        assert!(work::was_working(&file));
+        let (_, mut suspicion) = work::Record::open(Some(file.try_clone().unwrap()), false);
+        assert!(suspicion.is_culprit(&work::hash("m", "text")));
+        assert!(Loads::open(Some(&file)).1.refused("m").is_some());
+    }
+}
