@@ -266,7 +266,9 @@ pub fn define() {
           its own where that is not loaded, and never by the encoder process; off: by the encoder process, \
           and with off at its start, the server loads no model for its sessions.",
         &ENCODE_IN_BACKEND,
-        GucContext::Userset,
+        // A model that a session loads is beyond the limits of the encoder process: whether any is, is the
+        // administrator's to say.
+        GucContext::Suset,
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
