@@ -113,7 +113,7 @@ GRANT SELECT ON laser_models, laser_encoder_status TO PUBLIC;
 
 CREATE FUNCTION laser_in_transaction_block() RETURNS boolean
 AS 'MODULE_PATHNAME', 'laser_in_transaction_block_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 
 COMMENT ON FUNCTION laser_in_transaction_block()
 IS 'whether a procedure called now could not commit: BEGIN was sent, or several statements at once';

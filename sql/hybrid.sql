@@ -10,6 +10,8 @@ CREATE FUNCTION laser_hybrid_statement(
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 SET search_path = pg_catalog, pg_temp
+-- Expressions of indexes are compared as text.
+SET quote_all_identifiers = off
 SET extra_float_digits = 1
 AS $$
 DECLARE

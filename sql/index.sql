@@ -94,7 +94,7 @@ CREATE FUNCTION laser_index_info(
     OUT stored_as text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000 ROWS 1;
 
 COMMENT ON FUNCTION laser_index_info(regclass) IS
     'segments, live and dead entries in them, pending entries, size and parameters of a laser index';
@@ -164,7 +164,7 @@ REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer,
 CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_model_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000 ROWS 1;
 
 COMMENT ON FUNCTION laser_index_model(oid) IS
     'the model of an index on text; no row for one that others have locked';

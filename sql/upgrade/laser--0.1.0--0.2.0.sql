@@ -593,7 +593,7 @@ CREATE FUNCTION laser_index_info(
     OUT stored_as text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_info_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000 ROWS 1;
 
 COMMENT ON FUNCTION laser_index_check(regclass, boolean) IS
     'problems of a laser index, and rows of its table that it lacks; no rows if there are none';
@@ -653,7 +653,7 @@ REVOKE EXECUTE ON FUNCTION laser_index_tune(regclass, double precision, integer,
 CREATE FUNCTION laser_index_model(index oid, OUT model text, OUT fingerprint text)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'laser_index_model_wrapper'
-LANGUAGE c VOLATILE STRICT PARALLEL SAFE COST 1000 ROWS 1;
+LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000 ROWS 1;
 
 COMMENT ON FUNCTION laser_index_model(oid) IS
     'the model of an index on text; no row for one that others have locked';
@@ -785,6 +785,8 @@ CREATE FUNCTION laser_hybrid_statement(
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 SET search_path = pg_catalog, pg_temp
+-- Expressions of indexes are compared as text.
+SET quote_all_identifiers = off
 SET extra_float_digits = 1
 AS $$
 DECLARE
@@ -1371,3 +1373,5 @@ CREATE OPERATOR <+> (
     LEFTARG = double precision[], RIGHTARG = halfembedding, FUNCTION = laser_l1_distance,
     COMMUTATOR = <+>
 );
+
+ALTER FUNCTION laser_in_transaction_block() PARALLEL RESTRICTED;

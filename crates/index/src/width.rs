@@ -4,7 +4,7 @@
 //! about everything thousands. When a segment has been built, nodes of it are searched for as if
 //! they were not in it, and what is found is compared with what a look at every node finds.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use crate::codec::{Codec, Format};
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::query::{Probe, Query};
 use crate::seeds;
 use crate::space::Space;
 use crate::stranded::are_stranded;
-use crate::walk::Walk;
+use crate::walk::{Walk, scattered};
 
 /// Nodes that are searched for.
 const QUERIES: usize = 100;
@@ -79,11 +79,11 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
     let hubs = seeds::hubs(codec, space, &walk, graph);
     walk.pass_by(hubs);
     let (dot, mut scratch) = (dot_i8(), Vec::new());
-    let step = (nodes / QUERIES).max(1);
     let mut queries: Vec<Searched> = Vec::new();
-    // The first row of a series is like no other.
-    for node in (step / 2..nodes).step_by(step).take(QUERIES) {
-        let node = node as u32;
+    // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind. The first
+    // row of a series is like no other.
+    let sample: BTreeSet<u32> = scattered(nodes).skip(1).take(QUERIES).collect();
+    for node in sample {
         let probe = probe(codec, space, walk.vector(graph, node))?;
         let mut all: Vec<(f32, u32)> = Vec::new();
         for other in (0..nodes as u32).filter(|other| *other != node) {

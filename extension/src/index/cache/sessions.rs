@@ -100,7 +100,9 @@ pub(super) fn has_heard() -> bool {
             (found.st_mtime, found.st_mtime_nsec)
         })
     };
-    let has_heard = SEEN.replace(touched) != touched || touched.is_none();
+    // A file system that keeps whole seconds says nothing of two removals within one.
+    let says_when = touched.is_some_and(|(_, nanoseconds)| nanoseconds != 0);
+    let has_heard = SEEN.replace(touched) != touched || !says_when;
     if has_heard && IS_KNOWN.get() {
         write_down();
     }
