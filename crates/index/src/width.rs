@@ -172,4 +172,27 @@ mod tests {
             assert!(width <= 1800, "{width}, seed {seed}");
         }
     }
+
+    /// Every fiftieth row is of a source that is easy to search: nodes in steps of fifty were all of it.
+    #[test]
+    fn sources_in_turn_are_all_measured() {
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        let mut points: Vec<Vec<f32>> = (0..5000)
+            .map(|i| match i % 50 {
+                25 => (0..24).map(|_| 9.0 + i as f32 / 5e3).collect(),
+                _ => (0..24).map(|_| rng.random_range(-1.0..1.0)).collect(),
+            })
+            .collect();
+        let codec = Codec::new(24, Metric::L2, Quantization::F32);
+        let space = Space::plain(Metric::L2, 24);
+        let width = |points: &[Vec<f32>]| {
+            let mut graph = raw(codec, 16, points);
+            link(&codec, &mut graph, &|| ()).unwrap();
+            measure(&codec, &space, &graph, &|| ()).unwrap()
+        };
+        let in_turn = width(&points);
+        points.sort_by(|a, b| a[0].total_cmp(&b[0]));
+        let sorted = width(&points);
+        assert!(in_turn > 64 && 2 * in_turn >= sorted, "{in_turn}, {sorted}");
+    }
 }
