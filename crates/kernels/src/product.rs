@@ -68,6 +68,12 @@ pub fn finer(isa: Isa, precision: Precision) -> Precision {
     }
 }
 
+/// Whether int8 products round the rows that come to eight bits, as their weights. Processors without units for bytes
+/// multiply sixteen bits as fast, and rows keep these.
+pub fn rounds_rows_to_eight_bits(isa: Isa) -> bool {
+    Unit::of(isa, Precision::I8) != Some(Unit::Words)
+}
+
 /// The weights' and the operand's kinds differ.
 fn mismatch() -> ! {
     panic!("rows converted for weights of another precision")
