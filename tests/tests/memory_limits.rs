@@ -53,7 +53,7 @@ fn unharmed(cluster: &Cluster, witness: &mut Client, after: &str) -> Result<()> 
         .with_context(|| format!("{after}: the server has ended its sessions"))
 }
 
-/// A session that has no room to map the file of a segment neither removes it nor makes it anew.
+/// A session that has no room to map the file of a segment neither removes it nor makes it again.
 #[test]
 fn who_cannot_look_at_a_file_leaves_it_to_the_others() -> Result<()> {
     use std::os::unix::fs::MetadataExt;
