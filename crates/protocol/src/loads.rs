@@ -95,6 +95,8 @@ impl Loads {
                 loads.count(hash, work::now());
             }
         }
+        // It counts once: this process may end by something else before it loads anything.
+        note.end();
         loads.write();
         (note, loads)
     }
@@ -114,17 +116,14 @@ impl Loads {
 
     fn write(&self) {
         let Some(file) = &self.file else { return };
-        let mut bytes = vec![0; COUNT_AT];
-        bytes.extend_from_slice(&(self.known.len() as u64).to_le_bytes());
+        let mut bytes = (self.known.len() as u64).to_le_bytes().to_vec();
         for load in &self.known {
             bytes.extend_from_slice(&load.hash);
             bytes.extend_from_slice(&load.deaths.to_le_bytes());
             bytes.extend_from_slice(&load.seconds.to_le_bytes());
         }
-        bytes.resize(BYTES, 0);
-        // Where something is being loaded meanwhile, that note stays.
-        let (_, known) = bytes.split_at(COUNT_AT);
-        let _ = file.write_all_at(known, LOADS_AT + COUNT_AT as u64);
+        bytes.resize(BYTES - COUNT_AT, 0);
+        let _ = file.write_all_at(&bytes, LOADS_AT + COUNT_AT as u64);
     }
 
     /// For how long a model is still refused.
@@ -190,6 +189,17 @@ mod tests {
         assert_eq!(loads.refused("bad"), None);
         note.begin("bad");
         assert_eq!(Loads::open(Some(&file)).1.refused("bad"), None);
+    }
+
+    #[test]
+    fn what_is_noted_counts_once() {
+        let file = tempfile::tempfile().unwrap();
+        Loads::open(Some(&file)).0.begin("model");
+        for _ in 0..4 {
+            let (_, loads) = Loads::open(Some(&file));
+            assert_eq!(loads.refused("model"), None);
+            assert_eq!(loads.known[0].deaths, 1);
+        }
     }
 
     #[test]
