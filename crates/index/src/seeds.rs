@@ -37,7 +37,7 @@ const LEAST_DEVIATION: f64 = 0.25;
 /// are longer rows, however few there are, and in a graph of distances nothing leads to these from the shorter ones,
 /// which are nearer to each other. Of 64 entries in 48 dimensions, one query in thirty liked none as much as the hundreds of short rows
 /// that it came to first.
-const ENTRIES: usize = 256;
+pub(crate) const ENTRIES: usize = 256;
 
 /// A walk in the graph of a segment's file that begins where the segment needs it.
 ///

@@ -8,10 +8,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use crate::work::{self, Hash, LOADS_AT};
+use crate::work::{self, DEATHS, Hash, LOADS_AT};
 
-/// How often a process may end while it loads a model before that is refused. Somebody may end it by chance.
-const DEATHS: u32 = 3;
 /// How long a model is refused, at first and at most.
 const REFUSED: (u64, u64) = (30, 600);
 /// Models that are remembered.

@@ -23,9 +23,9 @@ pub const BATCH_TEXTS: usize = 8192;
 pub const PIECE_TEXTS: usize = 64;
 /// Threads beside the one that encodes batches, at most.
 pub const THREADS: usize = 64;
-/// How often a process may die under a text that runs alone before the text is refused. Somebody may
-/// end the process by chance, so once is not enough.
-const DEATHS: u32 = 3;
+/// How often a process may die under a text that runs alone, or while it loads a model, before that is refused. Somebody
+/// may end the process by chance, so once is not enough.
+pub(crate) const DEATHS: u32 = 3;
 /// What a process counts for that hung: nobody stops one by chance for so long.
 const HUNG: u32 = 2;
 /// How long a culprit is refused.

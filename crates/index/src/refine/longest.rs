@@ -17,6 +17,7 @@ use crate::graph::{Graph, Layout};
 use crate::kernels::dot_i8;
 use crate::lengths::Lengths;
 use crate::query::Probe;
+use crate::seeds::ENTRIES;
 use crate::space::Space;
 use crate::walk::{Guide, Walk};
 
@@ -29,8 +30,6 @@ const EF: usize = 64;
 /// Fewer new nodes than one in so many are linked by walks that pass the longest by: the graph that was there has edges
 /// among these, and a merge of a few rows must not cost what a build does.
 const FEW: usize = 16;
-/// Nodes that such walks pass by.
-const ENTRIES: usize = 256;
 
 /// What leads to the longest nodes.
 pub(super) struct Longest {
