@@ -1332,19 +1332,24 @@ fn base_backups_leave_the_encoder_out() -> Result<()> {
     Ok(())
 }
 
+/// Has a model's tokenizer make so many bytes of each skull in a text.
+fn swell(model: &Path, bytes: usize) -> Result<()> {
+    let path = model.join("tokenizer.json");
+    let tokenizer = std::fs::read_to_string(&path)?;
+    let normalizer = format!(
+        r#"{{ "type": "Replace", "pattern": {{ "String": "\u2620" }}, "content": "{}" }}"#,
+        "x".repeat(bytes)
+    );
+    let changed = tokenizer.replace(r#"{ "type": "NFC" }"#, &normalizer);
+    ensure!(changed != tokenizer);
+    Ok(std::fs::write(&path, changed)?)
+}
+
 /// A folder with the model `tiny`, which makes 4 MB of each skull in a text, and a cluster whose
 /// encoder has too little memory for dozens of them.
 fn killers() -> Result<(TempDir, Cluster)> {
     let (models, builder) = models()?;
-    let path = models.path().join("tiny/tokenizer.json");
-    let tokenizer = std::fs::read_to_string(&path)?;
-    let normalizer = format!(
-        r#"{{ "type": "Replace", "pattern": {{ "String": "\u2620" }}, "content": "{}" }}"#,
-        "x".repeat(4 << 20)
-    );
-    let changed = tokenizer.replace(r#"{ "type": "NFC" }"#, &normalizer);
-    ensure!(changed != tokenizer);
-    std::fs::write(&path, changed)?;
+    swell(&models.path().join("tiny"), 4 << 20)?;
     let cluster = builder.setting("laser.encoder_threads", "2").start()?;
     let mut client = cluster.database("d")?;
     embed(&mut client, "text")?;
@@ -1366,15 +1371,7 @@ fn killers() -> Result<(TempDir, Cluster)> {
 fn a_model_that_ends_the_process_is_refused() -> Result<()> {
     let (models, cluster) = killers()?;
     Model::tiny("hog", 32).write(models.path())?;
-    let path = models.path().join("hog/tokenizer.json");
-    let tokenizer = std::fs::read_to_string(&path)?;
-    let normalizer = format!(
-        r#"{{ "type": "Replace", "pattern": {{ "String": "\u2620" }}, "content": "{}" }}"#,
-        "x".repeat(130 << 20)
-    );
-    let changed = tokenizer.replace(r#"{ "type": "NFC" }"#, &normalizer);
-    ensure!(changed.len() > tokenizer.len());
-    std::fs::write(&path, changed)?;
+    swell(&models.path().join("hog"), 130 << 20)?;
     let mut client = cluster.connect("d")?;
     let mut refused = None;
     for attempt in 0..12 {
