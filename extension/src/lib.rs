@@ -6,31 +6,22 @@
 
 pgrx::pg_module_magic!();
 
-mod backtraces;
-mod catalogs;
 mod encode;
-mod encoding;
-mod file_lock;
 mod index;
-mod interrupts;
-mod lists;
-mod memory;
 mod mining;
-mod trust;
+mod pg;
 mod types;
-mod unguarded;
-mod waits;
 
 /// Called by the server when the library is loaded: at start-up with `shared_preload_libraries`,
 /// else at the first call in a session.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    backtraces::off();
-    memory::init();
+    pg::backtraces::off();
+    pg::memory::init();
     encode::init();
     index::init();
     mining::init();
-    trust::init();
+    pg::trust::init();
     // After all modules have defined theirs: unknown settings of the prefix are mistakes from now on.
     encode::reserve_settings();
 }

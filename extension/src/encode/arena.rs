@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use crate::memory;
+use crate::pg::memory;
 
 /// Size of the region; what does not fit goes to the heap.
 const RESERVED: usize = 512 << 20;

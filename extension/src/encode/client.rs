@@ -21,7 +21,7 @@ use super::embedded::{Cut, Embedded, Model};
 use super::error::{CallError, ConnectionError};
 use super::files::{self, State};
 use super::{guc, registration};
-use crate::file_lock::Lock;
+use crate::pg::file_lock::Lock;
 
 /// Texts of one request. Small enough that requests of several sessions interleave, large enough
 /// that sorting by length pays.

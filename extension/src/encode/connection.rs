@@ -15,7 +15,7 @@ use pgrx::{check_for_interrupts, pg_sys};
 
 use super::error::{CallError, ConnectionError};
 use super::socket::connect_socket;
-use crate::waits::{self, Wait};
+use crate::pg::waits::{self, Wait};
 
 /// Waits for the latch, the socket (if there is one) and the time in milliseconds (if there is
 /// one), and handles interrupts: a cancel raises its error here.

@@ -15,9 +15,9 @@ use super::embedded::{Cut, Embedded, Model};
 use super::error::CallError;
 use super::privileges::check_model;
 use super::{client, guc, session};
-use crate::encoding::{to_server, to_utf8};
-use crate::memory::or_raise;
-use crate::types::{raise_detail, raise_hint};
+use crate::pg::encoding::{to_server, to_utf8};
+use crate::pg::errors::{raise_detail, raise_hint};
+use crate::pg::memory::or_raise;
 
 /// Embeds texts in the encoding of the database, which are what `role` says, with a model (`None`:
 /// `laser.model`).

@@ -6,9 +6,9 @@ use laser_memory::OutOfMemory;
 use laser_protocol::{ErrorCode, Failure};
 use pgrx::PgSqlErrorCode;
 
-use crate::encoding::to_server;
-use crate::memory;
-use crate::types::{raise, raise_hint};
+use crate::pg::encoding::to_server;
+use crate::pg::errors::{raise, raise_hint};
+use crate::pg::memory;
 
 /// Why a call failed.
 pub enum CallError {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use crate::file_lock::{self, Lock};
+use crate::pg::file_lock::{self, Lock};
 
 /// The encoder's socket.
 pub const SOCKET: &str = "laser/pgsql_tmp_encoder.sock";

@@ -9,8 +9,9 @@ use super::embed::{check_array, embed_each, score_each, score_texts};
 use super::keep::forget_embedding;
 use super::recent::embed_once;
 use super::texts::{Texts, text};
-use crate::encoding::to_server;
-use crate::types::{new_embedding, raise_hint};
+use crate::pg::encoding::to_server;
+use crate::pg::errors::raise_hint;
+use crate::types::new_embedding;
 
 /// A `text` argument; a detoasted copy is left to the memory context of the call.
 ///

@@ -11,8 +11,8 @@ use pgrx::pg_sys::{self, Datum};
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc};
 
 use super::texts::text;
-use crate::encoding;
-use crate::types::{raise, raise_hint};
+use crate::pg::encoding;
+use crate::pg::errors::{raise, raise_hint};
 
 /// As in `src/include/commands/trigger.h`.
 const UPDATE: u32 = 2;

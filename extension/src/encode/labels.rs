@@ -13,9 +13,9 @@ use laser_protocol::valid_model_name;
 use pgrx::{PgSqlErrorCode as Code, pg_extern, pg_guard, pg_sys};
 
 use super::embed::describe_model;
-use crate::catalogs;
-use crate::encoding::to_server;
-use crate::types::{raise, raise_hint};
+use crate::pg::catalogs;
+use crate::pg::encoding::to_server;
+use crate::pg::errors::{raise, raise_hint};
 
 const PROVIDER: &CStr = c"laser";
 

@@ -10,8 +10,8 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
 use super::origins::{Origin, Origins};
-use crate::lists::{members, node};
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::lists::{members, node};
 
 #[unsafe(no_mangle)]
 #[doc(hidden)]

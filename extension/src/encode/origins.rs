@@ -12,9 +12,9 @@ use pgrx::varlena;
 
 use super::labels::{self, hex};
 use super::{recent, session};
-use crate::catalogs;
-use crate::encoding;
-use crate::lists::{members, node};
+use crate::pg::catalogs;
+use crate::pg::encoding;
+use crate::pg::lists::{members, node};
 use crate::types::{Embedding, HalfEmbedding, pgvector};
 
 /// Where embeddings come from.

@@ -19,7 +19,7 @@ use laser_protocol::ModelInfo;
 use super::error::CallError;
 use super::resident::{self, Resident};
 use super::{guc, installation};
-use crate::interrupts;
+use crate::pg::interrupts;
 
 /// A model, and when its files were last checked.
 struct Own {

@@ -16,8 +16,8 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::SysCacheIdentifier::{FOREIGNDATAWRAPPEROID, FOREIGNSERVERNAME};
 use pgrx::pg_sys::{self, Datum, Oid};
 
-use crate::catalogs;
-use crate::types::raise_hint;
+use crate::pg::catalogs;
+use crate::pg::errors::raise_hint;
 
 /// The wrapper of the servers that stand for models; only superusers make wrappers.
 const WRAPPER: &CStr = c"laser_model";

@@ -21,7 +21,7 @@ use super::embed::{self, TruncationReport};
 use super::embedded::Embedded;
 use super::error::CallError;
 use super::guc;
-use crate::memory::or_raise;
+use crate::pg::memory::or_raise;
 
 /// Embeddings that are kept, and bytes of their texts.
 const MOST: usize = 16;

@@ -8,7 +8,7 @@ use laser_protocol::{ErrorCode, Reply, Search};
 use super::client::connect;
 use super::connection::Connection;
 use super::error::{CallError, ConnectionError};
-use crate::encoding::to_server;
+use crate::pg::encoding::to_server;
 
 /// How long an encoder that is only asked whether it has a GPU may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

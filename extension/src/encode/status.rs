@@ -7,7 +7,7 @@ use super::files::State;
 use super::guc::{self, InBackend};
 use super::labels::hex;
 use super::{client, own, session};
-use crate::encoding::to_server;
+use crate::pg::encoding::to_server;
 
 /// All installed models; starts the encoder where needed.
 #[pg_extern(sql = "")]

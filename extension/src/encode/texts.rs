@@ -6,7 +6,7 @@ use std::cell::Cell;
 use pgrx::pg_sys::{self, Datum};
 use pgrx::{PgSqlErrorCode, varlena};
 
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
 
 /// An argument of type `text[]`.
 pub struct Texts<'a> {

@@ -6,9 +6,9 @@ use std::ffi::{CStr, CString};
 use pgrx::prelude::*;
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
-use crate::catalogs::owns;
-use crate::encoding;
-use crate::types::{raise, raise_hint};
+use crate::pg::catalogs::owns;
+use crate::pg::encoding;
+use crate::pg::errors::{raise, raise_hint};
 
 /// Whether the session is inside a transaction block, an implicit one of several statements
 /// included: the condition under which `CALL` lets no procedure commit.
@@ -23,7 +23,7 @@ fn laser_in_transaction_block() -> bool {
 /// was given may belong to another table by now, or to one that somebody has put before it in the search path.
 ///
 /// The name is that of the locked table: nobody can rename, move or drop it. The owner of its schema can still
-/// put another one in its place, by renaming that: statements that have the name have a mark ([`crate::trust`]).
+/// put another one in its place, by renaming that: statements that have the name have a mark ([`crate::pg::trust`]).
 #[pg_extern(sql = "")]
 fn laser_lock_table(table: pg_sys::Oid, alone: bool) -> CString {
     let lock = match alone {

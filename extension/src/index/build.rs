@@ -19,11 +19,11 @@ use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
-use super::tid::pack;
 use super::{model, sample, statistics, undecided};
 use crate::encode;
-use crate::interrupts::pause;
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
+use crate::pg::tid::pack;
 
 /// `PROGRESS_CREATEIDX_SUBPHASE`, `…_TUPLES_TOTAL`, `…_TUPLES_DONE` and their values.
 const SUBPHASE: i32 = pg_sys::PROGRESS_CREATEIDX_SUBPHASE as i32;

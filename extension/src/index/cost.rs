@@ -30,8 +30,8 @@ use super::element::{self, Element};
 use super::pages::RelationStore;
 use super::{notice, options, unlogged};
 use crate::encode;
-use crate::encoding;
-use crate::lists::node;
+use crate::pg::encoding;
+use crate::pg::lists::node;
 
 /// Bytes of a stored vector for which a distance costs one `cpu_operator_cost`.
 const BYTES_PER_OPERATOR: f64 = 512.0;

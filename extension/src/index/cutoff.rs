@@ -17,7 +17,7 @@ use pgrx::pg_sys::{self, NodeTag, Oid};
 use pgrx::{FromDatum, PgMemoryContexts};
 
 use super::expression::evaluate;
-use crate::lists::{members, node};
+use crate::pg::lists::{members, node};
 
 /// The limits of one scan of a run.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use pgrx::pg_sys::{self, ParamExecData};
 
 use super::rewrite::TYPE;
-use crate::lists::members;
+use crate::pg::lists::members;
 
 /// Where a scan leaves the distance of its current row, as long as it lives.
 #[derive(Debug, Clone, Copy)]

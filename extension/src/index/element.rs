@@ -15,7 +15,8 @@ use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 use super::errors::OrReport;
 use super::options;
 use crate::encode::{self, CachedEmbedding, Role};
-use crate::types::{Embedding, HalfEmbedding, raise, raise_hint};
+use crate::pg::errors::{raise, raise_hint};
+use crate::types::{Embedding, HalfEmbedding};
 
 /// Type of the indexed column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use laser_index::IndexError;
 use laser_index::codec::Quantization;
 use pgrx::PgSqlErrorCode as Code;
 
-use crate::types::{raise, raise_hint};
+use crate::pg::errors::{raise, raise_hint};
 
 /// Raises an error of the storage.
 #[cold]
@@ -54,7 +54,7 @@ pub fn report(error: IndexError) -> ! {
             let hint = hint(&error).unwrap_or_default();
             raise_hint(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message, hint)
         }
-        IndexError::OutOfMemory(error) => crate::memory::raise(error),
+        IndexError::OutOfMemory(error) => crate::pg::memory::raise(error),
         IndexError::GraphMemory => raise_hint(
             Code::ERRCODE_OUT_OF_MEMORY,
             message,

@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 
 use super::pages::RelationStore;
 use super::rewrite;
-use crate::unguarded::{standard_ExecutorEnd, standard_planner};
+use crate::pg::unguarded::{standard_ExecutorEnd, standard_planner};
 use laser_index::meta::Meta;
 
 /// A statement that is being explained.
@@ -47,7 +47,7 @@ thread_local! {
     static NEXT_END: Cell<pg_sys::ExecutorEnd_hook_type> = const { Cell::new(None) };
 }
 
-// As in [`crate::unguarded`].
+// As in [`crate::pg::unguarded`].
 unsafe extern "C-unwind" {
     fn ExplainPropertyText(
         label: *const c_char,

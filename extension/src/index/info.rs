@@ -19,8 +19,8 @@ use super::rights::{self, Use};
 use super::table::Table;
 use super::{build, cache, merge, unlogged};
 use crate::encode::hex;
-use crate::encoding;
-use crate::types::raise_hint;
+use crate::pg::encoding;
+use crate::pg::errors::raise_hint;
 
 /// An open index of this access method. Its locks are given back when it is dropped: nothing that
 /// is done with it waits for the transaction to commit.

@@ -13,9 +13,9 @@ use super::maintenance::{self, MergeOwner};
 use super::merge;
 use super::options;
 use super::pages::{MergeLock, RelationStore};
-use super::tid::pack;
 use super::undecided;
 use super::unlogged;
+use crate::pg::tid::pack;
 
 /// `aminsert`: appends to the pending list. Nothing is locked while a text is embedded. A list that has
 /// become too long is left to the worker of the database, or merged here where there is none.

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 
 use pgrx::pg_sys::{self, NodeTag};
 
-use crate::unguarded::expression_tree_walker;
+use crate::pg::unguarded::expression_tree_walker;
 
 /// An operator, and how often it was met.
 struct Counted {

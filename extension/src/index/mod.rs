@@ -74,7 +74,6 @@ mod statistics;
 mod storage;
 mod table;
 mod text;
-mod tid;
 mod undecided;
 mod unlogged;
 mod vacuum;

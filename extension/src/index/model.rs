@@ -9,7 +9,7 @@ use std::ffi::CString;
 use pgrx::pg_sys::{self, Datum};
 
 use super::options;
-use crate::encoding::to_server;
+use crate::pg::encoding::to_server;
 
 /// Makes `model` the storage parameter of an index that is being created and has none. Called when the index is built:
 /// from then until the transaction ends nobody else changes its parameters.

@@ -12,7 +12,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::pg_sys;
 
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
 
 /// What a scan does when its first search is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]

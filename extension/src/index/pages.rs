@@ -18,7 +18,7 @@ use laser_index::store::{PageStore, SET_PAGES, WriteSet};
 use laser_index::{IndexError, Result};
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
 
 /// Bytes of PostgreSQL's own page header.
 const PAGE_HEADER: usize = 24;

@@ -21,9 +21,9 @@ use super::scan::pending_rows;
 use super::statistics::queries;
 use super::table::Table;
 use super::{cache, element, options};
-use crate::encoding;
-use crate::interrupts::pause;
-use crate::types::raise_hint;
+use crate::pg::encoding;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
 use laser_vector::kernels;
 
 /// A number that can be compared, also where it is none.

@@ -33,9 +33,9 @@ use std::ffi::{c_char, c_int, c_void};
 use pgrx::pg_sys::{self, NodeTag};
 
 use super::{build, mentions};
-use crate::catalogs;
-use crate::lists::{members, node};
-use crate::unguarded::standard_planner;
+use crate::pg::catalogs;
+use crate::pg::lists::{members, node};
+use crate::pg::unguarded::standard_planner;
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
 /// other parameter is of this type.

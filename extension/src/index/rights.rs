@@ -10,9 +10,9 @@ use std::ffi::{CStr, c_int};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode as Code};
 
-use crate::catalogs::{owns, reads_all_statistics};
-use crate::encoding;
-use crate::types::{raise, raise_hint};
+use crate::pg::catalogs::{owns, reads_all_statistics};
+use crate::pg::encoding;
+use crate::pg::errors::{raise, raise_hint};
 
 /// What a function does with an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,8 +18,8 @@
 use pgrx::{PgMemoryContexts, pg_sys};
 
 use super::expression::evaluate;
-use crate::lists::{members, node};
-use crate::unguarded::MemoryContextReset;
+use crate::pg::lists::{members, node};
+use crate::pg::unguarded::MemoryContextReset;
 
 /// The rows of a scan's table.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use super::build;
 use super::cutoff::Cutoff;
 use super::distance_param::{self, DistanceParam};
 use super::rows::Rows;
-use crate::unguarded::standard_ExecutorStart;
+use crate::pg::unguarded::standard_ExecutorStart;
 
 /// A scan of a run.
 struct Scan {
@@ -93,7 +93,7 @@ impl Drop for Run {
 }
 
 /// The executor's errors pass over this function as over one in C, for the reasons that
-/// [`crate::unguarded`] has.
+/// [`crate::pg::unguarded`] has.
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
     // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
     unsafe {

@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::errors::OrReport;
-use crate::interrupts::pause;
+use crate::pg::interrupts::pause;
 
 /// Of smaller tables the first rows are as good.
 const LEAST_BLOCKS: u32 = 64;

@@ -21,12 +21,12 @@ use super::pages::RelationStore;
 use super::rows::{RowCheck, Rows};
 use super::runs;
 use super::statistics::{self, Counter};
-use super::tid::unpack;
 use super::{cache, notice, options, unlogged};
 use crate::encode::{self, CachedEmbedding};
-use crate::encoding;
-use crate::interrupts::pause;
-use crate::types::raise;
+use crate::pg::encoding;
+use crate::pg::errors::raise;
+use crate::pg::interrupts::pause;
+use crate::pg::tid::unpack;
 
 /// How far a text's cosine distance may be from that of its embedding when the row was stored: the same model
 /// may have run on another processor or GPU since, in other arithmetic. Embeddings with a cosine of
@@ -170,7 +170,7 @@ pub unsafe extern "C-unwind" fn end(scan: pg_sys::IndexScanDesc) {
 /// `amgettuple`
 ///
 /// It has no guard of pgrx's: filters, distances and limits of the plan run functions of users, whose errors must keep
-/// their fields ([`crate::unguarded`]). So nothing here is to be dropped; what is, [`attach`] and [`step`] have, under guards of
+/// their fields ([`crate::pg::unguarded`]). So nothing here is to be dropped; what is, [`attach`] and [`step`] have, under guards of
 /// their own.
 pub unsafe extern "C-unwind" fn next(
     scan: pg_sys::IndexScanDesc,

@@ -8,7 +8,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use crate::types::raise;
+use crate::pg::errors::raise;
 
 const QUANTIZATIONS: [Quantization; 5] = [
     Quantization::F32,

@@ -11,9 +11,9 @@ use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 use super::bufpage;
 use super::element::{self, Element, TextBatch};
 use super::rights::AsOwner;
-use super::tid::pack;
-use crate::interrupts::pause;
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
+use crate::pg::tid::pack;
 
 /// A sequential scan that leaves the buffer cache to others, as `table_beginscan_strat` begins it.
 const SCAN: u32 = pg_sys::ScanOptions::SO_TYPE_SEQSCAN

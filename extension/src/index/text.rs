@@ -11,8 +11,8 @@ use pgrx::pg_sys::{self, Datum, NodeTag};
 
 use super::element;
 use crate::encode::{self, Operand, Role, TruncationReport};
-use crate::lists::{members, node};
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::lists::{members, node};
 
 #[unsafe(no_mangle)]
 #[doc(hidden)]

@@ -12,8 +12,8 @@ use super::element;
 use super::errors::OrReport;
 use super::merge;
 use super::pages::{MergeLock, RelationStore};
-use super::tid::unpack;
 use super::unlogged;
+use crate::pg::tid::unpack;
 
 /// # Safety
 /// `stats` is null or what an earlier call has returned.

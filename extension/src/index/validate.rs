@@ -1,7 +1,7 @@
 //! Validation of operator classes (`amvalidate()`).
 #![allow(unsafe_code)]
 
-use crate::{catalogs, encoding};
+use crate::pg::{catalogs, encoding};
 use laser_index::codec::Metric;
 use pgrx::pg_sys::{self, Oid};
 

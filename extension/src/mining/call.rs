@@ -10,8 +10,8 @@ use pgrx::pg_sys::{self, Oid};
 use super::guc;
 use super::progress::Progress;
 use super::query::Spi;
-use crate::interrupts::pause;
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
 
 /// [`pause`] for searches of `laser-mining`.
 pub fn watch() -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use laser_mining::{Error, Side};
 use pgrx::PgSqlErrorCode;
 
-use crate::types::{raise, raise_hint};
+use crate::pg::errors::{raise, raise_hint};
 
 /// Raises the SQL error for an error of a search over the given rows.
 #[cold]
@@ -19,7 +19,7 @@ pub fn search_failed(error: Error, source: &[i64], target: &[i64]) -> ! {
             format!("the embedding of {side} id {} is not finite", id(side, row)),
         ),
         Error::Spill(error) => spill_failed(&error),
-        Error::OutOfMemory(error) => crate::memory::raise(error),
+        Error::OutOfMemory(error) => crate::pg::memory::raise(error),
         Error::ZeroK => bad_k(0),
         Error::TooManyRows { .. } => raise(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,

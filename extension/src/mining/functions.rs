@@ -10,9 +10,9 @@ use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
 use super::remote::{self, Found};
 use super::{errors, index, work};
-use crate::interrupts::pause;
-use crate::memory::or_raise;
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
+use crate::pg::memory::or_raise;
 
 /// Checks k.
 pub fn k_of(k: i32) -> usize {

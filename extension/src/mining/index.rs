@@ -18,9 +18,10 @@ use super::load::{self, Loaded, Rows, content_hash, each_row, push_batch};
 use super::progress::Progress;
 use super::query::{self, Kind, Query, Spi, bytes_of, integer_of};
 use super::{errors, lists};
-use crate::catalogs;
-use crate::memory::{entry, insert, or_raise, push};
-use crate::types::{pgvector, raise, raise_hint};
+use crate::pg::catalogs;
+use crate::pg::errors::{raise, raise_hint};
+use crate::pg::memory::{entry, insert, or_raise, push};
+use crate::types::pgvector;
 
 /// The neighbours that the laser indexes on the tables of both queries find, and both sides.
 pub fn neighbours(

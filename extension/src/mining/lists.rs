@@ -4,9 +4,9 @@ use laser_mining::{Neighbourhoods, Neighbours, Side};
 use pgrx::PgSqlErrorCode;
 
 use super::guc;
-use crate::interrupts::pause;
-use crate::memory::{or_raise, push};
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
+use crate::pg::memory::{or_raise, push};
 
 /// Bytes that a neighbour takes, as an id and as a position.
 const EACH: usize = size_of::<(i64, f64)>() + size_of::<u32>() + size_of::<f64>();

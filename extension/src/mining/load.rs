@@ -17,8 +17,8 @@ use super::progress::Progress;
 use super::query::{Batch, Kind, Query, Snapshot, Spi, Wanted};
 use super::row::Value;
 use crate::encode::{Role, embed_texts, refuse_two_models};
-use crate::memory::{insert, or_raise, push};
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::memory::{insert, or_raise, push};
 
 /// The columns of a side.
 pub const SIDE_COLUMNS: [Wanted; 2] = [

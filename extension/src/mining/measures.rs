@@ -7,7 +7,7 @@ use pgrx::prelude::*;
 use super::call::{Call, MemoryBudget, watch};
 use super::pairs::check_threshold;
 use super::{errors, row};
-use crate::memory::push;
+use crate::pg::memory::push;
 
 /// Bytes for a candidate: itself, its place in the order of scores, and the pair among those that
 /// have been seen.

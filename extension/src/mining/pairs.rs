@@ -8,8 +8,8 @@ use pgrx::prelude::*;
 
 use super::call::watch;
 use super::errors;
-use crate::memory::or_raise;
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
+use crate::pg::memory::or_raise;
 
 /// Parses the name of a margin.
 pub fn margin_of(name: &str) -> Margin {

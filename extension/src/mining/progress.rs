@@ -16,7 +16,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::guc;
-use crate::catalogs::reads_all_statistics;
+use crate::pg::catalogs::reads_all_statistics;
 
 const FOLDER: &str = "pg_stat_tmp";
 const PREFIX: &str = "laser_mining.";

@@ -9,8 +9,9 @@ use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, PgSqlErrorCode, PgTryBuilder, check_for_interrupts};
 
 use crate::encode::{Origin, Origins};
-use crate::encoding;
-use crate::types::{Embedding, HalfEmbedding, pgvector, raise, raise_hint, raise_like};
+use crate::pg::encoding;
+use crate::pg::errors::{raise, raise_hint, raise_like};
+use crate::types::{Embedding, HalfEmbedding, pgvector};
 
 /// Rows fetched at a time.
 const BATCH: i64 = 1024;

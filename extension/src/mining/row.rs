@@ -4,7 +4,7 @@ use pgrx::PgSqlErrorCode;
 
 use super::call::Call;
 use super::query::{Batch, Kind, Query, Snapshot, Wanted};
-use crate::types::raise;
+use crate::pg::errors::raise;
 
 /// What a column is read as.
 pub trait Value: Sized {

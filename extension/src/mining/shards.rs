@@ -9,8 +9,8 @@ use super::functions::{NeighbourRow, NeighbourRows, k_of};
 use super::lists::{self, Lists};
 use super::pairs::{Choice, MinedRows};
 use super::{errors, row};
-use crate::memory::{or_raise, push};
-use crate::types::{raise, raise_hint};
+use crate::pg::errors::{raise, raise_hint};
+use crate::pg::memory::{or_raise, push};
 
 row::rows! {
     /// A neighbour, with the id of the row whose neighbour it is.

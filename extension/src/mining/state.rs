@@ -25,10 +25,11 @@ use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
 use super::row::{self, Row};
 use super::{errors, work};
 use crate::encode::describe_model;
-use crate::encoding;
-use crate::memory::{insert, or_raise, push};
-use crate::trust;
-use crate::types::{new_embedding, raise_hint};
+use crate::pg::encoding;
+use crate::pg::errors::raise_hint;
+use crate::pg::memory::{insert, or_raise, push};
+use crate::pg::trust;
+use crate::types::new_embedding;
 
 type Hash = [u8; 16];
 

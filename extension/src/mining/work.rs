@@ -18,8 +18,8 @@ use pgrx::{PgSqlErrorCode, check_for_interrupts, pg_sys};
 use super::guc;
 use super::load;
 use super::progress::Progress;
-use crate::memory;
-use crate::types::raise;
+use crate::pg::errors::raise;
+use crate::pg::memory;
 
 /// How often the waiting thread looks for interrupts.
 const PULSE: Duration = Duration::from_millis(20);

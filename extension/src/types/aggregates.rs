@@ -7,8 +7,9 @@
 #![allow(unsafe_code)]
 
 use super::datum::build;
-use super::errors::{OrReport, raise};
-use super::fmgr::{Call, for_both, sql_functions};
+use super::errors::OrReport;
+use crate::pg::errors::raise;
+use crate::pg::fmgr::{Call, for_both, sql_functions};
 use laser_vector::{Element, MAX_DIMENSIONS, VectorError, narrow_one};
 use pgrx::pg_sys::{self, Datum};
 use pgrx::{PgSqlErrorCode, varlena};

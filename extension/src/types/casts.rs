@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::datum::build;
-use super::errors::{OrReport, raise};
-use super::fmgr::{Call, for_both, sql_functions};
+use super::errors::OrReport;
+use crate::pg::errors::raise;
+use crate::pg::fmgr::{Call, for_both, sql_functions};
 use laser_vector::{Element, check_dimensions, check_finite, check_typmod, f16, narrow_one};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};

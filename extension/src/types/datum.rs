@@ -11,7 +11,9 @@
 //! The type's alignment is 4, which suits both elements.
 #![allow(unsafe_code)]
 
-use super::errors::{OrReport, raise};
+use super::errors::OrReport;
+use crate::pg::errors::raise;
+use crate::pg::fmgr::Call;
 use laser_vector::{Element, f16};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum as LivingDatum, FromDatum, IntoDatum};
@@ -104,6 +106,18 @@ impl<E: Element> Values<'_, E> {
         let datum = Datum::from(self.header);
         std::mem::forget(self);
         datum
+    }
+}
+
+impl Call {
+    /// An argument that is an embedding with elements `E`.
+    ///
+    /// # Safety
+    /// The SQL declaration gives the argument that type.
+    #[inline]
+    pub unsafe fn values<E: Element>(&self, index: usize) -> Values<'_, E> {
+        // SAFETY: by contract, and arguments live as long as the call.
+        unsafe { Values::from_raw(self.datum(index)) }
     }
 }
 

@@ -1,9 +1,11 @@
-//! SQL errors.
+//! SQL errors of what is not an embedding.
 
 use laser_vector::{ErrorClass, VectorError};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::panic::{ErrorReport, ErrorReportWithLevel};
-use pgrx::{PgLogLevel, function_name};
+use pgrx::function_name;
+use pgrx::pg_sys::panic::ErrorReport;
+
+use crate::pg::errors::finish;
 
 /// The SQLSTATE of a class of errors.
 fn code(class: ErrorClass) -> PgSqlErrorCode {
@@ -14,47 +16,6 @@ fn code(class: ErrorClass) -> PgSqlErrorCode {
         ErrorClass::TooLarge => PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
         ErrorClass::Binary => PgSqlErrorCode::ERRCODE_INVALID_BINARY_REPRESENTATION,
     }
-}
-
-fn finish(report: ErrorReport) -> ! {
-    report.report(PgLogLevel::ERROR);
-    unreachable!("an error was reported and control came back")
-}
-
-/// Raises a SQL error.
-#[cold]
-pub fn raise(code: PgSqlErrorCode, message: impl Into<String>) -> ! {
-    finish(ErrorReport::new(code, message.into(), function_name!()))
-}
-
-/// Raises a SQL error with a hint.
-#[cold]
-#[allow(dead_code)]
-pub fn raise_hint(code: PgSqlErrorCode, message: impl Into<String>, hint: impl Into<String>) -> ! {
-    finish(ErrorReport::new(code, message.into(), function_name!()).set_hint(hint))
-}
-
-/// Raises a SQL error with a detail and a hint.
-#[cold]
-pub fn raise_detail(
-    code: PgSqlErrorCode,
-    message: impl Into<String>,
-    detail: impl Into<String>,
-    hint: impl Into<String>,
-) -> ! {
-    let report = ErrorReport::new(code, message.into(), function_name!());
-    finish(report.set_detail(detail).set_hint(hint))
-}
-
-/// Raises a SQL error like one of the server's, with another detail.
-#[cold]
-pub fn raise_like(error: &ErrorReportWithLevel, detail: impl Into<String>) -> ! {
-    let message = error.message().to_owned();
-    let mut report = ErrorReport::new(error.sql_error_code(), message, function_name!());
-    if let Some(hint) = error.hint() {
-        report = report.set_hint(hint);
-    }
-    finish(report.set_detail(detail))
 }
 
 /// Raises a SQL error for what is not an embedding.

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::datum::build;
-use super::errors::{OrReport, raise_hint};
-use super::fmgr::{Call, for_both};
+use super::errors::OrReport;
+use crate::pg::errors::raise_hint;
+use crate::pg::fmgr::{Call, for_both};
 use laser_vector::{Element, MAX_DIMENSIONS, check_typmod, text, wire};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};

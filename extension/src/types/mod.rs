@@ -12,7 +12,6 @@ mod aggregates;
 mod casts;
 mod datum;
 mod errors;
-mod fmgr;
 mod io;
 mod operators;
 mod pgvector;
@@ -24,5 +23,5 @@ pub use datum::{
     new_half_embedding, new_values,
 };
 #[allow(unused_imports)]
-pub use errors::{raise, raise_detail, raise_hint, raise_like, report};
+pub use errors::report;
 pub use pgvector::pgvector;

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::datum::build;
-use super::errors::{OrReport, raise};
-use super::fmgr::{Call, float8, for_both};
+use super::errors::OrReport;
+use crate::pg::errors::raise;
+use crate::pg::fmgr::{Call, float8, for_both};
 use laser_vector::kernels::{cosine_distance, l2_distance, norm};
 use laser_vector::{Element, check_dimensions, check_same};
 use pgrx::PgSqlErrorCode;

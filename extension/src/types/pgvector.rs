@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid, SysCacheIdentifier};
 
-use crate::catalogs;
+use crate::pg::catalogs;
 
 /// A type of the extension `vector`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use super::super::storage::{FOLDER, NO_BACKEND, Storage, database_folder};
 use super::folders::{HERE, Removal, ShortPath, list, segment_name, unlink};
 use super::remover::{self, Gone};
 use super::{opened, sessions};
-use crate::catalogs;
+use crate::pg::catalogs;
 
 #[derive(Default)]
 struct Leaving {

@@ -22,7 +22,7 @@ use pgrx::pg_sys;
 
 use super::super::storage::FOLDER;
 use super::folders::{HERE, ShortPath, list, unlink};
-use crate::unguarded;
+use crate::pg::unguarded;
 
 thread_local! {
     static IS_KNOWN: Cell<bool> = const { Cell::new(false) };

@@ -11,8 +11,8 @@ use pgrx::pg_sys;
 use super::super::options;
 use super::backlog;
 use super::state::{self, Starts, State};
-use crate::interrupts;
-use crate::waits::{Wait, event};
+use crate::pg::interrupts;
+use crate::pg::waits::{Wait, event};
 
 /// As `pg_stat_activity` calls workers.
 const NAME: &str = "laser maintenance";

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Seek, Write as _};
 
-use crate::file_lock::{self, FOLDER, Lock};
+use crate::pg::file_lock::{self, FOLDER, Lock};
 
 const PREFIX: &str = "pgsql_tmp_maintenance_";
 

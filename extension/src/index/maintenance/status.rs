@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 
 use super::super::rights::sees_statistics;
 use super::state::{self, State};
-use crate::encoding::to_server;
+use crate::pg::encoding::to_server;
 
 fn time(at: i64) -> Option<TimestampWithTimeZone> {
     TimestampWithTimeZone::try_from(at).ok()

@@ -26,8 +26,8 @@ use super::super::rights::{AsOwner, Use};
 use super::super::{merge, options};
 use super::backlog::pages_of;
 use super::state::{self, DeferredMerge, Starts, State, Work};
-use crate::interrupts::pause;
-use crate::{catalogs, encoding};
+use crate::pg::interrupts::pause;
+use crate::pg::{catalogs, encoding};
 
 /// How long a worker waits for more work before it leaves.
 const LINGER: Duration = Duration::from_secs(5);

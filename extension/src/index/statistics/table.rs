@@ -20,7 +20,7 @@ use laser_model::shared::Shared;
 use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
-use crate::catalogs;
+use crate::pg::catalogs;
 
 /// Places for indexes.
 const PLACES: usize = 2048;

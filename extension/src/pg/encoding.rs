@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::types::raise;
+use crate::pg::errors::raise;
 
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
 

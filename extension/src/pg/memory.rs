@@ -32,7 +32,7 @@ use laser_memory::OutOfMemory;
 use laser_memory::room::can_be_mapped;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::types::raise_hint;
+use crate::pg::errors::raise_hint;
 
 /// Blocks of the reserve. They lie side by side: once given up they are one.
 const BLOCKS: usize = 18;

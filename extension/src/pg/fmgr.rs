@@ -2,8 +2,6 @@
 //! are written by hand in `sql/types.sql`.
 #![allow(unsafe_code)]
 
-use super::datum::Values;
-use laser_vector::Element;
 use pgrx::pg_sys::{self, Datum};
 
 /// The arguments and the result flag of one call.
@@ -51,16 +49,6 @@ impl Call {
         self.datum(index).value() as i64
     }
 
-    /// An argument that is an embedding with elements `E`.
-    ///
-    /// # Safety
-    /// The SQL declaration gives the argument that type.
-    #[inline]
-    pub unsafe fn values<E: Element>(&self, index: usize) -> Values<'_, E> {
-        // SAFETY: by contract, and arguments live as long as the call.
-        unsafe { Values::from_raw(self.datum(index)) }
-    }
-
     /// The null result.
     pub fn null(&self) -> Datum {
         // SAFETY: fcinfo is valid for the call.
@@ -86,7 +74,7 @@ macro_rules! sql_functions {
         const _: () = {
             #[unsafe(export_name = concat!("pg_finfo_", $prefix, $suffix))]
             extern "C" fn info() -> &'static pgrx::pg_sys::Pg_finfo_record {
-                &$crate::types::fmgr::FUNCTION_INFO
+                &$crate::pg::fmgr::FUNCTION_INFO
             }
             #[unsafe(export_name = concat!($prefix, $suffix))]
             unsafe extern "C-unwind" fn call(
@@ -96,7 +84,7 @@ macro_rules! sql_functions {
                 // into errors before they reach C.
                 unsafe {
                     pgrx::pg_sys::panic::pgrx_extern_c_guard(move || {
-                        ($body)(&$crate::types::fmgr::Call::new(fcinfo))
+                        ($body)(&$crate::pg::fmgr::Call::new(fcinfo))
                     })
                 }
             }
@@ -108,7 +96,7 @@ macro_rules! sql_functions {
 /// `laser_halfembedding_…`.
 macro_rules! for_both {
     ($($suffix:literal => $function:ident;)*) => {
-        $crate::types::fmgr::sql_functions! {
+        $crate::pg::fmgr::sql_functions! {
             $(
                 "laser_embedding_" $suffix => $function::<f32>;
                 "laser_halfembedding_" $suffix => $function::<laser_vector::f16>;
@@ -117,4 +105,4 @@ macro_rules! for_both {
     };
 }
 
-pub(super) use {for_both, sql_functions};
+pub(crate) use {for_both, sql_functions};

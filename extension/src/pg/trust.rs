@@ -22,11 +22,11 @@ use pgrx::pg_sys::{self, NodeTag, Oid, SysCacheIdentifier};
 
 use laser_model::base::hex;
 
-use crate::catalogs;
-use crate::encoding::{to_server, to_utf8};
-use crate::lists::{members, node};
-use crate::types::{raise, raise_hint};
-use crate::unguarded::expression_tree_walker;
+use crate::pg::catalogs;
+use crate::pg::encoding::{to_server, to_utf8};
+use crate::pg::errors::{raise, raise_hint};
+use crate::pg::lists::{members, node};
+use crate::pg::unguarded::expression_tree_walker;
 
 const AFTER: &str = ", and runs nothing of others */";
 
