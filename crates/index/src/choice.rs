@@ -16,6 +16,7 @@ use crate::kernels::dot_i8;
 use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
+use crate::sampling::stratified;
 use crate::space::Space;
 use crate::trial::{self, NormDistribution};
 
@@ -107,10 +108,8 @@ pub fn choose(
         }
     };
     // From all over the sample: it begins with rows of the largest segment.
-    let few: Vec<Vec<f32>> = sample
-        .iter()
-        .step_by(sample.len().div_ceil(REVALIDATION_SAMPLE).max(1))
-        .cloned()
+    let few: Vec<Vec<f32>> = stratified(sample.len(), REVALIDATION_SAMPLE)
+        .map(|at| sample[at].clone())
         .collect();
     let kept = |new: Encoding| {
         let mean = new.mean_error(&few);
@@ -232,10 +231,9 @@ impl Neighbourhood {
             space.enter(x, 0.0, &mut place);
             places.push(place);
         }
-        let step = (sample.len() / QUERIES).max(1);
         let mut queries = Vec::new();
         let (mut logs, mut count) = (0.0, 0.0);
-        for at in (0..sample.len()).step_by(step).take(QUERIES) {
+        for at in stratified(sample.len(), QUERIES) {
             pause();
             let mut query = Vec::new();
             space.enter_query(&sample[at], &mut query);
@@ -437,6 +435,18 @@ mod tests {
             choose(&far, existing(false)).codec.format,
             Format::SecondInner
         );
+    }
+
+    /// Every eleventh row is of a source that eight bits are enough for: queries in steps of eleven would all be of it.
+    #[test]
+    fn sources_in_turn_are_all_asked() {
+        let mut at = 0;
+        let found = chosen(32, 100_000, |rng| {
+            at += 1;
+            let scale = if at % 11 == 1 { 100.0 } else { 0.01 };
+            (0..32).map(|_| scale * rng.random::<f32>()).collect()
+        });
+        assert_ne!(found.codec.quantization, Quantization::I8);
     }
 
     /// Vectors of any length are placed in a bounded number of turns, each of which takes some.

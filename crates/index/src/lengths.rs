@@ -4,8 +4,9 @@ use laser_vector::kernels::norm;
 
 use crate::codec::Codec;
 use crate::metric::Metric;
+use crate::sampling::scattered;
 use crate::space::Space;
-use crate::walk::{Walk, scattered};
+use crate::walk::Walk;
 
 /// Nodes whose mean stands for queries, and whose lengths for those of all.
 const SAMPLE: usize = 1024;

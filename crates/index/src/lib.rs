@@ -43,6 +43,7 @@ pub mod raw;
 pub mod reach;
 pub mod refine;
 pub mod reorder;
+pub mod sampling;
 pub mod scan;
 mod seeds;
 pub mod segment;

@@ -23,6 +23,7 @@ use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
 use crate::reach::reach;
+use crate::sampling::stratified;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
 use crate::space::{self, Space};
 use crate::store::{PageStore, SET_PAGES, WriteSet};
@@ -311,7 +312,7 @@ impl Longest {
     }
 }
 
-/// Prepared vectors, evenly from the live entries of segments and of a sealed list, and for inner
+/// Prepared vectors, from all over the live entries of segments and of a sealed list, and for inner
 /// products the longest of all, which decide how the others are stored ([`Space::reaches`]).
 fn sample(
     store: &impl PageStore,
@@ -323,7 +324,7 @@ fn sample(
     let entries: usize = views.iter().map(SegmentView::len).sum();
     let total = entries + list.map_or(0, |(_, len)| len);
     let fits = memory / 8 / (4 * parameters.dims);
-    let step = total.div_ceil(SAMPLE.min(fits).max(16)).max(1);
+    let mut places = stratified(total, SAMPLE.min(fits).max(16)).peekable();
     let (mut sample, mut at) = (Vec::new(), 0);
     let (mut longest, by_length) = (
         Longest::default(),
@@ -331,7 +332,7 @@ fn sample(
     );
     let mut chosen = || {
         at += 1;
-        (at - 1) % step == 0
+        places.next_if_eq(&(at - 1)).is_some()
     };
     for view in views {
         let mut entry = 0;

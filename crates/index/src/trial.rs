@@ -19,6 +19,7 @@ use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
 use crate::refine::refine;
+use crate::sampling::stratified;
 use crate::space::Space;
 use crate::walk::Walk;
 
@@ -109,11 +110,11 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     if NormDistribution::of(sample) == NormDistribution::HeavyTailed {
         return Some(Format::Second);
     }
-    // Every n-th is a query, wherever in the table it comes from.
-    let step = sample.len() / QUERIES;
+    // Queries are from all over the table.
+    let mut chosen = stratified(sample.len(), QUERIES).peekable();
     let (mut queries, mut rows) = (Vec::new(), Vec::new());
     for (i, x) in sample.iter().enumerate() {
-        if i % step == 0 && queries.len() < QUERIES {
+        if chosen.next_if_eq(&i).is_some() {
             queries.push(x.clone());
         } else {
             rows.push(x.clone());
@@ -122,9 +123,12 @@ pub fn best(dims: usize, sample: &[Vec<f32>], pause: &dyn Fn()) -> Option<Format
     // The longest ones are among the nearest of many queries, however few they are.
     let lengths = lengths(&rows);
     let long = lengths[lengths.len().saturating_sub(1 + LONGEST)];
-    let step = rows.len().div_ceil(ROWS);
-    let mut at = 0..;
-    rows.retain(|x| at.next().is_some_and(|at: usize| at.is_multiple_of(step)) || norm(x) > long);
+    let mut chosen = stratified(rows.len(), ROWS).peekable();
+    let mut at = 0;
+    rows.retain(|x| {
+        at += 1;
+        chosen.next_if_eq(&(at - 1)).is_some() || norm(x) > long
+    });
     let mut moved = queries.clone();
     for at in 0..dims {
         let sum: f64 = sample.iter().map(|x| f64::from(x[at])).sum();

@@ -20,6 +20,7 @@ use laser_cpu::prefetch;
 
 use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, level_at, u32_at};
+use crate::sampling;
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
 /// vectors go.
@@ -131,12 +132,6 @@ impl State {
         }
         new
     }
-}
-
-/// Nodes of a graph that has so many: Weyl's sequence, which lies evenly among them and in step with nothing in their order.
-pub(crate) fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
-    let place = |i: u32| u64::from(i.wrapping_mul(0x9e37_79b9));
-    (0..u32::MAX).map(move |i| ((place(i) * nodes as u64) >> u32::BITS) as u32)
 }
 
 impl Guide {
@@ -415,7 +410,7 @@ impl Walk {
         state.fresh.clear();
         state
             .fresh
-            .extend(self::scattered(self.nodes).take(scattered));
+            .extend(sampling::scattered(self.nodes).take(scattered));
         state.found.clear();
         let State { fresh, found, .. } = &mut *state;
         self.measure(graph, fresh, &mut distance, found);

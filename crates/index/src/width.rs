@@ -14,10 +14,11 @@ use crate::lengths::Lengths;
 use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
+use crate::sampling::scattered;
 use crate::seeds;
 use crate::space::Space;
 use crate::stranded::are_stranded;
-use crate::walk::{Walk, scattered};
+use crate::walk::Walk;
 
 /// Nodes that are searched for.
 const QUERIES: usize = 100;

@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 
 use laser_index::meta::Parameters;
+use laser_index::sampling::stratified;
 use laser_index::space;
 use pgrx::pg_sys;
 
@@ -25,8 +26,8 @@ struct Sample<'a> {
     vectors: Vec<Vec<f32>>,
 }
 
-/// Prepared vectors of rows from all over the table, about `size` of them: those of evenly spaced
-/// blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
+/// Prepared vectors of rows from all over the table, about `size` of them: those of
+/// scattered blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
 /// twice, and other table access methods may have no blocks.
 ///
 /// # Safety
@@ -54,11 +55,10 @@ pub unsafe fn draw(
             rows: 0,
             vectors: Vec::new(),
         };
-        let look = |sample: &mut Sample, count: u32, offset: u32| {
-            for i in 0..count {
+        let look = |sample: &mut Sample, count: u32, skipped: u32| {
+            for at in stratified((blocks - skipped) as usize, count as usize) {
                 pause();
-                let at = (u64::from(i) * u64::from(blocks) / u64::from(count)) as u32;
-                block(heap, index, info, (at + offset).min(blocks - 1), sample);
+                block(heap, index, info, at as u32 + skipped, sample);
             }
         };
         look(&mut sample, FIRST_BLOCKS, 0);
