@@ -310,9 +310,9 @@ BEGIN
     END IF;
 
     kept_columns := pg_catalog.convert_to(text_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
-        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea
+        OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')
         OPERATOR(pg_catalog.||) pg_catalog.convert_to(embedding_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
-        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea;
+        OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex');
     SELECT pg_catalog.convert_from(
         pg_catalog.substring(t.tgargs, pg_catalog.length(kept_columns) OPERATOR(pg_catalog.+) 1,
             pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) pg_catalog.length(kept_columns) OPERATOR(pg_catalog.-) 1),
@@ -419,6 +419,14 @@ BEGIN
                     THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
                     'laser_embed_table %s: %s', part, progress), true);
+                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
+                   OPERATOR(pg_catalog.>) interval '2 seconds'
+                THEN
+                    noticed := pg_catalog.clock_timestamp();
+                    RAISE NOTICE '% embedded, % rows/s', progress,
+                        pg_catalog.round(total OPERATOR(pg_catalog./)
+                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
+                END IF;
                 EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
                 INTO part_name USING part::pg_catalog.oid;
                 EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
@@ -476,14 +484,6 @@ BEGIN
                 pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
                 total := total OPERATOR(pg_catalog.+) rows_stored;
                 COMMIT;
-                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
-                   OPERATOR(pg_catalog.>) interval '2 seconds'
-                THEN
-                    noticed := pg_catalog.clock_timestamp();
-                    RAISE NOTICE '% embedded, % rows/s', progress,
-                        pg_catalog.round(total OPERATOR(pg_catalog./)
-                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
-                END IF;
             END LOOP;
             COMMIT;
             part_stored := part_stored OPERATOR(pg_catalog.+) pass_stored;

@@ -82,11 +82,11 @@ BEGIN
         END IF;
     END IF;
     -- One that is there already may keep the embedding of another text.
-    SELECT convert_from(substring(t.tgargs, 1, position('\x00'::bytea IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
+    SELECT convert_from(substring(t.tgargs, 1, position(decode('00', 'hex') IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
     FROM pg_trigger t
     WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
-      AND position(convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea
-                   IN substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)) = 1;
+      AND position(convert_to(embedding_column::text, getdatabaseencoding()) || decode('00', 'hex')
+                   IN substring(t.tgargs, position(decode('00', 'hex') IN t.tgargs) + 1)) = 1;
     IF kept <> text_column THEN
         RAISE NOTICE 'column "%" of table "%" is no longer kept in step with column "%", but with "%"',
             embedding_column, tbl, kept, text_column;
@@ -131,9 +131,9 @@ FROM (SELECT t.tgrelid::pg_catalog.regclass AS relation,
                  pg_catalog.getdatabaseencoding()) END AS model,
              t.tgenabled OPERATOR(pg_catalog.<>) 'D' AS enabled
       FROM pg_catalog.pg_trigger t
-      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, '\x00'::pg_catalog.bytea) AS first OFFSET 0) b
+      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, pg_catalog.decode('00', 'hex')) AS first OFFSET 0) b
       CROSS JOIN LATERAL (
-          SELECT s.rest, pg_catalog.position(s.rest, '\x00'::pg_catalog.bytea) AS second
+          SELECT s.rest, pg_catalog.position(s.rest, pg_catalog.decode('00', 'hex')) AS second
           FROM (SELECT pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1) AS rest OFFSET 0) s OFFSET 0) r
       WHERE t.tgfoid OPERATOR(pg_catalog.=) '@extschema@.laser_forget_embedding()'::pg_catalog.regprocedure::pg_catalog.oid
         AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid

@@ -340,9 +340,9 @@ BEGIN
     END IF;
 
     kept_columns := pg_catalog.convert_to(text_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
-        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea
+        OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')
         OPERATOR(pg_catalog.||) pg_catalog.convert_to(embedding_column::pg_catalog.text, pg_catalog.getdatabaseencoding())
-        OPERATOR(pg_catalog.||) '\x00'::pg_catalog.bytea;
+        OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex');
     SELECT pg_catalog.convert_from(
         pg_catalog.substring(t.tgargs, pg_catalog.length(kept_columns) OPERATOR(pg_catalog.+) 1,
             pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) pg_catalog.length(kept_columns) OPERATOR(pg_catalog.-) 1),
@@ -449,6 +449,14 @@ BEGIN
                     THEN pg_catalog.concat(' of about ', estimate) END, ' rows');
                 PERFORM pg_catalog.set_config('application_name', pg_catalog.format(
                     'laser_embed_table %s: %s', part, progress), true);
+                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
+                   OPERATOR(pg_catalog.>) interval '2 seconds'
+                THEN
+                    noticed := pg_catalog.clock_timestamp();
+                    RAISE NOTICE '% embedded, % rows/s', progress,
+                        pg_catalog.round(total OPERATOR(pg_catalog./)
+                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
+                END IF;
                 EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
                 INTO part_name USING part::pg_catalog.oid;
                 EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
@@ -506,14 +514,6 @@ BEGIN
                 pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
                 total := total OPERATOR(pg_catalog.+) rows_stored;
                 COMMIT;
-                IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) noticed
-                   OPERATOR(pg_catalog.>) interval '2 seconds'
-                THEN
-                    noticed := pg_catalog.clock_timestamp();
-                    RAISE NOTICE '% embedded, % rows/s', progress,
-                        pg_catalog.round(total OPERATOR(pg_catalog./)
-                            EXTRACT(epoch FROM noticed OPERATOR(pg_catalog.-) started));
-                END IF;
             END LOOP;
             COMMIT;
             part_stored := part_stored OPERATOR(pg_catalog.+) pass_stored;
@@ -1151,11 +1151,11 @@ BEGIN
         END IF;
     END IF;
     -- One that is there already may keep the embedding of another text.
-    SELECT convert_from(substring(t.tgargs, 1, position('\x00'::bytea IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
+    SELECT convert_from(substring(t.tgargs, 1, position(decode('00', 'hex') IN t.tgargs) - 1), getdatabaseencoding()) INTO kept
     FROM pg_trigger t
     WHERE t.tgrelid = tbl AND t.tgname = trigger_name AND t.tgfoid = forget
-      AND position(convert_to(embedding_column::text, getdatabaseencoding()) || '\x00'::bytea
-                   IN substring(t.tgargs, position('\x00'::bytea IN t.tgargs) + 1)) = 1;
+      AND position(convert_to(embedding_column::text, getdatabaseencoding()) || decode('00', 'hex')
+                   IN substring(t.tgargs, position(decode('00', 'hex') IN t.tgargs) + 1)) = 1;
     IF kept <> text_column THEN
         RAISE NOTICE 'column "%" of table "%" is no longer kept in step with column "%", but with "%"',
             embedding_column, tbl, kept, text_column;
@@ -1200,9 +1200,9 @@ FROM (SELECT t.tgrelid::pg_catalog.regclass AS relation,
                  pg_catalog.getdatabaseencoding()) END AS model,
              t.tgenabled OPERATOR(pg_catalog.<>) 'D' AS enabled
       FROM pg_catalog.pg_trigger t
-      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, '\x00'::pg_catalog.bytea) AS first OFFSET 0) b
+      CROSS JOIN LATERAL (SELECT pg_catalog.position(t.tgargs, pg_catalog.decode('00', 'hex')) AS first OFFSET 0) b
       CROSS JOIN LATERAL (
-          SELECT s.rest, pg_catalog.position(s.rest, '\x00'::pg_catalog.bytea) AS second
+          SELECT s.rest, pg_catalog.position(s.rest, pg_catalog.decode('00', 'hex')) AS second
           FROM (SELECT pg_catalog.substring(t.tgargs, b.first OPERATOR(pg_catalog.+) 1) AS rest OFFSET 0) s OFFSET 0) r
       WHERE t.tgfoid OPERATOR(pg_catalog.=) '@extschema@.laser_forget_embedding()'::pg_catalog.regprocedure::pg_catalog.oid
         AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
