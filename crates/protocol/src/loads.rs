@@ -3,11 +3,13 @@
 //! Where a library gets no memory, or does not survive a file, the process ends, and the next one ends by whoever asks
 //! for that model again: all sessions' texts wait for a process that is always about to start. A model under whose
 //! loading processes have ended several times in a row is refused for a while, twice as long after each further time.
+//! The encoders of one model for different languages count as one: they lie in one folder, and end processes alike.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use crate::model_and_language;
 use crate::work::{self, DEATHS, Hash, LOADS_AT};
 
 /// How long a model is refused, at first and at most.
@@ -25,7 +27,7 @@ const LOAD_BYTES: usize = 32;
 const BYTES: usize = LOADS + MOST * LOAD_BYTES;
 
 fn hash(model: &str) -> Hash {
-    work::hash(model, "")
+    work::hash(model_and_language(model).0, "")
 }
 
 /// Notes what is loaded; one model at a time.
@@ -56,12 +58,15 @@ struct Load {
 }
 
 impl Load {
-    fn refused_until(&self) -> u64 {
+    /// Seconds for which it is still refused, never more than it was at first, wherever the clock was then.
+    fn refused_for(&self, now: u64) -> u64 {
         let Some(further) = self.deaths.checked_sub(u64::from(DEATHS)) else {
             return 0;
         };
         let longer = REFUSED.0.saturating_mul(1 << further.min(32));
-        self.seconds.saturating_add(longer.min(REFUSED.1))
+        let longer = longer.min(REFUSED.1);
+        let end = self.seconds.saturating_add(longer);
+        end.saturating_sub(now).min(longer)
     }
 }
 
@@ -103,7 +108,10 @@ impl Loads {
         let before = self.known.iter().position(|load| load.hash == hash);
         let deaths = before.map_or(0, |at| self.known.remove(at).deaths);
         if self.known.len() == MOST {
-            self.known.remove(0);
+            // Of those with the fewest deaths the one whose last was the longest ago, so that none that is refused is
+            // forgotten for others that ended a process once.
+            let least = (0..MOST).min_by_key(|at| self.known[*at].deaths);
+            self.known.remove(least.unwrap_or(0));
         }
         self.known.push(Load {
             hash,
@@ -128,7 +136,7 @@ impl Loads {
     pub fn refused(&self, model: &str) -> Option<Duration> {
         let hash = hash(model);
         let load = self.known.iter().find(|load| load.hash == hash)?;
-        let rest = load.refused_until().saturating_sub(work::now());
+        let rest = load.refused_for(work::now());
         (rest > 0).then(|| Duration::from_secs(rest))
     }
 
@@ -211,6 +219,38 @@ mod tests {
         let (_, loads) = Loads::open(Some(&file));
         assert_eq!(loads.known.len(), MOST);
         assert!(Loads::open(None).1.refused("model 1").is_none());
+    }
+
+    #[test]
+    fn encoders_of_one_model_count_as_one() {
+        let file = tempfile::tempfile().unwrap();
+        for language in 0..30 {
+            let (note, loads) = Loads::open(Some(&file));
+            assert_eq!(loads.refused("pair@xx").is_some(), language >= 3);
+            note.begin(&format!("pair@l{language}"));
+        }
+    }
+
+    #[test]
+    fn others_do_not_make_a_refused_model_be_forgotten() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..3 {
+            Loads::open(Some(&file)).0.begin("bad");
+        }
+        for model in 0..3 * MOST {
+            Loads::open(Some(&file)).0.begin(&format!("model {model}"));
+        }
+        assert!(Loads::open(Some(&file)).1.refused("bad").is_some());
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_refuses_nothing_for_long() {
+        let load = Load {
+            hash: Hash::default(),
+            deaths: 3,
+            seconds: 1 << 40,
+        };
+        assert_eq!(load.refused_for(1), 30);
     }
 
     #[test]

@@ -214,7 +214,8 @@ impl Record {
 fn judge(mut known: Vec<Suspect>, noted: &[Hash], hung: bool, now: u64) -> Vec<Suspect> {
     known.retain(|entry| {
         let end = entry.seconds.saturating_add(REFUSED.as_secs());
-        entry.deaths < DEATHS || now < end
+        // A clock that was ahead refuses nothing for longer.
+        entry.deaths < DEATHS || now < end && entry.seconds <= now
     });
     let alone = noted.len() == 1;
     let deaths = match (alone, hung) {
