@@ -37,6 +37,13 @@ fn cost(watch: &mut Client, act: impl FnOnce() -> Result<()>) -> Result<i64> {
 }
 
 fn cluster(architecture: Architecture) -> Result<(tempfile::TempDir, Cluster)> {
+    cluster_that_loads(architecture, true)
+}
+
+fn cluster_that_loads(
+    architecture: Architecture,
+    preload: bool,
+) -> Result<(tempfile::TempDir, Cluster)> {
     let models = tempfile::tempdir()?;
     let tiny = Model::tiny("tiny", 32);
     Model {
@@ -44,7 +51,8 @@ fn cluster(architecture: Architecture) -> Result<(tempfile::TempDir, Cluster)> {
         ..tiny
     }
     .write(models.path())?;
-    let cluster = Cluster::builder().models(models.path(), "tiny").start()?;
+    let builder = Cluster::builder().models(models.path(), "tiny");
+    let cluster = builder.preload(preload).start()?;
     let mut client = cluster.database("d")?;
     client.batch_execute(
         "CREATE TABLE t (id integer, body text, name varchar(99), m embedding(32));
@@ -251,6 +259,47 @@ fn a_search_embeds_its_query_once_in_sessions() -> Result<()> {
 #[test]
 fn a_search_embeds_its_query_once_by_the_process() -> Result<()> {
     searches(Architecture::Transformer)
+}
+
+/// A session without a preloaded library loads it while it plans its first search.
+#[test]
+fn the_first_search_of_a_session_embeds_its_query_once() -> Result<()> {
+    let (_models, cluster) = cluster_that_loads(Architecture::Transformer, false)?;
+    let mut watch = cluster.connect("d")?;
+    let search = "SELECT id, body <=> 'a question' FROM t ORDER BY body <=> 'a question' LIMIT 10";
+    let prepared = format!("PREPARE p AS {search}");
+    for statements in [
+        vec![search],
+        vec![search, search],
+        vec!["SELECT 1", search],
+        vec!["LOAD 'laser'", search],
+        vec![&prepared, "EXECUTE p", "EXECUTE p", "EXECUTE p"],
+        vec![
+            "SET plan_cache_mode = force_generic_plan",
+            &prepared,
+            "EXECUTE p",
+            "EXECUTE p",
+        ],
+    ] {
+        let mut client = cluster.connect("d")?;
+        for statement in &statements {
+            let is_search = statement.starts_with("EXECUTE") || *statement == search;
+            let given = cost(&mut watch, || Ok(client.batch_execute(statement)?))?;
+            ensure!(
+                given == i64::from(is_search),
+                "{given} texts were embedded: {statement} of {statements:?}"
+            );
+        }
+    }
+    // By the extended protocol.
+    let mut client = cluster.connect("d")?;
+    let given = cost(&mut watch, || {
+        let rows = client.query(search, &[])?;
+        ensure!(rows.len() == 10);
+        Ok(())
+    })?;
+    ensure!(given == 1, "{given} texts were embedded");
+    Ok(())
 }
 
 /// What a scan gives to the operator belongs to the texts beside it, and to no others.

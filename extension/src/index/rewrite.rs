@@ -43,6 +43,8 @@ pub const TYPE: pg_sys::Oid = pg_sys::INTERNALOID;
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::planner_hook_type> = const { Cell::new(None) };
+    /// Whether the session has loaded the library, and planned nothing since.
+    static JUST_LOADED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Called while the library is loaded.
@@ -51,6 +53,27 @@ pub fn init() {
     unsafe {
         NEXT_HOOK.set(pg_sys::planner_hook);
         pg_sys::planner_hook = Some(plan);
+        // A parallel worker gets plans that the session has made.
+        let with_server = pg_sys::process_shared_preload_libraries_in_progress;
+        JUST_LOADED.set(!with_server && pg_sys::ParallelWorkerNumber < 0);
+    }
+}
+
+/// Rewrites the plan of a query that is about to begin where the library was loaded while it was planned, or after
+/// that, so that [`plan`] has not seen it. It and others may be kept by the server, which is to plan them again.
+///
+/// # Safety
+/// A query that is about to begin.
+pub unsafe fn rewrite_if_planned_before(query: *mut pg_sys::QueryDesc) {
+    if !JUST_LOADED.take() {
+        return;
+    }
+    // SAFETY: by contract. The copy is in the memory of whoever begins the query, as the query is.
+    unsafe {
+        let copy = pg_sys::copyObjectImpl((*query).plannedstmt.cast()).cast();
+        rewrite(&mut *copy);
+        (*query).plannedstmt = copy;
+        pg_sys::ResetPlanCache();
     }
 }
 
@@ -65,6 +88,7 @@ unsafe extern "C-unwind" fn plan(
 ) -> *mut pg_sys::PlannedStmt {
     // SAFETY: called by the server; the plan is new, and in the current memory context.
     unsafe {
+        JUST_LOADED.set(false);
         let planned = match NEXT_HOOK.get() {
             Some(next) => next(query, text, options, parameters),
             None => standard_planner(query, text, options, parameters),

@@ -17,6 +17,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::build;
 use super::cutoff::Cutoff;
 use super::distance_param::{self, DistanceParam};
+use super::rewrite;
 use super::rows::Rows;
 use crate::pg::unguarded::standard_ExecutorStart;
 
@@ -97,12 +98,20 @@ impl Drop for Run {
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
     // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
     unsafe {
+        look_at_plan(query);
         match NEXT_HOOK.get() {
             Some(next) => next(query, flags),
             None => standard_ExecutorStart(query, flags),
         }
         write_down(query);
     }
+}
+
+/// See [`rewrite::rewrite_if_planned_before`].
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn look_at_plan(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: the server is about to begin this query.
+    unsafe { rewrite::rewrite_if_planned_before(query) }
 }
 
 /// Writes down the scans of a run.
