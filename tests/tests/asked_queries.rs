@@ -67,10 +67,14 @@ fn recall_is_measured_on_what_was_asked() -> Result<()> {
     for _ in 0..3 {
         ensure!(recall(&mut client, "asked")? > 0.0);
     }
-    let tuned = "SELECT ef_search, recall FROM laser_index_tune('ti', 0.9, queries => 'asked') WHERE is_enough";
-    let row = client.query_one(tuned, &[])?;
+    // Graphs that several threads build differ, and so does what narrow searches find in them.
+    let wanted = (1.0 + asked) / 2.0;
+    let tuned = format!(
+        "SELECT ef_search, recall FROM laser_index_tune('ti', {wanted}, queries => 'asked') WHERE is_enough"
+    );
+    let row = client.query_one(&tuned, &[])?;
     let (width, reached): (i32, f64) = (row.get(0), row.get(1));
-    ensure!(width > 16 && reached >= 0.9, "{width} {reached}");
+    ensure!(width > 16 && reached >= wanted, "{width} {reached}");
     client.batch_execute(&format!("SET laser.ef_search = {width}"))?;
     ensure!(recall(&mut client, "asked")? > asked, "at {width}");
 
@@ -98,7 +102,7 @@ fn recall_is_measured_on_what_was_asked() -> Result<()> {
 
 /// Who decides that queries are kept, and who hears of them.
 #[test]
-fn queries_are_kept_by_superusers_for_owners() -> Result<()> {
+fn queries_are_kept_by_superusers_for_those_who_read_statistics() -> Result<()> {
     let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
     let mut client = cluster.database("d")?;
     create(&mut client)?;
@@ -122,7 +126,17 @@ fn queries_are_kept_by_superusers_for_owners() -> Result<()> {
         let (code, message, _) = failure(&mut client, &format!("SELECT {function}"))?;
         ensure!(code == SqlState::INSUFFICIENT_PRIVILEGE, "{message}");
     }
+    // By recalls among rows of his own choice an owner would find out what others have asked.
     client.batch_execute("SET ROLE owner")?;
+    for function in ["laser_index_recall", "laser_index_tune"] {
+        let call = format!("SELECT {function}('ti', queries => 'asked')");
+        let (code, message, hint) = failure(&mut client, &call)?;
+        ensure!(
+            code == SqlState::INSUFFICIENT_PRIVILEGE && hint.contains("pg_read_all_stats"),
+            "{message} {hint}"
+        );
+    }
+    client.batch_execute("RESET ROLE; GRANT pg_read_all_stats TO owner; SET ROLE owner")?;
     ensure!(recall(&mut client, "asked")? > 0.0);
 
     // A copy of the database has indexes of the same OIDs, and queries of its own.

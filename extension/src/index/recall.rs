@@ -21,6 +21,7 @@ use super::scan::pending_rows;
 use super::statistics::queries;
 use super::table::Table;
 use super::{cache, element, options};
+use crate::pg::catalogs::reads_all_statistics;
 use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
 use crate::pg::interrupts::pause;
@@ -250,6 +251,16 @@ impl Trial {
             );
         }
         let k = k as usize;
+        // A recall tells of other roles' queries as much as the caller's rows ask: whoever owns the table could find
+        // out by many of them what was searched for.
+        if matches!(queries, Queries::Asked) && !reads_all_statistics() {
+            raise_hint(
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                "permission denied for the queries of other roles",
+                "queries => 'asked' is for members of pg_read_all_stats who maintain the table; queries => 'rows' takes \
+                 the vectors of random rows.",
+            );
+        }
         let opened = Opened::new(index, Use::Maintain, pg_sys::AccessShareLock);
         opened.expect_ready();
         let store = opened.store();
