@@ -83,8 +83,46 @@ fn a_column_is_not_compared_with_another_model() -> Result<()> {
     client.batch_execute("ALTER TABLE t DROP other")?;
     let near = "SELECT id FROM v ORDER BY renamed <=> laser_embed('a question') LIMIT 3";
     client.batch_execute(near)?;
+    client.batch_execute(
+        "CREATE VIEW united AS SELECT id, m FROM t UNION ALL SELECT id, m FROM other;
+         CREATE TABLE g (body text, m embedding(32) GENERATED ALWAYS AS (laser_embed(body, 'one')::embedding(32)) STORED,
+                         plain embedding(32) GENERATED ALWAYS AS (laser_embed(body)::embedding(32)) STORED);
+         INSERT INTO g VALUES ('x')",
+    )?;
+    // Through queries around, set operations, and functions that leave the model as it is.
+    for query in [
+        "SELECT x.id FROM unnest(laser_embed(ARRAY['a', 'b'], '$')) q, LATERAL (SELECT id FROM t ORDER BY m <=> q LIMIT 3) x",
+        "SELECT x.id FROM (SELECT laser_embed('x' || i, '$') AS e FROM generate_series(1, 2) i OFFSET 0) q,
+                LATERAL (SELECT id FROM t ORDER BY m <=> q.e LIMIT 3) x",
+        "SELECT (SELECT id FROM t ORDER BY m <=> q.e LIMIT 1)
+         FROM (SELECT laser_embed('x' || i, '$') AS e FROM generate_series(1, 2) i OFFSET 0) q",
+        "WITH q AS MATERIALIZED (SELECT laser_embed('x', '$') AS e)
+         SELECT id, m <=> (SELECT e FROM q) FROM t ORDER BY m <=> (SELECT e FROM q) LIMIT 5",
+        "WITH q AS (SELECT laser_embed('x', '$') AS e)
+         SELECT id, m <=> (SELECT e FROM q) FROM t ORDER BY m <=> (SELECT e FROM q) LIMIT 5",
+        "WITH q AS MATERIALIZED (SELECT laser_embed('x', model => '$') AS e) SELECT id FROM t, q ORDER BY m <=> e LIMIT 5",
+        "SELECT id FROM t ORDER BY subvector(m, 1, 16)::embedding(16) <=> subvector(laser_embed('x', '$'), 1, 16) LIMIT 5",
+        "SELECT id FROM t ORDER BY m <=> (SELECT avg(laser_embed(body, '$')) FROM t) LIMIT 5",
+        "SELECT id FROM t ORDER BY m <=> laser_embed(body, '$') - laser_embed('y', '$') LIMIT 5",
+        "SELECT id FROM t ORDER BY coalesce(m, m) <=> laser_embed('x', '$') LIMIT 5",
+        "SELECT id FROM t ORDER BY CASE WHEN id > 3 THEN m END <=> laser_embed('x', '$') LIMIT 5",
+        "SELECT id FROM t ORDER BY m <=> (laser_embed(ARRAY['x', 'y'], '$'))[1] LIMIT 5",
+        "SELECT id FROM t, (VALUES (laser_embed('x', '$')), (laser_embed('y', '$'))) v(e) ORDER BY m <=> e LIMIT 5",
+        "SELECT m <=> laser_embed('x', '$') FROM g",
+    ] {
+        client.batch_execute(&query.replace('$', "one"))?;
+        refused(&mut client, &query.replace('$', "two"))?;
+    }
+    // Of which model the column is depends on the session that stored it.
+    client.batch_execute("SELECT plain <=> laser_embed('x', 'two') FROM g")?;
     for sql in [
         "SELECT t.m <=> other.m FROM t, other",
+        "SELECT o.id, x.id FROM other o, LATERAL (SELECT id FROM t ORDER BY t.m <=> o.m LIMIT 3) x",
+        "SELECT (SELECT id FROM t ORDER BY t.m <=> o.m LIMIT 1) FROM other o",
+        "SELECT id FROM united ORDER BY m <=> laser_embed('x', 'one') LIMIT 5",
+        "SELECT id FROM united ORDER BY m <=> laser_embed('x', 'two') LIMIT 5",
+        "SELECT id FROM t ORDER BY m <=> (SELECT avg(m) FROM other) LIMIT 5",
+        "SELECT id FROM (SELECT id, m FROM t EXCEPT ALL SELECT id, m FROM t) x ORDER BY m <=> laser_embed('x', 'two') LIMIT 5",
         "SELECT x.id FROM other o, LATERAL (SELECT id FROM t ORDER BY m <=> laser_embed(o.body, 'two') LIMIT 3) x",
         "SET laser.model = 'two'; SELECT id FROM t ORDER BY m <=> laser_embed('a question') LIMIT 3",
     ] {

@@ -117,22 +117,66 @@ fn nobody_lends_a_model_unasked() -> Result<()> {
     )?;
     denied(&mut client, "reader", "SELECT lend()")?;
     denied(&mut client, "postgres", "SELECT lend()")?;
-    // Nor by a setting of an index that is rebuilt, with rows or without.
+    // Nor does code that the server runs for the owner of a table with whoever analyses it, or fills his view.
     as_role(
         &mut client,
         "stranger",
-        "CREATE INDEX own_i ON own USING laser (body); ALTER INDEX own_i SET (model = 'two')",
+        "CREATE FUNCTION public.build() RETURNS int LANGUAGE plpgsql VOLATILE AS $$ BEGIN
+             IF to_regclass('public.own_i') IS NULL THEN
+                 CREATE INDEX own_i ON public.own USING laser (body) WITH (model = 'two'); END IF;
+             RETURN 1; END $$;
+         CREATE FUNCTION public.lure(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+         $$ BEGIN RETURN public.build(); EXCEPTION WHEN insufficient_privilege THEN RETURN 0; END $$;
+         CREATE TABLE bait (i int); INSERT INTO bait SELECT generate_series(1, 100);
+         CREATE INDEX ON bait (public.lure(i));
+         CREATE MATERIALIZED VIEW bait_view AS SELECT public.lure(i) FROM bait WITH NO DATA",
     )?;
+    for sql in [
+        "ANALYZE bait",
+        "REFRESH MATERIALIZED VIEW bait_view",
+        "REINDEX TABLE bait",
+        "VACUUM FULL bait",
+    ] {
+        client.batch_execute(sql)?;
+        let is_there: bool = client
+            .query_one("SELECT to_regclass('own_i') IS NOT NULL", &[])?
+            .get(0);
+        ensure!(!is_there, "{sql}");
+    }
+    // Nor a setting of an index that is rebuilt, by whomever, with rows or without.
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE INDEX own_i ON own USING laser (body)",
+    )?;
+    denied(
+        &mut client,
+        "stranger",
+        "ALTER INDEX own_i SET (model = 'two')",
+    )?;
+    client.batch_execute("ALTER INDEX own_i SET (model = 'two')")?;
     denied(&mut client, "stranger", "REINDEX INDEX own_i")?;
     denied(&mut client, "stranger", "TRUNCATE own")?;
+    client.batch_execute("REINDEX INDEX own_i")?;
+    // Nor is it loaded for them.
+    for sql in [
+        "SELECT laser_model_label('two')",
+        "SELECT laser_embed(array_fill('x'::text, ARRAY[100]), 'two')",
+    ] {
+        denied(&mut client, "stranger", sql)?;
+    }
 
     // The model that a table's owner keeps a column with is one that he may use, whoever embeds.
     as_role(
         &mut client,
         "stranger",
-        "CREATE TABLE kept (body text, v embedding(32)); INSERT INTO kept VALUES ('x'); GRANT ALL ON kept TO PUBLIC;
-         SELECT laser_keep_embedded('kept', 'body', 'v', 'two')",
+        "CREATE TABLE kept (body text, v embedding(32)); INSERT INTO kept VALUES ('x'); GRANT ALL ON kept TO PUBLIC",
     )?;
+    let keep = "SELECT laser_keep_embedded('kept', 'body', 'v', 'two')";
+    denied(&mut client, "stranger", keep)?;
+    client.batch_execute("GRANT USAGE ON FOREIGN SERVER two TO stranger")?;
+    as_role(&mut client, "stranger", keep)?;
+    client.batch_execute("REVOKE USAGE ON FOREIGN SERVER two FROM stranger")?;
     for role in ["postgres", "reader", "stranger"] {
         let error = as_role(
             &mut client,

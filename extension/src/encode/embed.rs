@@ -36,7 +36,7 @@ pub fn embed_texts(model: Option<&str>, role: Role, texts: &[&[u8]]) -> Embedded
 pub fn check_privilege(name: &str) {
     match name {
         // The default of the encoder process, where the session knows of none.
-        "" => check_model(&describe_model(None).name),
+        "" => check_model(&describe_any(None).name),
         name => check_model(name),
     }
 }
@@ -127,14 +127,19 @@ const BATCH_TEXTS: usize = 4096;
 const BATCH_BYTES: usize = 8 << 20;
 
 /// As [`embed_texts`] for any number of texts: each embedding is handed to `take`, in the order of
-/// the texts. What is held of them meanwhile is bounded.
+/// the texts, after `note` has had those that are made at a time. What is held of them meanwhile is bounded.
 pub fn embed_each<'t>(
     model: Option<&str>,
     role: Role,
     texts: impl Iterator<Item = &'t [u8]>,
+    note: impl Fn(&Embedded),
     take: impl FnMut(&[f32]),
 ) {
-    let embed = |batch: &[&[u8]]| embed_texts(model, role, batch);
+    let embed = |batch: &[&[u8]]| {
+        let embedded = embed_texts(model, role, batch);
+        note(&embedded);
+        embedded
+    };
     in_batches(texts, embed, take);
 }
 

@@ -5,9 +5,10 @@ use laser_protocol::Role;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Datum};
 
-use super::embed::{check_array, embed_each, score_each, score_texts};
+use super::embed::{check_array, check_privilege, embed_each, model_name, score_each, score_texts};
+use super::embedded::Embedded;
 use super::keep::forget_embedding;
-use super::recent::embed_once;
+use super::recent::{self, embed_once};
 use super::texts::{Texts, text};
 use crate::pg::encoding::to_server;
 use crate::pg::errors::raise_hint;
@@ -111,9 +112,12 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
         let (model, role) = (optional(fcinfo, 1), role(fcinfo));
         let model = model.as_deref();
         let mut array = Texts::of_argument(fcinfo, 0);
+        // Before it is loaded.
+        check_privilege(&model_name(model));
         check_array(model, array.len());
         array.replace(|texts, put| {
-            embed_each(model, role, texts, |embedding| {
+            let note = |embedded: &Embedded| recent::note_array(model, embedded);
+            embed_each(model, role, texts, note, |embedding| {
                 put(new_embedding(embedding));
             });
         });

@@ -7,10 +7,11 @@
 
 use std::ffi::{CStr, c_char};
 
+use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
-use pgrx::{PgSqlErrorCode as Code, PgTupleDesc};
 
 use super::texts::text;
+use crate::pg::catalogs::attribute;
 use crate::pg::encoding;
 use crate::pg::errors::{raise, raise_hint};
 
@@ -113,19 +114,6 @@ unsafe fn column(
         }
         column
     }
-}
-
-/// One of the columns of a description, which versions of PostgreSQL keep in different places.
-///
-/// # Safety
-/// The description has the column.
-unsafe fn attribute(
-    description: pg_sys::TupleDesc,
-    column: usize,
-) -> pg_sys::FormData_pg_attribute {
-    // SAFETY: by contract; what wraps the description neither counts nor frees it.
-    let description = unsafe { PgTupleDesc::from_pg_unchecked(description) };
-    *description.get(column).expect("a column of the table")
 }
 
 /// The values of a row.

@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString, c_char};
 use laser_protocol::valid_model_name;
 use pgrx::{PgSqlErrorCode as Code, pg_extern, pg_guard, pg_sys};
 
-use super::embed::describe_model;
+use super::embed::{check_privilege, describe_model, model_name};
 use crate::pg::catalogs;
 use crate::pg::encoding::to_server;
 use crate::pg::errors::{raise, raise_hint};
@@ -153,6 +153,9 @@ fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &str) {
 /// The label for what a model embeds; an empty name means that in `laser.model`.
 #[pg_extern(sql = "")]
 fn laser_model_label(model: &str) -> String {
-    let model = describe_model((!model.is_empty()).then_some(model));
+    let named = (!model.is_empty()).then_some(model);
+    // Before it is loaded.
+    check_privilege(&model_name(named));
+    let model = describe_model(named);
     format!("{} {}", to_server(&model.name), hex(&model.fingerprint))
 }

@@ -9,7 +9,7 @@
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
-use super::origins::{Origin, Origins};
+use super::origins::{Origin, Origins, scopes_of};
 use crate::pg::errors::raise_hint;
 use crate::pg::lists::{members, node};
 
@@ -39,7 +39,7 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
             if let Some(root) = root.filter(|root| root.simple_rel_array.is_null()) {
                 let call = &*request.fcall;
                 let look = Origins::in_schema(pg_sys::get_func_namespace(call.funcid));
-                check(call.args, root.parse, &look);
+                check(call.args, &scopes_of(root), &look);
             }
         }
     }
@@ -51,20 +51,21 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
 /// ours, so that nobody else asks.
 ///
 /// # Safety
-/// An expression that is planned as an order by such an index, and its query.
-pub unsafe fn refuse_mixed_order(order: *mut pg_sys::Node, query: *mut pg_sys::Query) {
+/// An expression that is planned as an order by such an index, and the planner's state of its query.
+pub unsafe fn refuse_mixed_order(order: *mut pg_sys::Node, root: *const pg_sys::PlannerInfo) {
     // SAFETY: by contract; a node is what its tag says.
     unsafe {
         if (*order).type_ == NodeTag::T_OpExpr {
             let look = Origins::of_extension();
-            check((*order.cast::<pg_sys::OpExpr>()).args, query, &look);
+            let arguments = (*order.cast::<pg_sys::OpExpr>()).args;
+            check(arguments, &scopes_of(root), &look);
         }
     }
 }
 
 /// # Safety
-/// The arguments of a distance in this query.
-unsafe fn check(arguments: *mut pg_sys::List, query: *mut pg_sys::Query, look: &Origins) {
+/// The arguments of a distance in the last of these queries.
+unsafe fn check(arguments: *mut pg_sys::List, scopes: &[*mut pg_sys::Query], look: &Origins) {
     // SAFETY: by contract.
     let (a, b) = unsafe {
         let [a, b] = members(arguments) else {
@@ -77,11 +78,11 @@ unsafe fn check(arguments: *mut pg_sys::List, query: *mut pg_sys::Query, look: &
         // A table may have many partitions, whose labels are of no use where the other side is unknown.
         let is_column = |node: *mut pg_sys::Node| (*node).type_ == NodeTag::T_Var;
         let (first, second) = if is_column(a) { (b, a) } else { (a, b) };
-        let first = look.of(first, query);
+        let first = look.of(first, scopes);
         if first.is_empty() {
             return;
         }
-        (first, look.of(second, query))
+        (first, look.of(second, scopes))
     };
     refuse_two_models(&a, &b);
 }

@@ -36,11 +36,14 @@ mod socket;
 mod status;
 mod texts;
 mod transaction;
+mod unnamed;
 mod worker;
 
 pub use laser_protocol::Role;
 
-pub use embed::{TruncationReport, describe_model, embed_rows, embed_texts};
+pub use embed::{
+    TruncationReport, check_privilege, describe_model, embed_rows, embed_texts, model_name,
+};
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
@@ -48,6 +51,7 @@ pub use privileges::check_build;
 pub use recent::{CachedEmbedding, Operand, embed_once, embed_pair, forget as forget_recent};
 pub use search::{Files, Searched, search};
 pub use session::{is_resident, session_model, tells_queries_from_passages};
+pub use unnamed::embeds_by_setting;
 
 /// Defines the settings and, with `shared_preload_libraries`, registers the worker and loads the
 /// model for the sessions.

@@ -12,7 +12,7 @@ use pgrx::varlena;
 
 use super::labels::{self, hex};
 use super::{recent, session};
-use crate::pg::catalogs;
+use crate::pg::catalogs::{self, attribute};
 use crate::pg::encoding;
 use crate::pg::lists::{members, node};
 use crate::types::{Embedding, HalfEmbedding, pgvector};
@@ -71,8 +71,29 @@ unsafe extern "C-unwind" {
     ) -> *mut pg_sys::List;
 }
 
-/// Subqueries and casts that are looked through.
+/// Subqueries, casts and functions that are looked through.
 const DEPTH: usize = 16;
+/// Expressions of a list (elements of an array, rows of VALUES, leaves of a UNION) that are looked at.
+const MEMBERS: usize = 64;
+
+/// A query that an expression is of, last, and the queries around it.
+type Scopes<'q> = &'q [*mut pg_sys::Query];
+
+/// The queries that the planner has begun to plan, from the outermost to that of `root`.
+///
+/// # Safety
+/// The planner's own, or null.
+pub unsafe fn scopes_of(root: *const pg_sys::PlannerInfo) -> Vec<*mut pg_sys::Query> {
+    let mut scopes = Vec::new();
+    let mut root = root;
+    // SAFETY: by contract; parents live as long as their children.
+    while let Some(level) = unsafe { root.as_ref() } {
+        scopes.push(level.parse);
+        root = level.parent_root;
+    }
+    scopes.reverse();
+    scopes
+}
 
 /// What labels say of a column, and of its namesakes in the tables below, if their rows are wanted.
 ///
@@ -146,71 +167,154 @@ impl Origins {
     }
 
     /// Which model an expression's value comes from, if that can be known; several where it comes from a table
-    /// with partitions or other children.
+    /// with partitions or other children, or from several tables.
     ///
     /// # Safety
-    /// An expression of this query, after parse analysis or as the planner has it.
-    pub unsafe fn of(&self, node: *mut pg_sys::Node, query: *mut pg_sys::Query) -> Vec<Origin> {
+    /// An expression of the last of these queries, after parse analysis or as the planner has it.
+    pub unsafe fn of(&self, node: *mut pg_sys::Node, scopes: Scopes<'_>) -> Vec<Origin> {
         // SAFETY: by contract.
-        unsafe { self.origin(node, query, DEPTH) }
+        unsafe { self.origin(node, scopes, DEPTH) }
     }
 
     /// The same of a column of a query's result, counted from 1.
     ///
     /// # Safety
-    /// A query after parse analysis.
+    /// A query after parse analysis, which is no part of another.
     pub unsafe fn of_output(&self, query: *mut pg_sys::Query, column: i16) -> Vec<Origin> {
         // SAFETY: by contract.
-        unsafe { self.output(query, column, DEPTH) }
+        unsafe { self.output(query, &[], column, DEPTH) }
     }
 
-    /// [`Origins::of`], looking through at most `depth` subqueries and casts.
+    /// [`Origins::of`], looking through at most `depth` subqueries, casts and functions.
     ///
     /// # Safety
     /// As [`Origins::of`].
     unsafe fn origin(
         &self,
         node: *mut pg_sys::Node,
-        query: *mut pg_sys::Query,
+        scopes: Scopes<'_>,
         depth: usize,
     ) -> Vec<Origin> {
-        if node.is_null() || query.is_null() || depth == 0 {
+        if node.is_null() || depth == 0 {
             return Vec::new();
         }
+        let depth = depth - 1;
         // SAFETY: a node is what its tag says; by contract.
         unsafe {
             match (*node).type_ {
-                NodeTag::T_Var => self.column(&*node.cast(), query, depth),
+                NodeTag::T_Var => self.column(&*node.cast(), scopes, depth),
                 NodeTag::T_FuncExpr => {
-                    let origins = self.call(&*node.cast(), query, depth);
+                    let origins = self.call(&*node.cast(), scopes, depth);
                     origins.unwrap_or_default()
                 }
                 NodeTag::T_Const => self.constant(&*node.cast()).into_iter().collect(),
                 NodeTag::T_RelabelType => {
                     let cast = &*node.cast::<pg_sys::RelabelType>();
-                    self.origin(cast.arg.cast(), query, depth - 1)
+                    self.origin(cast.arg.cast(), scopes, depth)
+                }
+                NodeTag::T_CoerceToDomain => {
+                    let cast = &*node.cast::<pg_sys::CoerceToDomain>();
+                    self.origin(cast.arg.cast(), scopes, depth)
+                }
+                NodeTag::T_ArrayCoerceExpr => {
+                    let cast = &*node.cast::<pg_sys::ArrayCoerceExpr>();
+                    self.origin(cast.arg.cast(), scopes, depth)
+                }
+                NodeTag::T_NamedArgExpr => {
+                    let named = &*node.cast::<pg_sys::NamedArgExpr>();
+                    self.origin(named.arg.cast(), scopes, depth)
+                }
+                // Sums and differences.
+                NodeTag::T_OpExpr => {
+                    let operator = &*node.cast::<pg_sys::OpExpr>();
+                    match self.is_own_type(operator.opresulttype) {
+                        true => self.any(operator.args, scopes, depth),
+                        false => Vec::new(),
+                    }
+                }
+                NodeTag::T_Aggref => {
+                    let aggregate = &*node.cast::<pg_sys::Aggref>();
+                    match self.is_own_type(aggregate.aggtype) {
+                        true => self.any(aggregate.args, scopes, depth),
+                        false => Vec::new(),
+                    }
+                }
+                NodeTag::T_TargetEntry => {
+                    let entry = &*node.cast::<pg_sys::TargetEntry>();
+                    self.origin(entry.expr.cast(), scopes, depth)
+                }
+                NodeTag::T_CoalesceExpr => {
+                    let either = &*node.cast::<pg_sys::CoalesceExpr>();
+                    self.any(either.args, scopes, depth)
+                }
+                NodeTag::T_CaseExpr => {
+                    let case = &*node.cast::<pg_sys::CaseExpr>();
+                    let mut origins = self.any(case.args, scopes, depth);
+                    origins.extend(self.origin(case.defresult.cast(), scopes, depth));
+                    origins
+                }
+                NodeTag::T_CaseWhen => {
+                    let when = &*node.cast::<pg_sys::CaseWhen>();
+                    self.origin(when.result.cast(), scopes, depth)
+                }
+                NodeTag::T_ArrayExpr => {
+                    let array = &*node.cast::<pg_sys::ArrayExpr>();
+                    self.any(array.elements, scopes, depth)
+                }
+                NodeTag::T_SubscriptingRef => {
+                    let element = &*node.cast::<pg_sys::SubscriptingRef>();
+                    self.origin(element.refexpr.cast(), scopes, depth)
                 }
                 NodeTag::T_SubLink => {
                     let link = &*node.cast::<pg_sys::SubLink>();
-                    if link.subLinkType != pg_sys::SubLinkType::EXPR_SUBLINK {
-                        return Vec::new();
+                    use pg_sys::SubLinkType::{ARRAY_SUBLINK, EXPR_SUBLINK};
+                    match [EXPR_SUBLINK, ARRAY_SUBLINK].contains(&link.subLinkType) {
+                        true => self.output(link.subselect.cast(), scopes, 1, depth),
+                        false => Vec::new(),
                     }
-                    self.output(link.subselect.cast(), 1, depth - 1)
                 }
                 _ => Vec::new(),
             }
         }
     }
 
-    /// A column of a subquery's result, counted from 1.
+    /// All origins of the expressions of a list.
     ///
     /// # Safety
-    /// The query is a valid one, or null.
-    unsafe fn output(&self, query: *mut pg_sys::Query, column: i16, depth: usize) -> Vec<Origin> {
+    /// As [`Origins::of`].
+    unsafe fn any(&self, list: *mut pg_sys::List, scopes: Scopes<'_>, depth: usize) -> Vec<Origin> {
+        // SAFETY: by contract.
+        unsafe {
+            let list = members(list).iter().take(MEMBERS);
+            list.flat_map(|cell| self.origin(node(cell), scopes, depth))
+                .collect()
+        }
+    }
+
+    /// A column of a subquery's result, counted from 1; `outer` are the queries around it.
+    ///
+    /// # Safety
+    /// The queries are valid ones, the first may be null.
+    unsafe fn output(
+        &self,
+        query: *mut pg_sys::Query,
+        outer: Scopes<'_>,
+        column: i16,
+        depth: usize,
+    ) -> Vec<Origin> {
+        let scopes = [outer, &[query]].concat();
         // SAFETY: by contract; a target list has entries.
         unsafe {
-            if query.is_null() || !(*query).setOperations.is_null() {
+            if query.is_null() {
                 return Vec::new();
+            }
+            if !(*query).setOperations.is_null() {
+                let mut leaves = Vec::new();
+                leaves_of((*query).setOperations, &mut leaves);
+                let entries = leaves.iter().filter_map(|at| range_table_entry(query, *at));
+                return entries
+                    .flat_map(|entry| self.output(entry.subquery, &scopes, column, depth))
+                    .collect();
             }
             // What a statement that writes returns is another list than what it writes.
             let columns = match (*query).commandType {
@@ -221,57 +325,122 @@ impl Origins {
                 .iter()
                 .map(|cell| &*node(cell).cast::<pg_sys::TargetEntry>())
                 .find(|entry| entry.resno == column)
-                .map(|entry| self.origin(entry.expr.cast(), query, depth))
+                .map(|entry| self.origin(entry.expr.cast(), &scopes, depth))
                 .unwrap_or_default()
         }
     }
 
     /// # Safety
     /// As [`Origins::of`].
-    unsafe fn column(
-        &self,
-        var: &pg_sys::Var,
-        query: *mut pg_sys::Query,
-        depth: usize,
-    ) -> Vec<Origin> {
+    unsafe fn column(&self, var: &pg_sys::Var, scopes: Scopes<'_>, depth: usize) -> Vec<Origin> {
+        let around = |scopes: Scopes<'_>, levels: u32| scopes.len().checked_sub(levels as usize);
+        let Some(scopes) = around(scopes, var.varlevelsup).map(|len| &scopes[..len]) else {
+            return Vec::new();
+        };
+        let Some(query) = scopes.last() else {
+            return Vec::new();
+        };
+        let column = usize::try_from(var.varattno).unwrap_or(0);
         // SAFETY: by contract; the range table has entries, and a relation that is planned exists.
         unsafe {
-            let at = usize::try_from(var.varno).unwrap_or(0);
-            let entry = at.checked_sub(1);
-            let entry = entry.and_then(|at| members((*query).rtable).get(at));
-            let Some(entry) = entry.filter(|_| var.varlevelsup == 0) else {
+            let Some(entry) = range_table_entry(*query, var.varno as usize) else {
                 return Vec::new();
             };
-            let entry = &*node(entry).cast::<pg_sys::RangeTblEntry>();
             match entry.rtekind {
                 pg_sys::RTEKind::RTE_SUBQUERY => {
-                    self.output(entry.subquery, var.varattno, depth - 1)
+                    self.output(entry.subquery, scopes, var.varattno, depth)
                 }
                 // The planner has replaced such columns by those of the tables, parse analysis has not.
                 pg_sys::RTEKind::RTE_JOIN => {
-                    let at = usize::try_from(var.varattno).unwrap_or(0);
-                    let column = at.checked_sub(1);
+                    let column = column.checked_sub(1);
                     match column.and_then(|at| members(entry.joinaliasvars).get(at)) {
-                        Some(column) => self.origin(node(column), query, depth - 1),
+                        Some(column) => self.origin(node(column), scopes, depth),
                         None => Vec::new(),
                     }
                 }
-                pg_sys::RTEKind::RTE_CTE if entry.ctelevelsup == 0 && !entry.self_reference => {
+                pg_sys::RTEKind::RTE_CTE if !entry.self_reference => {
+                    let Some(len) = around(scopes, entry.ctelevelsup) else {
+                        return Vec::new();
+                    };
+                    let Some(owner) = scopes[..len].last() else {
+                        return Vec::new();
+                    };
                     let name = CStr::from_ptr(entry.ctename);
-                    let of_name = members((*query).cteList)
+                    let of_name = members((**owner).cteList)
                         .iter()
                         .map(|cell| &*node(cell).cast::<pg_sys::CommonTableExpr>())
                         .find(|cte| CStr::from_ptr(cte.ctename) == name && !cte.cterecursive);
                     match of_name {
-                        Some(cte) => self.output(cte.ctequery.cast(), var.varattno, depth - 1),
+                        Some(cte) => {
+                            let query = cte.ctequery.cast();
+                            self.output(query, &scopes[..len], var.varattno, depth)
+                        }
                         None => Vec::new(),
                     }
                 }
+                // The elements of an array.
+                pg_sys::RTEKind::RTE_FUNCTION => match (members(entry.functions), column) {
+                    ([function], 1) => {
+                        let function = &*node(function).cast::<pg_sys::RangeTblFunction>();
+                        match unnested(function.funcexpr) {
+                            Some(array) => self.origin(array, scopes, depth),
+                            None => Vec::new(),
+                        }
+                    }
+                    _ => Vec::new(),
+                },
+                pg_sys::RTEKind::RTE_VALUES => members(entry.values_lists)
+                    .iter()
+                    .take(MEMBERS)
+                    .filter_map(|row| members(node(row).cast()).get(column.checked_sub(1)?))
+                    .flat_map(|cell| self.origin(node(cell), scopes, depth))
+                    .collect(),
                 pg_sys::RTEKind::RTE_RELATION if var.varattno > 0 => {
-                    labelled(entry.relid, var.varattno, entry.inh)
+                    let labelled = labelled(entry.relid, var.varattno, entry.inh);
+                    match labelled.is_empty() {
+                        true => self.generated(entry.relid, var.varattno),
+                        false => labelled,
+                    }
                 }
                 _ => Vec::new(),
             }
+        }
+    }
+
+    /// What a generated column is generated by.
+    ///
+    /// # Safety
+    /// A relation that is planned, hence locked, and one of its columns.
+    unsafe fn generated(&self, table: pg_sys::Oid, column: i16) -> Vec<Origin> {
+        // SAFETY: by contract; the description has the column, and the expression is a copy.
+        unsafe {
+            let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+            let relation = pg_sys::table_open(table, no_lock);
+            let described = attribute((*relation).rd_att, column as usize - 1);
+            let generated = described.attgenerated != 0;
+            let what = generated.then(|| {
+                format!(
+                    "column \"{}\" of table \"{}\"",
+                    encoding::shown(described.attname.data.as_ptr()),
+                    encoding::shown((*(*relation).rd_rel).relname.data.as_ptr()),
+                )
+            });
+            let expression = match generated {
+                true => pg_sys::build_column_default(relation, column.into()),
+                false => std::ptr::null_mut(),
+            };
+            pg_sys::table_close(relation, no_lock);
+            let Some(what) = what else {
+                return Vec::new();
+            };
+            let origins = self.origin(expression, &[], DEPTH).into_iter();
+            origins
+                .map(|origin| Origin {
+                    what: what.clone(),
+                    is_column: true,
+                    ..origin
+                })
+                .collect()
         }
     }
 
@@ -282,7 +451,7 @@ impl Origins {
     unsafe fn call(
         &self,
         call: &pg_sys::FuncExpr,
-        query: *mut pg_sys::Query,
+        scopes: Scopes<'_>,
         depth: usize,
     ) -> Option<Vec<Origin>> {
         // SAFETY: by contract; a function that is planned exists.
@@ -290,20 +459,19 @@ impl Origins {
             // A cast to or from pgvector's types, or to a length: the embedding stays that of its model.
             use pg_sys::CoercionForm::{COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST};
             if [COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST].contains(&call.funcformat) {
-                let argument = members(call.args).first();
-                return argument.map(|argument| self.origin(node(argument), query, depth - 1));
+                return argument(call.args, 0).map(|cast| self.origin(cast, scopes, depth));
             }
             let name = pg_sys::get_func_name(call.funcid);
             if name.is_null() || pg_sys::get_func_namespace(call.funcid) != self.namespace {
                 return None;
             }
-            let arguments = members(call.args);
             match CStr::from_ptr(name).to_bytes() {
                 b"laser_embed" => {
-                    let model = match arguments.get(1) {
-                        None => session::session_model()?,
-                        Some(named) if is_null(node(named)) => session::session_model()?,
-                        Some(named) => text(node(named))?,
+                    let model = match argument(call.args, 1) {
+                        Some(named) if !is_null(named) => text(named)?,
+                        // What a table has stored is of the setting that held then.
+                        _ if scopes.is_empty() => return None,
+                        _ => session::session_model()?,
                     };
                     Some(vec![Origin::made("laser_embed".to_owned(), model, None)])
                 }
@@ -311,7 +479,8 @@ impl Origins {
                 | b"halfembedding"
                 | b"embedding_to_halfembedding"
                 | b"halfembedding_to_embedding"
-                | b"l2_normalize" => Some(self.origin(node(arguments.first()?), query, depth - 1)),
+                | b"l2_normalize"
+                | b"subvector" => Some(self.origin(argument(call.args, 0)?, scopes, depth)),
                 _ => None,
             }
         }
@@ -327,21 +496,27 @@ impl Origins {
         }
         // SAFETY: by contract; a constant has a value of its type.
         let (model, fingerprint) = unsafe {
-            let own = self.type_name(constant.consttype);
+            let element = pg_sys::get_element_type(constant.consttype);
+            let (of_type, value) = match element {
+                pg_sys::InvalidOid => (constant.consttype, constant.constvalue),
+                _ if !self.is_own_type(element) => return None,
+                _ => (element, first_of_array(constant.constvalue, element)?),
+            };
+            let own = self.type_name(of_type);
             let is_half = match own.as_deref() {
                 Some(b"embedding") => false,
                 Some(b"halfembedding") => true,
-                _ => pgvector(constant.consttype)?.is_half,
+                _ => pgvector(of_type)?.is_half,
             };
             match is_half {
                 false => {
-                    let value = Embedding::from_raw(constant.constvalue);
+                    let value = Embedding::from_raw(value);
                     recent::origin(value.as_slice().len(), |at, made| {
                         value.as_slice()[at] == made
                     })?
                 }
                 true => {
-                    let value = HalfEmbedding::from_raw(constant.constvalue);
+                    let value = HalfEmbedding::from_raw(value);
                     recent::origin(value.as_slice().len(), |at, made| {
                         value.as_slice()[at] == f16::from_f32(made)
                     })?
@@ -350,6 +525,14 @@ impl Origins {
         };
         let fingerprint = Some(hex(&fingerprint));
         Some(Origin::made("laser_embed".to_owned(), model, fingerprint))
+    }
+
+    /// Whether it is the type of an embedding.
+    fn is_own_type(&self, oid: pg_sys::Oid) -> bool {
+        matches!(
+            self.type_name(oid).as_deref(),
+            Some(b"embedding" | b"halfembedding")
+        )
     }
 
     /// The name of a type of the extension.
@@ -361,6 +544,113 @@ impl Origins {
         };
         // SAFETY: rows of this cache.
         unsafe { catalogs::row(SysCacheIdentifier::TYPEOID, oid, look) }.flatten()
+    }
+}
+
+/// The first element of an array of embeddings, if it has one that is not null.
+///
+/// # Safety
+/// An array with elements of this type, which is one of variable length.
+unsafe fn first_of_array(array: pg_sys::Datum, element: pg_sys::Oid) -> Option<pg_sys::Datum> {
+    // SAFETY: by contract; copies are left to the planner's memory.
+    unsafe {
+        let (mut length, mut by_value, mut align) = (0, false, 0);
+        pg_sys::get_typlenbyvalalign(element, &mut length, &mut by_value, &mut align);
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast();
+        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        pg_sys::deconstruct_array(
+            array,
+            element,
+            length.into(),
+            by_value,
+            align,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        (count > 0 && !*nulls).then(|| *values)
+    }
+}
+
+/// An entry of a query's range table, counted from 1.
+///
+/// # Safety
+/// A valid query.
+unsafe fn range_table_entry<'q>(
+    query: *mut pg_sys::Query,
+    at: usize,
+) -> Option<&'q pg_sys::RangeTblEntry> {
+    // SAFETY: by contract; a range table has entries.
+    unsafe {
+        let entry = members((*query).rtable).get(at.checked_sub(1)?)?;
+        Some(&*node(entry).cast())
+    }
+}
+
+/// The places in the range table of the queries whose rows a set operation gives.
+///
+/// # Safety
+/// A set operation, or one of its sides.
+unsafe fn leaves_of(side: *mut pg_sys::Node, leaves: &mut Vec<usize>) {
+    // SAFETY: a node is what its tag says.
+    unsafe {
+        if side.is_null() || leaves.len() >= MEMBERS {
+            return;
+        }
+        match (*side).type_ {
+            NodeTag::T_RangeTblRef => {
+                leaves.push((*side.cast::<pg_sys::RangeTblRef>()).rtindex as usize);
+            }
+            NodeTag::T_SetOperationStmt => {
+                let operation = &*side.cast::<pg_sys::SetOperationStmt>();
+                leaves_of(operation.larg, leaves);
+                // What is taken away is given by nobody.
+                if operation.op != pg_sys::SetOperation::SETOP_EXCEPT {
+                    leaves_of(operation.rarg, leaves);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The array whose elements a function of FROM gives.
+///
+/// # Safety
+/// An expression.
+unsafe fn unnested(function: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
+    // SAFETY: a node is what its tag says.
+    unsafe {
+        if (*function).type_ != NodeTag::T_FuncExpr {
+            return None;
+        }
+        let call = &*function.cast::<pg_sys::FuncExpr>();
+        match call.funcid == pg_sys::Oid::from(pg_sys::F_UNNEST_ANYARRAY) {
+            true => argument(call.args, 0),
+            false => None,
+        }
+    }
+}
+
+/// An argument of a call, counted from 0, whether it is written in its place or by its name.
+///
+/// # Safety
+/// The arguments of a function call, after parse analysis or as the planner has them.
+unsafe fn argument(arguments: *mut pg_sys::List, at: usize) -> Option<*mut pg_sys::Node> {
+    // SAFETY: by contract; a node is what its tag says.
+    unsafe {
+        let arguments = members(arguments).iter().map(|cell| node(cell));
+        for (place, argument) in arguments.enumerate() {
+            if (*argument).type_ == NodeTag::T_NamedArgExpr {
+                let named = &*argument.cast::<pg_sys::NamedArgExpr>();
+                if named.argnumber as usize == at {
+                    return Some(named.arg.cast());
+                }
+            } else if place == at {
+                return Some(argument);
+            }
+        }
+        None
     }
 }
 

@@ -18,6 +18,7 @@ use pgrx::pg_sys::{self, Datum, Oid};
 
 use crate::pg::catalogs;
 use crate::pg::errors::raise_hint;
+use crate::pg::statement;
 
 /// The wrapper of the servers that stand for models; only superusers make wrappers.
 const WRAPPER: &CStr = c"laser_model";
@@ -28,19 +29,19 @@ pub fn check_model(name: &str) {
     check(name, &[unsafe { pg_sys::GetUserId() }]);
 }
 
-/// The same of an index on text that is being built: for its owner, as whom the server builds it, or for whoever runs the
-/// statement, since pg_dump restores privileges after indexes. Not for the caller of a function that runs with the
-/// rights of its owner: that could be made to lend his.
+/// The same of an index on text that is being built, or is to have a model: for its owner, as whom the server builds it, or
+/// for whoever runs the statement, since pg_dump restores privileges after indexes. Not for the caller of a function that
+/// runs with the rights of its owner, nor for whoever has the server run code of a table's owner, as by ANALYZE: those
+/// could be made to lend theirs. An empty name is that of a default that the session does not know, which is asked for
+/// again when it does.
 pub fn check_build(name: &str) {
-    let (mut user, mut context) = (pg_sys::InvalidOid, 0 as c_int);
+    if name.is_empty() {
+        return;
+    }
     // SAFETY: plain questions to the server.
-    let outer = unsafe {
-        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
-        pg_sys::GetOuterUserId()
-    };
-    let lends = context & pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int != 0;
-    let roles = [user, outer];
-    check(name, if lends { &roles[..1] } else { &roles });
+    let roles = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
+    let own = statement::is_of_user();
+    check(name, if own { &roles } else { &roles[..1] });
 }
 
 fn check(name: &str, roles: &[Oid]) {

@@ -26,6 +26,8 @@ use crate::pg::memory::or_raise;
 /// Embeddings that are kept, and bytes of their texts.
 const MOST: usize = 16;
 const MOST_BYTES: usize = 2 << 20;
+/// Components that tell the beginning of an embedding from a vector that is like it by chance.
+const LEAST_BEGINNING: usize = 8;
 
 /// The embedding of one text, as cache and callers share it.
 #[derive(Debug)]
@@ -51,24 +53,37 @@ struct Recent {
     statement: pg_sys::TimestampTz,
     /// What was asked for last comes first.
     entries: VecDeque<Entry>,
+    /// The first embeddings of arrays, with the names of their models: nobody asks for them again, but where the planner
+    /// has them as constants they have an origin.
+    of_arrays: VecDeque<(String, Rc<CachedEmbedding>)>,
 }
 
 thread_local! {
     static RECENT: RefCell<Recent> = const {
-        RefCell::new(Recent { statement: i64::MIN, entries: VecDeque::new() })
+        RefCell::new(Recent {
+            statement: i64::MIN,
+            entries: VecDeque::new(),
+            of_arrays: VecDeque::new(),
+        })
     };
 }
 
-/// What is kept for this statement. `look` must not call the server.
+/// As [`with_all`], of single texts.
 fn with<R>(look: impl FnOnce(&mut VecDeque<Entry>) -> R) -> R {
+    with_all(|recent| look(&mut recent.entries))
+}
+
+/// What is kept for this statement. `look` must not call the server.
+fn with_all<R>(look: impl FnOnce(&mut Recent) -> R) -> R {
     // SAFETY: reads a variable of the session.
     let statement = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
     RECENT.with_borrow_mut(|recent| {
         if recent.statement != statement {
             recent.statement = statement;
             recent.entries.clear();
+            recent.of_arrays.clear();
         }
-        look(&mut recent.entries)
+        look(recent)
     })
 }
 
@@ -206,20 +221,40 @@ fn cached_row(embedded: &Embedded, i: usize) -> Rc<CachedEmbedding> {
     })
 }
 
-/// Name and fingerprint of the model that has made an embedding with this number of dimensions and these
-/// components, if the statement remembers it.
+/// Notes the first embedding of an array, by a model (`None`: `laser.model`).
+pub fn note_array(model: Option<&str>, embedded: &Embedded) {
+    if embedded.fingerprint == [0; 32] {
+        return;
+    }
+    let (name, first) = (embed::model_name(model), cached_row(embedded, 0));
+    with_all(|recent| {
+        recent.of_arrays.truncate(MOST - 1);
+        recent.of_arrays.push_front((name, first));
+    });
+}
+
+/// Name and fingerprint of the model that has made an embedding of which these are the components, or the first
+/// of them, if the statement remembers it.
 pub fn origin(dimensions: usize, is: impl Fn(usize, f32) -> bool) -> Option<(String, [u8; 32])> {
-    with(|entries| {
-        entries.iter().find_map(|entry| {
-            let made = &entry.embedding.data;
-            let same =
-                made.len() == dimensions && made.iter().enumerate().all(|(at, x)| is(at, *x));
-            same.then(|| (entry.model.clone(), entry.embedding.fingerprint))
+    with_all(|recent| {
+        let single = recent.entries.iter();
+        let single = single.map(|entry| (&entry.model, &entry.embedding));
+        let of_arrays = recent.of_arrays.iter().map(|(model, first)| (model, first));
+        single.chain(of_arrays).find_map(|(model, embedding)| {
+            let made = &embedding.data;
+            let long_enough = made.len() == dimensions
+                || made.len() > dimensions && dimensions >= LEAST_BEGINNING;
+            let mut components = made.iter().take(dimensions).enumerate();
+            let same = long_enough && components.all(|(at, x)| is(at, *x));
+            same.then(|| (model.clone(), embedding.fingerprint))
         })
     })
 }
 
 /// Forgets all of them: a model was found to be another than it was.
 pub fn forget() {
-    with(VecDeque::clear);
+    with_all(|recent| {
+        recent.entries.clear();
+        recent.of_arrays.clear();
+    });
 }

@@ -11,8 +11,8 @@ use laser_index::meta::{Meta, Parameters};
 use laser_index::page::{NULL, UNDIRECTED};
 use laser_index::segment::write_pages;
 use laser_index::{maintain, pending, space};
-use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum};
+use pgrx::{PgLogLevel, PgSqlErrorCode as Code, ereport};
 
 use super::cache;
 use super::element::{self, Element, TextBatch};
@@ -21,6 +21,7 @@ use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
 use super::{model, sample, statistics, undecided};
 use crate::encode;
+use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
 use crate::pg::interrupts::pause;
 use crate::pg::tid::pack;
@@ -269,6 +270,29 @@ pub unsafe fn is_laser(index: pg_sys::Relation) -> bool {
     build_of.is_some_and(|f| std::ptr::eq(f as *const (), build as *const ()))
 }
 
+/// Warns of an expression that embeds by the setting: entries would be of whichever model that names when their rows
+/// are written, and so would the queries.
+///
+/// # Safety
+/// The index is open, `info` describes it.
+unsafe fn warn_of_setting(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo) {
+    // SAFETY: by contract; a handler is a function that exists.
+    unsafe {
+        let namespace = pg_sys::get_func_namespace((*index).rd_amhandler);
+        if encode::embeds_by_setting((*info).ii_Expressions, namespace) {
+            ereport!(
+                PgLogLevel::WARNING,
+                Code::ERRCODE_WARNING,
+                format!(
+                    "index \"{}\" embeds by the model that laser.model names when a row is written",
+                    encoding::shown((*(*index).rd_rel).relname.data.as_ptr())
+                ),
+                "Name the model in the expression, and in queries: laser_embed(column, 'model')."
+            );
+        }
+    }
+}
+
 /// `ambuild`
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn build(
@@ -293,6 +317,7 @@ pub unsafe extern "C-unwind" fn build(
         if let Some(model) = &model {
             encode::check_build(model);
         }
+        warn_of_setting(index, info);
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.
         let lock = MergeLock::wait(index);

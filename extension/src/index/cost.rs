@@ -394,7 +394,7 @@ pub unsafe extern "C-unwind" fn estimate(
         }
         if shape.foreign {
             let order = node(&*(*orders).elements);
-            encode::refuse_mixed_order(order, (*root).parse);
+            encode::refuse_mixed_order(order, root);
         }
         let widest = shape.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max);
         let entries = shape.entries();

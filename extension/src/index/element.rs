@@ -137,6 +137,8 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
     let (options, (element, metric)) = unsafe { (options::of(relation), kind(relation)) };
     let (dims, fingerprint, model) = match element {
         Element::Text => {
+            // Before it is loaded.
+            encode::check_build(&encode::model_name(options.model.as_deref()));
             let model = encode::describe_model(options.model.as_deref());
             (model.dimensions, model.fingerprint, model.name)
         }

@@ -12,6 +12,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::pg_sys;
 
+use crate::encode;
 use crate::pg::errors::raise_hint;
 
 /// What a scan does when its first search is used up.
@@ -174,25 +175,22 @@ pub unsafe fn of(relation: pg_sys::Relation) -> Options {
             ef_search: 0,
         };
     };
-    let model = (stored.model != 0).then(|| {
-        // SAFETY: string options lie behind the struct, at this offset, and end with a zero.
-        let name = unsafe {
-            CStr::from_ptr(
-                (stored as *const Stored)
-                    .cast::<c_char>()
-                    .add(stored.model as usize),
-            )
-        };
-        name.to_string_lossy().into_owned()
-    });
     Options {
         m: stored.m as usize,
         ef_construction: stored.ef_construction as usize,
         pending_list_limit: stored.pending_list_limit as u64 * 1024,
         quantization: Quantization::from_u8(stored.quantization as u8),
-        model: model.filter(|name| !name.is_empty()),
+        model: model_of(stored),
         ef_search: stored.ef_search as usize,
     }
+}
+
+/// The model that storage parameters name.
+fn model_of(stored: &Stored) -> Option<String> {
+    let offset = usize::try_from(stored.model).ok().filter(|at| *at > 0)?;
+    // SAFETY: string options lie behind the struct, at this offset, and end with a zero.
+    let name = unsafe { CStr::from_ptr(std::ptr::from_ref(stored).cast::<c_char>().add(offset)) };
+    Some(name.to_string_lossy().into_owned()).filter(|name| !name.is_empty())
 }
 
 static mut KIND: pg_sys::relopt_kind::Type = 0;
@@ -238,15 +236,19 @@ pub unsafe extern "C-unwind" fn parse(
     ];
     // SAFETY: the table describes `Stored`, whose first field is the varlena header.
     unsafe {
-        pg_sys::build_reloptions(
+        let options = pg_sys::build_reloptions(
             reloptions,
             validate,
             KIND,
             size_of::<Stored>(),
             table.as_ptr(),
             table.len() as c_int,
-        )
-        .cast()
+        );
+        // Of a statement that sets them: a later one that builds the index may be somebody else's.
+        if validate && let Some(model) = options.cast::<Stored>().as_ref().and_then(model_of) {
+            encode::check_build(&model);
+        }
+        options.cast()
     }
 }
 

@@ -24,7 +24,7 @@ use super::progress::Progress;
 use super::query::{Kind, Query, Snapshot, Spi, Statement, own_type};
 use super::row::{self, Row};
 use super::{errors, work};
-use crate::encode::describe_model;
+use crate::encode::{check_privilege, describe_model, model_name};
 use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
 use crate::pg::memory::{insert, or_raise, push};
@@ -259,6 +259,8 @@ impl Part {
         // Another model makes other embeddings of the same text, which are new content.
         let seed = match kind {
             Kind::Text => {
+                // Before it is loaded.
+                check_privilege(&model_name(None));
                 let model = describe_model(None);
                 // The encoders of one model for different languages have one fingerprint.
                 let language = model_and_language(&model.name).1.unwrap_or_default();

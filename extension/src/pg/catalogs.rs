@@ -26,6 +26,19 @@ pub unsafe fn row<T, R>(
     }
 }
 
+/// One of the columns of a description, which versions of PostgreSQL keep in different places.
+///
+/// # Safety
+/// The description has the column.
+pub unsafe fn attribute(
+    description: pg_sys::TupleDesc,
+    column: usize,
+) -> pg_sys::FormData_pg_attribute {
+    // SAFETY: by contract; what wraps the description neither counts nor frees it.
+    let description = unsafe { pgrx::PgTupleDesc::from_pg_unchecked(description) };
+    *description.get(column).expect("a column of the table")
+}
+
 /// Indexes of an access method, but for those of temporary tables.
 ///
 /// # Safety

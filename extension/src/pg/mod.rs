@@ -10,6 +10,7 @@ pub mod fmgr;
 pub mod interrupts;
 pub mod lists;
 pub mod memory;
+pub mod statement;
 pub mod tid;
 pub mod trust;
 pub mod unguarded;

@@ -17,6 +17,17 @@ unsafe extern "C-unwind" {
         options: c_int,
         parameters: pg_sys::ParamListInfo,
     ) -> *mut pg_sys::PlannedStmt;
+    /// `src/backend/tcop/utility.c`
+    pub fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        text: *const c_char,
+        read_only: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        parameters: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        destination: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
     /// `src/backend/executor/execMain.c`
     pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
     /// `src/backend/executor/execMain.c`
