@@ -36,10 +36,10 @@ AS 'MODULE_PATHNAME', 'laser_embed_array'
 LANGUAGE c IMMUTABLE PARALLEL SAFE COST 5000;
 
 COMMENT ON FUNCTION laser_embed(text, text, text)
-IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that tells these apart';
+IS 'embedding of a text with the model''s prefix for its role, ''query'' or ''passage''';
 
 COMMENT ON FUNCTION laser_embed(text[], text, text)
-IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
+IS 'embeddings of texts with the model''s prefix for their role, ''query'' or ''passage''';
 
 -- A pair costs a transformer some milliseconds: whatever else can be asked of a row is asked before.
 CREATE FUNCTION laser_rerank(query text, body text, model text) RETURNS real
@@ -77,8 +77,8 @@ COMMENT ON COLUMN laser_models.in_backend IS 'whether this session encodes with 
 COMMENT ON COLUMN laser_models.precision
 IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, not bf16"';
 COMMENT ON COLUMN laser_models.reranker IS 'whether it scores pairs of a query and a text, and embeds none: see laser_rerank';
-COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
-COMMENT ON COLUMN laser_models.passage_prefix IS 'what the model reads before a text that is searched in';
+COMMENT ON COLUMN laser_models.query_prefix IS 'prefix of a text with the role ''query''';
+COMMENT ON COLUMN laser_models.passage_prefix IS 'prefix of a text with the role ''passage''';
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
 CREATE FUNCTION laser_encoder_status(
@@ -331,10 +331,10 @@ BEGIN
           AND w.fdwname OPERATOR(pg_catalog.=) 'laser_model'
           AND NOT pg_catalog.has_server_privilege(c.relowner, s.oid, 'USAGE'))
     THEN
-        -- Whose table it is has chosen the model. He shall not have others embed with it for him.
+        -- The model is the table owner's choice: without the privilege, others must not embed with it for the owner.
         RAISE EXCEPTION USING errcode = 'insufficient_privilege',
             message = pg_catalog.format('permission denied for model "%s"', pg_catalog.split_part(kept_model, '@', 1)),
-            detail = pg_catalog.format('Column "%s" is kept with it, and the owner of table "%s" may not use it.', embedding_column, tbl);
+            detail = pg_catalog.format('Column "%s" is kept with this model, for which the owner of table "%s" has no privilege.', embedding_column, tbl);
     END IF;
     EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label
     USING COALESCE(kept_model, ''::pg_catalog.text);
@@ -367,9 +367,9 @@ BEGIN
         END IF;
         IF known IS NOT NULL THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that %s', embedding_column, part,
+                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of a model other than the one %s', embedding_column, part,
                     CASE WHEN kept_model IS NULL THEN 'of this session' ELSE 'it is kept with' END),
-                detail = pg_catalog.format('They are of model %s, the other is %s.', known, label),
+                detail = pg_catalog.format('The embeddings are of model %s, the other model is %s.', known, label),
                 hint = pg_catalog.format(CASE WHEN kept_model IS NULL THEN 'SET laser.model = %L.'
                                               ELSE 'Call laser_keep_embedded with model => %L.' END
                                          OPERATOR(pg_catalog.||) ' To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
@@ -433,7 +433,7 @@ BEGIN
                 IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
-                        detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
+                        detail = pg_catalog.format('Rows that are already committed have embeddings of model %s, the label names %s.', label, known);
                 END IF;
                 -- Locking the rows keeps their text from changing before the embedding is stored.
                 EXECUTE pg_catalog.format(
@@ -477,7 +477,7 @@ BEGIN
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
                         message = pg_catalog.format('model "%s" was replaced while table "%s" was embedded', model, part),
-                        detail = 'What was embedded before and is committed is of the old one.';
+                        detail = 'Rows that are already committed have embeddings of the old model.';
                 END IF;
                 place := next_place;
                 pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
@@ -498,9 +498,9 @@ BEGIN
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
                 RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                    message = pg_catalog.format('rows of table "%s" lose their embeddings as fast as they are embedded', part),
+                    message = pg_catalog.format('embeddings of table "%s" are set to null as fast as they are computed', part),
                     detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
-                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
+                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. Rows that were embedded are committed.', embedding_column);
             END IF;
         END LOOP;
         IF pass_reset OPERATOR(pg_catalog.>) 0 THEN

@@ -15,7 +15,7 @@ AS 'MODULE_PATHNAME', 'laser_text_distance_support'
 LANGUAGE c STRICT;
 
 COMMENT ON FUNCTION laser_text_distance_support(internal)
-IS 'refuses distances of two columns of texts by a model that tells queries from passages';
+IS 'planner support: raises an error for the distance of two text columns where the model has different prefixes for queries and passages';
 
 CREATE FUNCTION cosine_distance(text, text) RETURNS double precision
 AS 'MODULE_PATHNAME', 'laser_text_cosine_distance'
@@ -114,7 +114,7 @@ AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
 COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer, text) IS
-    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries that were asked; null without rows';
+    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries sampled by laser.track_queries; null without rows';
 
 CREATE FUNCTION laser_index_tune(
     index regclass, target double precision DEFAULT 0.99, samples integer DEFAULT 100, k integer DEFAULT 10,
@@ -125,7 +125,7 @@ AS 'MODULE_PATHNAME', 'laser_index_tune_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000 ROWS 10;
 
 COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) IS
-    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries that were asked, up to the width that reaches the target';
+    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries sampled by laser.track_queries, up to the width that reaches the target';
 
 CREATE FUNCTION laser_index_estimate(
     rows bigint, dimensions integer, m integer DEFAULT 16, metric text DEFAULT 'cosine',
@@ -198,8 +198,8 @@ GRANT SELECT ON laser_models_used TO PUBLIC;
 COMMENT ON VIEW laser_models_used IS
     'columns and text indexes with embeddings of models: columns that have a label (SECURITY LABEL FOR laser), indexes that the role may inspect, except those that others have locked at the moment';
 COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
-COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
-COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';
+COMMENT ON COLUMN laser_models_used.name IS 'name of the column or index';
+COMMENT ON COLUMN laser_models_used.fingerprint IS 'hash of the model''s files when the embeddings were computed, see laser_models; null where the label has none';
 
 CREATE FUNCTION laser_index_maintenance(
     OUT pid integer, OUT datid oid, OUT indexrelid oid, OUT index text, OUT phase text,
@@ -221,11 +221,11 @@ GRANT SELECT ON laser_index_maintenance TO PUBLIC;
 
 COMMENT ON VIEW laser_index_maintenance IS
     'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
-COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
+COMMENT ON COLUMN laser_index_maintenance.pid IS 'process ID of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
     'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try: put off after a failure, or waiting for lock that others hold on the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
-COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
+COMMENT ON COLUMN laser_index_maintenance.failures IS 'number of consecutive failed merges';
 
 -- One row: nulls where the server has not preloaded the library, zeros for what nothing was counted of.
 CREATE FUNCTION laser_index_statistics(
@@ -266,7 +266,7 @@ COMMENT ON COLUMN pg_stat_laser_indexes.searches IS 'scans of the index that hav
 COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with the query: in graph walks, in exhaustive searches, and in the pending list';
 COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were fetched for filters and exact distances';
 COMMENT ON COLUMN pg_stat_laser_indexes.widened IS 'wider searches that followed within a scan';
-COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that laser.max_scan_tuples has ended';
+COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that ended at laser.max_scan_tuples';
 COMMENT ON COLUMN pg_stat_laser_indexes.merges IS 'merges that have made segments: by inserts, VACUUM, laser_merge and workers';
 COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'time spent in these merges, in milliseconds';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_opened IS 'files of segments that sessions have opened';

@@ -73,7 +73,7 @@ BEGIN
     ELSIF model IS NOT NULL THEN
         -- An error where there is no such model.
         PERFORM @extschema@.laser_model_label(model);
-        -- The column that was looked at last is that of embeddings.
+        -- The loop has ended with the column of embeddings, whose number this is.
         known := split_part(@extschema@.laser_column_label(tbl, attribute), ' ', 1);
         IF known <> model THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
@@ -153,6 +153,6 @@ GRANT SELECT ON laser_kept_columns TO PUBLIC;
 
 COMMENT ON VIEW laser_kept_columns IS 'columns of embeddings that laser_keep_embedded keeps in step with their text';
 COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled';
-COMMENT ON COLUMN laser_kept_columns.model IS 'that the column is kept with, or else that of its embeddings, see laser_models_used';
+COMMENT ON COLUMN laser_kept_columns.model IS 'model that laser_keep_embedded was given, else the model in the label of the column, see laser_models_used';
 COMMENT ON COLUMN laser_kept_columns.waiting IS
     'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';

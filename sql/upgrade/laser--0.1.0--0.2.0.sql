@@ -13,7 +13,7 @@ AS 'MODULE_PATHNAME', 'laser_text_distance_support'
 LANGUAGE c STRICT;
 
 COMMENT ON FUNCTION laser_text_distance_support(internal)
-IS 'refuses distances of two columns of texts by a model that tells queries from passages';
+IS 'planner support: raises an error for the distance of two text columns where the model has different prefixes for queries and passages';
 
 -- Every role may set laser.model: in an index or a partition's bounds one role's model would decide for others.
 ALTER FUNCTION cosine_distance(text, text) STABLE SUPPORT laser_text_distance_support;
@@ -79,10 +79,10 @@ AS 'MODULE_PATHNAME', 'laser_embed_array'
 LANGUAGE c IMMUTABLE PARALLEL SAFE COST 5000;
 
 COMMENT ON FUNCTION laser_embed(text, text, text)
-IS 'embedding of a text as what it is, ''query'' or ''passage'', by a model that tells these apart';
+IS 'embedding of a text with the model''s prefix for its role, ''query'' or ''passage''';
 
 COMMENT ON FUNCTION laser_embed(text[], text, text)
-IS 'embeddings of texts as what they are, ''query'' or ''passage'', by a model that tells these apart';
+IS 'embeddings of texts with the model''s prefix for their role, ''query'' or ''passage''';
 
 -- A pair costs a transformer some milliseconds: whatever else can be asked of a row is asked before.
 CREATE FUNCTION laser_rerank(query text, body text, model text) RETURNS real
@@ -132,9 +132,9 @@ IS 'arithmetic of a loaded model, and the setting that it cannot follow: "f32, n
 
 COMMENT ON COLUMN laser_models.reranker IS 'whether it scores pairs of a query and a text, and embeds none: see laser_rerank';
 
-COMMENT ON COLUMN laser_models.query_prefix IS 'what the model reads before a text that is searched for';
+COMMENT ON COLUMN laser_models.query_prefix IS 'prefix of a text with the role ''query''';
 
-COMMENT ON COLUMN laser_models.passage_prefix IS 'what the model reads before a text that is searched in';
+COMMENT ON COLUMN laser_models.passage_prefix IS 'prefix of a text with the role ''passage''';
 
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
@@ -361,10 +361,10 @@ BEGIN
           AND w.fdwname OPERATOR(pg_catalog.=) 'laser_model'
           AND NOT pg_catalog.has_server_privilege(c.relowner, s.oid, 'USAGE'))
     THEN
-        -- Whose table it is has chosen the model. He shall not have others embed with it for him.
+        -- The model is the table owner's choice: without the privilege, others must not embed with it for the owner.
         RAISE EXCEPTION USING errcode = 'insufficient_privilege',
             message = pg_catalog.format('permission denied for model "%s"', pg_catalog.split_part(kept_model, '@', 1)),
-            detail = pg_catalog.format('Column "%s" is kept with it, and the owner of table "%s" may not use it.', embedding_column, tbl);
+            detail = pg_catalog.format('Column "%s" is kept with this model, for which the owner of table "%s" has no privilege.', embedding_column, tbl);
     END IF;
     EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label
     USING COALESCE(kept_model, ''::pg_catalog.text);
@@ -397,9 +397,9 @@ BEGIN
         END IF;
         IF known IS NOT NULL THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of another model than that %s', embedding_column, part,
+                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of a model other than the one %s', embedding_column, part,
                     CASE WHEN kept_model IS NULL THEN 'of this session' ELSE 'it is kept with' END),
-                detail = pg_catalog.format('They are of model %s, the other is %s.', known, label),
+                detail = pg_catalog.format('The embeddings are of model %s, the other model is %s.', known, label),
                 hint = pg_catalog.format(CASE WHEN kept_model IS NULL THEN 'SET laser.model = %L.'
                                               ELSE 'Call laser_keep_embedded with model => %L.' END
                                          OPERATOR(pg_catalog.||) ' To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',
@@ -463,7 +463,7 @@ BEGIN
                 IF known OPERATOR(pg_catalog.<>) label AND known OPERATOR(pg_catalog.<>) model THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
-                        detail = pg_catalog.format('What was embedded before and is committed is of model %s, the label says %s.', label, known);
+                        detail = pg_catalog.format('Rows that are already committed have embeddings of model %s, the label names %s.', label, known);
                 END IF;
                 -- Locking the rows keeps their text from changing before the embedding is stored.
                 EXECUTE pg_catalog.format(
@@ -507,7 +507,7 @@ BEGIN
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
                         message = pg_catalog.format('model "%s" was replaced while table "%s" was embedded', model, part),
-                        detail = 'What was embedded before and is committed is of the old one.';
+                        detail = 'Rows that are already committed have embeddings of the old model.';
                 END IF;
                 place := next_place;
                 pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
@@ -528,9 +528,9 @@ BEGIN
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
                 RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                    message = pg_catalog.format('rows of table "%s" lose their embeddings as fast as they are embedded', part),
+                    message = pg_catalog.format('embeddings of table "%s" are set to null as fast as they are computed', part),
                     detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
-                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. What was embedded is committed.', embedding_column);
+                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. Rows that were embedded are committed.', embedding_column);
             END IF;
         END LOOP;
         IF pass_reset OPERATOR(pg_catalog.>) 0 THEN
@@ -621,7 +621,7 @@ AS 'MODULE_PATHNAME', 'laser_index_recall_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000;
 
 COMMENT ON FUNCTION laser_index_recall(regclass, integer, integer, text) IS
-    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries that were asked; null without rows';
+    'share of the k nearest rows that a search finds, for the vectors of random rows or for queries sampled by laser.track_queries; null without rows';
 
 CREATE FUNCTION laser_index_tune(
     index regclass, target double precision DEFAULT 0.99, samples integer DEFAULT 100, k integer DEFAULT 10,
@@ -632,7 +632,7 @@ AS 'MODULE_PATHNAME', 'laser_index_tune_wrapper'
 LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED COST 1000000 ROWS 10;
 
 COMMENT ON FUNCTION laser_index_tune(regclass, double precision, integer, integer, text) IS
-    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries that were asked, up to the width that reaches the target';
+    'what searches of growing width find of the k nearest rows, for the vectors of random rows or for queries sampled by laser.track_queries, up to the width that reaches the target';
 
 REVOKE EXECUTE ON FUNCTION laser_index_recall(regclass, integer, integer, text) FROM PUBLIC;
 
@@ -689,9 +689,9 @@ COMMENT ON VIEW laser_models_used IS
 
 COMMENT ON COLUMN laser_models_used.kind IS 'column or index';
 
-COMMENT ON COLUMN laser_models_used.name IS 'of the column or index';
+COMMENT ON COLUMN laser_models_used.name IS 'name of the column or index';
 
-COMMENT ON COLUMN laser_models_used.fingerprint IS 'of the model''s files when they were made, see laser_models';
+COMMENT ON COLUMN laser_models_used.fingerprint IS 'hash of the model''s files when the embeddings were computed, see laser_models; null where the label has none';
 
 CREATE FUNCTION laser_index_maintenance(
     OUT pid integer, OUT datid oid, OUT indexrelid oid, OUT index text, OUT phase text,
@@ -713,11 +713,11 @@ GRANT SELECT ON laser_index_maintenance TO PUBLIC;
 
 COMMENT ON VIEW laser_index_maintenance IS
     'what background workers merge, and indexes whose merge has failed; only their owners and pg_read_all_stats see which';
-COMMENT ON COLUMN laser_index_maintenance.pid IS 'of the database''s worker; null while there is none';
+COMMENT ON COLUMN laser_index_maintenance.pid IS 'process ID of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
     'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try: put off after a failure, or waiting for lock that others hold on the index';
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
-COMMENT ON COLUMN laser_index_maintenance.failures IS 'in a row';
+COMMENT ON COLUMN laser_index_maintenance.failures IS 'number of consecutive failed merges';
 
 -- One row: nulls where the server has not preloaded the library, zeros for what nothing was counted of.
 CREATE FUNCTION laser_index_statistics(
@@ -758,7 +758,7 @@ COMMENT ON COLUMN pg_stat_laser_indexes.searches IS 'scans of the index that hav
 COMMENT ON COLUMN pg_stat_laser_indexes.visited IS 'stored vectors that were compared with the query: in graph walks, in exhaustive searches, and in the pending list';
 COMMENT ON COLUMN pg_stat_laser_indexes.reranked IS 'rows of the table that were fetched for filters and exact distances';
 COMMENT ON COLUMN pg_stat_laser_indexes.widened IS 'wider searches that followed within a scan';
-COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that laser.max_scan_tuples has ended';
+COMMENT ON COLUMN pg_stat_laser_indexes.cut IS 'scans that ended at laser.max_scan_tuples';
 COMMENT ON COLUMN pg_stat_laser_indexes.merges IS 'merges that have made segments: by inserts, VACUUM, laser_merge and workers';
 COMMENT ON COLUMN pg_stat_laser_indexes.merge_time IS 'time spent in these merges, in milliseconds';
 COMMENT ON COLUMN pg_stat_laser_indexes.files_opened IS 'files of segments that sessions have opened';
@@ -1142,7 +1142,7 @@ BEGIN
     ELSIF model IS NOT NULL THEN
         -- An error where there is no such model.
         PERFORM @extschema@.laser_model_label(model);
-        -- The column that was looked at last is that of embeddings.
+        -- The loop has ended with the column of embeddings, whose number this is.
         known := split_part(@extschema@.laser_column_label(tbl, attribute), ' ', 1);
         IF known <> model THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
@@ -1222,7 +1222,7 @@ GRANT SELECT ON laser_kept_columns TO PUBLIC;
 
 COMMENT ON VIEW laser_kept_columns IS 'columns of embeddings that laser_keep_embedded keeps in step with their text';
 COMMENT ON COLUMN laser_kept_columns.enabled IS 'whether the trigger is enabled';
-COMMENT ON COLUMN laser_kept_columns.model IS 'that the column is kept with, or else that of its embeddings, see laser_models_used';
+COMMENT ON COLUMN laser_kept_columns.model IS 'model that laser_keep_embedded was given, else the model in the label of the column, see laser_models_used';
 COMMENT ON COLUMN laser_kept_columns.waiting IS
     'rows without an embedding as the last ANALYZE has estimated them; null where the role may not read the column or there was no ANALYZE';
 

@@ -264,7 +264,7 @@ fn report_cut(model: &str, pairs: bool, cut: Cut, texts: usize) {
             message,
             detail(),
             "Split them, choose another model (see max_tokens in view laser_models), or set \
-             laser.long_text to 'warn' to have their beginnings read.",
+             laser.long_text to 'warn' to embed only their beginning.",
         );
     }
     // SAFETY: reads a variable of the session.

@@ -66,8 +66,8 @@ unsafe fn role(fcinfo: pg_sys::FunctionCallInfo) -> Role {
         Some(other) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             format!("unknown role \"{}\" of a text", to_server(other)),
-            "Roles are 'query', what is searched for, and 'passage', what is searched in; NULL embeds the \
-             text as it is.",
+            "Roles are 'query', a text to search with, and 'passage', a text to be found; NULL embeds the \
+             text without a prefix.",
         ),
     }
 }

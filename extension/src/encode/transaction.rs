@@ -92,6 +92,6 @@ fn is_gone(table: pg_sys::Oid) -> ! {
     raise_hint(
         Code::ERRCODE_UNDEFINED_TABLE,
         format!("there is no table with OID {} any more", table.to_u32()),
-        "It was dropped meanwhile. What was embedded before is committed.",
+        "It was dropped meanwhile. Rows that were embedded before are committed.",
     )
 }

@@ -89,7 +89,7 @@ impl Build {
                     "{row} has {} dimensions, rows before it have {dims}",
                     x.len()
                 ),
-                "Vectors of one length have an index of their own: \
+                "Create an index for each number of dimensions: \
                  CREATE INDEX … ((column::embedding(1024))) WHERE dimensions(column) = 1024.",
             );
         }

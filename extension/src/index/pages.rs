@@ -418,8 +418,8 @@ impl MergeLock {
             if held((*relation).rd_id) {
                 raise_hint(
                     Code::ERRCODE_OBJECT_IN_USE,
-                    "this session is building, merging or checking the index already",
-                    "Functions that an index expression calls must leave the index alone.",
+                    "the index is already being built, merged or checked by this session",
+                    "A function that an index expression calls must not use the same index.",
                 );
             }
             pg_sys::LockPage(relation, 0, MERGE_LOCK);

@@ -74,7 +74,7 @@ impl Queries {
             _ => raise_hint(
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 format!("unknown queries \"{name}\""),
-                "Queries are 'rows', the vectors of random rows, or 'asked', what the index was searched for while \
+                "Queries are 'rows', the vectors of random rows, or 'asked', the queries that were sampled while \
                  laser.track_queries was on.",
             ),
         }

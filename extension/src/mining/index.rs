@@ -240,7 +240,7 @@ impl Nearest {
                 "the index that searches the {} query was dropped or altered meanwhile",
                 self.name
             ),
-            "Functions in the queries must leave the indexes alone that the queries are searched with.",
+            "Functions in the queries must not drop or alter the indexes that the queries are searched with.",
         )
     }
 

@@ -320,9 +320,9 @@ fn refuse(what: &str) -> ! {
     raise_hint(
         Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
         to_server(&format!(
-            "{what} of another role is not run with your rights"
+            "permission denied: {what} is owned by another role"
         )),
-        "It belongs to the table's column, a cast or an operator. Have a superuser own it, or call as the role \
+        "A column of the table, a cast or an operator uses it. Have a superuser own it, or call as the role \
          that owns it.",
     )
 }

@@ -81,7 +81,7 @@ fn triggers_that_reset_the_column_do_not_make_it_endless() -> Result<()> {
             "{message}"
         );
         ensure!(
-            message.contains("as fast as they are embedded"),
+            message.contains("as fast as they are computed"),
             "{message}"
         );
         ensure!(hint.contains("trigger"), "{hint}");
