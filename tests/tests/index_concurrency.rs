@@ -166,9 +166,9 @@ fn a_build_can_be_cancelled() -> Result<()> {
         // On a machine with more to do than processors nobody answers within a second.
         let load = std::fs::read_to_string("/proc/loadavg")?;
         let load: f64 = load.split_whitespace().next().unwrap_or("0").parse()?;
-        let laden = load > std::thread::available_parallelism()?.get() as f64;
+        let busy = load > std::thread::available_parallelism()?.get() as f64;
         ensure!(
-            took < Duration::from_secs(if laden { 3 } else { 1 }),
+            took < Duration::from_secs(if busy { 3 } else { 1 }),
             "{phase}: {took:?}"
         );
     }

@@ -658,8 +658,8 @@ fn cancels_are_heard() -> Result<()> {
     // On a machine with more to do than processors nobody answers within a second.
     let load = fs::read_to_string("/proc/loadavg")?;
     let load: f64 = load.split_whitespace().next().unwrap_or("0").parse()?;
-    let laden = load > std::thread::available_parallelism()?.get() as f64 + 1.0;
-    let limit = Duration::from_secs(if laden { 3 } else { 1 });
+    let busy = load > std::thread::available_parallelism()?.get() as f64 + 1.0;
+    let limit = Duration::from_secs(if busy { 3 } else { 1 });
     ensure!(longest < limit, "{longest:?}");
     Ok(())
 }

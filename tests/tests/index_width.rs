@@ -1,4 +1,4 @@
-//! Whose width of a search counts: that of an index goes before defaults, and what a session asks for before it.
+//! Whose width of a search counts: that of an index takes precedence over defaults, and what a session asks for over both.
 
 use anyhow::{Result, ensure};
 use laser_tests::Cluster;

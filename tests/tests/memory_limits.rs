@@ -648,7 +648,7 @@ fn a_limit_that_moves_while_threads_start_ends_no_server() -> Result<()> {
         let pid = backend(&mut client)?;
         let statement = statements[round as usize % 2];
         if round % 3 == 0 {
-            // A cancel that comes while a thread stops for want of memory.
+            // A cancel that comes while a thread stops because it is out of memory.
             client.batch_execute(&format!("SET statement_timeout = {}", 5 + round % 40))?;
         }
         let mut mover = cluster.connect("postgres")?;

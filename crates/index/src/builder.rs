@@ -71,8 +71,8 @@ const BATCH: usize = 64;
 /// Memory for what is neither graph nor vectors: tables of the threads, stacks, batches on their
 /// way, before there is a single vector.
 const FIXED_MEMORY: usize = 1 << 20;
-/// How long threads that are no longer wanted are waited for. One that has stopped for want of memory
-/// never ends; it owns all that it touches.
+/// How long threads that are no longer wanted are waited for. One that has stopped because it is out of
+/// memory never ends; it owns all that it touches.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same for threads that have done all their work, and only need a processor to end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(60);

@@ -32,7 +32,7 @@ pub struct Loaded {
 }
 
 /// How long a failure to load a model is what callers get, at first and at most: each one in a row counts for twice as
-/// long as the one before. It may have been want of memory, which is over, and nothing changes in the folder then.
+/// long as the one before. It may have been out of memory for a moment, and nothing changes in the folder then.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
 enum Entry {

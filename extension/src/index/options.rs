@@ -46,8 +46,8 @@ thread_local! {
 /// The width of a search in an index whose storage parameter is `own`; zero leaves it to the segments.
 ///
 /// What comes from the server's configuration, ALTER DATABASE or ALTER ROLE is a default for all indexes, so
-/// that an index's own width goes before it; what the session has asked for (SET, SET LOCAL, options of its
-/// connection, the SET of a function) goes before both.
+/// that an index's own width takes precedence; what the session has asked for (SET, SET LOCAL, options of its
+/// connection, the SET of a function) takes precedence over both.
 pub fn ef_search(own: usize) -> usize {
     let setting = EF_SEARCH.get() as usize;
     match own {

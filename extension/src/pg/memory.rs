@@ -56,9 +56,9 @@ static PINNED: AtomicBool = AtomicBool::new(false);
 static REPORTS: AtomicUsize = AtomicUsize::new(0);
 /// The thread that the server runs on; 0 before [`init`].
 static MAIN: AtomicUsize = AtomicUsize::new(0);
-/// Whether the session is ending for want of memory.
+/// Whether the session is ending because it is out of memory.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// Whether a thread beside the server's own has stopped for want of memory.
+/// Whether a thread beside the server's own has stopped because it is out of memory.
 static THREAD_STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// To be called once, on the server's thread; what it makes is inherited by sessions.
@@ -201,31 +201,31 @@ fn make_room() {
     }
 }
 
-/// The value, or the SQL error for want of memory.
+/// The value; raises the out-of-memory error of SQL (53200) if there is none.
 pub fn or_raise<T>(result: laser_memory::Result<T>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
-/// Appends a value, or raises the SQL error for want of memory.
+/// Appends a value; raises the out-of-memory error (53200) if the vector cannot grow.
 #[inline]
 pub fn push<T>(to: &mut Vec<T>, value: T) {
     or_raise(laser_memory::push(to, value));
 }
 
-/// Adds a value to a set, or raises the SQL error for want of memory; whether it is new.
+/// Adds a value to a set, and returns whether it is new; raises the out-of-memory error (53200) if the set cannot grow.
 pub fn insert<T: Eq + Hash>(to: &mut HashSet<T>, value: T) -> bool {
     or_raise(laser_memory::reserve(size_of::<T>(), || to.try_reserve(1)));
     to.insert(value)
 }
 
-/// A place in a map, or the SQL error for want of memory.
+/// The entry of a key, with room reserved for it; raises the out-of-memory error (53200) if the map cannot grow.
 pub fn entry<K: Eq + Hash, V>(of: &mut HashMap<K, V>, key: K) -> Entry<'_, K, V> {
     let bytes = size_of::<(K, V)>();
     or_raise(laser_memory::reserve(bytes, || of.try_reserve(1)));
     of.entry(key)
 }
 
-/// Raises the SQL error for want of memory.
+/// Raises the out-of-memory error (53200).
 #[cold]
 pub fn raise(error: OutOfMemory) -> ! {
     raise_hint(
@@ -235,7 +235,7 @@ pub fn raise(error: OutOfMemory) -> ! {
     )
 }
 
-/// Whether a thread has stopped for want of memory and will never end: it must not be waited for.
+/// Whether a thread has stopped because it is out of memory and will never end: it must not be waited for.
 /// The session has been told to end.
 pub fn thread_stopped() -> bool {
     THREAD_STOPPED.load(Relaxed)

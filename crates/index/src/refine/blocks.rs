@@ -63,7 +63,7 @@ pub(super) fn each<T: Send, W: FnMut(&mut T) -> Result<()>>(
         if own.is_err() {
             drop(leave);
         }
-        // One that has stopped for want of memory never ends, but `pause` does not return then.
+        // One that has stopped because it is out of memory never ends, but `pause` does not return then.
         while !others.iter().all(ScopedThread::is_finished) {
             pause();
             thread::sleep(INTERVAL);

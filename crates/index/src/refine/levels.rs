@@ -22,7 +22,7 @@ const EF: usize = 64;
 /// Fills the lists of all levels but the lowest.
 ///
 /// # Errors
-/// Damage, or want of memory.
+/// Damage, or no memory.
 pub(super) fn refine(
     codec: &Codec,
     walk: &Walk,

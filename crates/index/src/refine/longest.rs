@@ -53,7 +53,7 @@ impl Longest {
     /// from `first` on are new.
     ///
     /// # Errors
-    /// Damage, or want of memory.
+    /// Damage, or no memory.
     pub(super) fn of(
         codec: &Codec,
         space: Option<&Space>,
