@@ -33,14 +33,19 @@ const ROWS_WORTH_SPLITTING: usize = 16;
 /// `lanes` is the number of batches that can run at the same time; batches are made smaller where
 /// there would be fewer than that. Whether a batch costs its longest sentence times its rows
 /// (`padded`) or its tokens decides what counts against the budget.
-pub(crate) fn plan(lengths: &[usize], lanes: usize, padded: bool, most: Budget) -> Vec<Vec<usize>> {
+pub(crate) fn plan(
+    lengths: &[usize],
+    lanes: usize,
+    padded: bool,
+    limit: Budget,
+) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(lengths[i]));
     let total: usize = lengths.iter().sum();
     // One at a time: splitting would only leave less for each launch.
     let budget = match lanes {
-        0 | 1 => most.tokens,
-        lanes => most.tokens.min(total.div_ceil(lanes).max(1)),
+        0 | 1 => limit.tokens,
+        lanes => limit.tokens.min(total.div_ceil(lanes).max(1)),
     };
     let mut batches = Vec::new();
     let mut current: Vec<usize> = Vec::new();
@@ -54,8 +59,8 @@ pub(crate) fn plan(lengths: &[usize], lanes: usize, padded: bool, most: Budget) 
             }
         };
         let next = cost(current.len() + 1);
-        let full = current.len() >= most.rows
-            || next > most.tokens
+        let full = current.len() >= limit.rows
+            || next > limit.tokens
             || (next > budget && current.len() >= ROWS_WORTH_SPLITTING);
         if full && !current.is_empty() {
             batches.push(std::mem::take(&mut current));

@@ -1281,15 +1281,15 @@ fn foreign_bytes_on_the_socket_harm_nobody() -> Result<()> {
     for bytes in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         &[0xff; 4096],
-        // A greeting of another version, a first message that is none, a frame without end.
+        // A handshake of another version, a first message that is none, a frame without end.
         &[3, 0, 0, 0, 1, 0xff, 0xff],
         &[9, 0, 0, 0, 5, 1, 0, 0, 0, 0, 0, 0, 0],
         &[0, 0, 0, 4],
     ] {
-        for greeted in [false, true] {
+        for handshake_done in [false, true] {
             let mut stream = UnixStream::connect(&socket)?;
             stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-            if greeted {
+            if handshake_done {
                 stream.write_all(&hello)?;
             }
             // The encoder may have hung up already.
@@ -1332,7 +1332,7 @@ fn base_backups_leave_the_encoder_out() -> Result<()> {
     Ok(())
 }
 
-/// Has a model's tokenizer make so many bytes of each skull in a text.
+/// Has a model's tokenizer make `bytes` bytes of each skull in a text.
 fn swell(model: &Path, bytes: usize) -> Result<()> {
     let path = model.join("tokenizer.json");
     let tokenizer = std::fs::read_to_string(&path)?;

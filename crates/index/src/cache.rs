@@ -161,7 +161,7 @@ pub fn free_space(folder: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let folder = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the name ends with a zero, and what is found is looked at only after success.
+    // SAFETY: the name ends with a zero, and `found` is read only after success.
     unsafe {
         if libc::statvfs(folder.as_ptr(), found.as_mut_ptr()) != 0 {
             return None;

@@ -41,7 +41,7 @@ fn graph_error(error: impl std::fmt::Display) -> IndexError {
 /// is twice as large.
 const FIRST_BLOCK: usize = 8 << 20;
 
-/// Whether there is memory to load a serialized graph of so many bytes. While it loads one, usearch
+/// Whether there is memory to load a serialized graph of `bytes` bytes. While it loads one, usearch
 /// does not look whether it got the memory that it asked for.
 fn room_to_load(bytes: usize) -> bool {
     let (mut block, mut blocks) = (FIRST_BLOCK, FIRST_BLOCK);
@@ -229,7 +229,7 @@ pub fn bytes_per_vector(codec: &Codec, m: usize) -> usize {
     codec.graph_len().next_multiple_of(8) + NODE_HEAD + edges + 16 + 40 + 48
 }
 
-/// Bytes of a serialized graph of so many vectors, with as many levels as usearch makes on average.
+/// Bytes of a serialized graph of `vectors` nodes, with as many levels as usearch makes on average.
 pub fn serialized_len(codec: &Codec, m: usize, vectors: usize) -> usize {
     let upper = (4 + 4 * m) as f64 / (m.max(2) - 1) as f64;
     let node = codec.graph_len() + 2 + NODE_HEAD + 4 + 8 * m;

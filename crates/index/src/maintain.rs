@@ -858,9 +858,9 @@ fn free(store: &impl PageStore, blocks: impl IntoIterator<Item = u32>) -> Result
     Ok(())
 }
 
-/// Pages by what they are for.
+/// What [`sweep`] has found, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepReport {
     /// Pages of the index.
     pub pages: u32,
     /// Free ones among them.
@@ -874,15 +874,15 @@ pub struct Swept {
 ///
 /// # Errors
 /// [`IndexError::Corrupt`] or [`IndexError::Segment`] when the index is damaged.
-pub fn sweep(store: &impl PageStore) -> Result<Swept> {
+pub fn sweep(store: &impl PageStore) -> Result<SweepReport> {
     let meta = Meta::read(store)?;
     let mut used = HashSet::from([META_BLOCK]);
     for entry in &meta.segments {
         used.extend(SegmentMap::read(store, entry)?.pages());
     }
-    let mut swept = Swept {
+    let mut swept = SweepReport {
         pages: store.blocks(),
-        ..Swept::default()
+        ..SweepReport::default()
     };
     let mut orphans = Vec::new();
     for block in (0..swept.pages).filter(|block| !used.contains(block)) {

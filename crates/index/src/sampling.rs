@@ -3,13 +3,13 @@
 //! Rows come in turn from several sources, in batches, by hours: every n-th of them may be of one kind. Places are
 //! chosen by Weyl's sequence of the golden ratio, which lies evenly and repeats itself nowhere.
 
-/// Every index that can be a node's, scattered: any first few of them lie evenly among so many nodes.
+/// Every index below `nodes`, again and again, scattered: any first few of them lie evenly among the nodes.
 pub fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
     let place = |i: u32| u64::from(i.wrapping_mul(0x9e37_79b9));
     (0..u32::MAX).map(move |i| ((place(i) * nodes as u64) >> u32::BITS) as u32)
 }
 
-/// Which of `total` things are in a sample of `wanted`, ascending: one of each of so many strata of equal size. All of
+/// Which of `total` things are in a sample of `wanted`, ascending: one of each of `wanted` strata of equal size. All of
 /// them where there are no more.
 pub fn stratified(total: usize, wanted: usize) -> impl Iterator<Item = usize> {
     let wanted = wanted.min(total);

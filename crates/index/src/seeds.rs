@@ -16,13 +16,14 @@ use crate::segment::SegmentHeader;
 use crate::space::Space;
 use crate::walk::Walk;
 
-/// Nodes that so many entries share are seeds, so many of them at most.
+/// Nodes that at least this many entries share are seeds.
 const CROWD: usize = 16;
+/// The number of such seeds, at most.
 const CROWDS: usize = 32;
 
-/// Nodes that nearly all queries for inner products want, so many of them.
+/// The number of seeds that nearly all queries for inner products want, the nearest to the mean of all nodes.
 const HUBS: usize = 256;
-/// The longest nodes, so many of them: of 100,000 rows in 24 dimensions whose lengths are log-normal, .996 of the ten
+/// The number of seeds that are the longest nodes: of 100,000 rows in 24 dimensions whose lengths are log-normal, .996 of the ten
 /// nearest to queries in random directions are among these (.96 among 256).
 const LONGEST: usize = 512;
 /// How wide the walk is that looks for them: what leads to them is often not long itself.
@@ -33,7 +34,7 @@ const LEAST_MEAN: f64 = 0.1;
 /// Below this share of their mean, lengths do not vary by much: their standard deviation in Gaussian data of 24 dimensions is
 /// .14 of the mean.
 const LEAST_DEVIATION: f64 = 0.25;
-/// Where lengths vary less, but by more than this, so many of the longest are passed by: among the nearest of most queries
+/// The number of the longest nodes that are passed by where lengths vary less, but by more than [`LEAST_DEVIATION`]: among the nearest of most queries
 /// are longer rows, however few there are, and in a graph of distances nothing leads to these from the shorter ones,
 /// which are nearer to each other. Of 64 entries in 48 dimensions, one query in thirty liked none as much as the hundreds of short rows
 /// that it came to first.

@@ -121,7 +121,7 @@ pub struct Counts {
     pub graph: usize,
 }
 
-/// Bytes of the file of so many entries with different vectors, whose graph has so many bytes.
+/// Bytes of the file of `entries` entries with different vectors, whose serialized graph has `graph` bytes.
 pub fn file_len(codec: &Codec, entries: usize, graph: usize) -> usize {
     let counts = Counts {
         entries,

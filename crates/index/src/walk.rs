@@ -536,7 +536,7 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let codec = Codec::new(2, Metric::L2, Quantization::F32);
         for count in [1, 2, 63, 64, 65, 1000] {
-            // Few edges, and so many levels.
+            // Few edges, hence many levels.
             let points: Vec<[f32; 2]> = (0..count).map(|_| rng.random()).collect();
             let graph = raw(codec, 2, &points);
             let layout = Layout::parse(&codec, &graph).unwrap();

@@ -184,7 +184,7 @@ impl Server {
     fn handle(&mut self, id: SessionId, request: Request) {
         match request {
             Request::Hello { version } if version == VERSION => {
-                self.sessions.greet(id);
+                self.sessions.set_handshake_done(id);
                 let pid = std::process::id();
                 self.sessions.send(id, &Reply::Hello { version, pid });
             }
@@ -194,8 +194,8 @@ impl Server {
                 let hint = "laser was upgraded; restart the server, or reconnect.";
                 self.refuse(id, message, hint);
             }
-            _ if !self.sessions.is_greeted(id) => {
-                self.refuse(id, "the first message is not a greeting", "");
+            _ if !self.sessions.handshake_done(id) => {
+                self.refuse(id, "the first message is not a handshake", "");
             }
             Request::Ping { id: request } => self.sessions.send(id, &Reply::Pong { id: request }),
             Request::Status { id: request } => {

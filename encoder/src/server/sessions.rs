@@ -37,7 +37,7 @@ const FIRST_SESSION: SessionId = 2;
 struct Session {
     output: Arc<Output>,
     input: FrameBuffer,
-    greeted: bool,
+    handshake_done: bool,
     requests: usize,
     paused: bool,
 }
@@ -156,7 +156,7 @@ impl Sessions {
             let session = Session {
                 output: Output::new(stream),
                 input: FrameBuffer::new(),
-                greeted: false,
+                handshake_done: false,
                 requests: 0,
                 paused: false,
             };
@@ -229,14 +229,14 @@ impl Sessions {
     }
 
     /// Whether a session has said which protocol it speaks.
-    pub fn is_greeted(&self, id: SessionId) -> bool {
-        self.all.get(&id).is_some_and(|s| s.greeted)
+    pub fn handshake_done(&self, id: SessionId) -> bool {
+        self.all.get(&id).is_some_and(|s| s.handshake_done)
     }
 
-    /// Notes that it has.
-    pub fn greet(&mut self, id: SessionId) {
+    /// To be called when a session has said so.
+    pub fn set_handshake_done(&mut self, id: SessionId) {
         if let Some(session) = self.all.get_mut(&id) {
-            session.greeted = true;
+            session.handshake_done = true;
         }
     }
 

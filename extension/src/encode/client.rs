@@ -116,7 +116,7 @@ pub fn status() -> Option<Status> {
         Some(connection) => connection,
         None => {
             let mut connection = Connection::open().ok()??;
-            connection.greet(Some(deadline)).ok()?;
+            connection.handshake(Some(deadline)).ok()?;
             connection
         }
     };
@@ -183,11 +183,11 @@ pub(super) fn connect() -> Result<Connection, CallError> {
             // A process that is there is waited for like for any other answer: it may have a slow
             // batch before it, and if it hangs, the worker ends it.
             Ok(Some(mut connection)) => {
-                let greeted = Instant::now();
-                match connection.greet(None) {
+                let began = Instant::now();
+                match connection.handshake(None) {
                     Ok(()) => return Ok(connection),
                     Err(ConnectionError::Failed(error)) => return Err(error),
-                    Err(ConnectionError::Disconnected) => start += greeted.elapsed(),
+                    Err(ConnectionError::Disconnected) => start += began.elapsed(),
                 }
             }
             Ok(None) => {}

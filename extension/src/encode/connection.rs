@@ -106,8 +106,12 @@ impl Connection {
         }
     }
 
-    /// Exchanges greetings.
-    pub fn greet(&mut self, deadline: Option<Instant>) -> Result<(), ConnectionError> {
+    /// Agrees with the encoder on the version of the protocol.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Failed`] where the encoder speaks another one; [`ConnectionError::Disconnected`] where it has closed
+    /// the connection, or is silent beyond the deadline.
+    pub fn handshake(&mut self, deadline: Option<Instant>) -> Result<(), ConnectionError> {
         encode_request(&Request::Hello { version: VERSION }, &mut self.output);
         match self.next_reply(deadline)? {
             Reply::Hello {

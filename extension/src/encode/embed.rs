@@ -195,12 +195,12 @@ pub fn check_array(model: Option<&str>, texts: usize) {
         return;
     }
     let dimensions = describe_model(model).dimensions;
-    let most = LARGEST / (HEADER + 4 * dimensions);
-    if texts > most {
+    let limit = LARGEST / (HEADER + 4 * dimensions);
+    if texts > limit {
         raise_hint(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             format!(
-                "array of {texts} texts is too long to be embedded, the limit is {most} at \
+                "array of {texts} texts is too long to be embedded, the limit is {limit} at \
                  {dimensions} dimensions"
             ),
             "Embed rows: SELECT laser_embed(body) FROM unnest(texts) AS body.",

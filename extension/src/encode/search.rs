@@ -103,7 +103,7 @@ fn open_gpu(search: Search) -> Result<Option<Connection>, ConnectionError> {
         return Ok(None);
     };
     let deadline = Some(Instant::now() + ANSWER_TIMEOUT);
-    connection.greet(deadline)?;
+    connection.handshake(deadline)?;
     let device = ask(&mut connection, search, deadline)?;
     Ok((!device.is_empty()).then_some(connection))
 }

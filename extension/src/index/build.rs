@@ -380,7 +380,7 @@ pub unsafe extern "C-unwind" fn build(
         }
         state.flush();
         drop(lock);
-        cache::tidy(index, &state.store, began);
+        cache::remove_obsolete(index, &state.store, began);
         if let Some(model) = model {
             model::remember(index, &model);
         }

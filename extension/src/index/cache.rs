@@ -70,7 +70,7 @@ pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSe
 ///
 /// # Safety
 /// `relation` is open and `store` its pages.
-pub unsafe fn tidy(relation: pg_sys::Relation, store: &RelationStore, began: Instant) {
+pub unsafe fn remove_obsolete(relation: pg_sys::Relation, store: &RelationStore, began: Instant) {
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
     // What cannot be read others will report.

@@ -127,7 +127,7 @@ pub unsafe fn merge_reporting(
     }
     // What was replaced before an error came has files as well, and pages.
     // SAFETY: by contract.
-    unsafe { cache::tidy(index, store, attempt.start) };
+    unsafe { cache::remove_obsolete(index, store, attempt.start) };
     let made = made?;
     if made > 0
         // SAFETY: by contract.

@@ -3,16 +3,20 @@
 use super::{files, root};
 
 /// Names and phrases that have plain ones: a timeout, `needs_rebuild`, a quantum, `filter_candidates`, a backward pass,
-/// again.
+/// again; out of memory, busy, read or visited, at least or at most this many.
 const DISCOURAGED: &[&str] = &[
     "GRAIN",
     "HOPELESS",
     "Pulse",
     "Trouble",
     "anew",
+    "for want of",
     "is no mining state",
+    "laden",
+    "looked at",
     "rotten",
     "sieve",
+    "so many",
     "the way back",
     "what is wished",
 ];

@@ -39,8 +39,8 @@ pub struct ImportArgs {
     #[arg(long, value_parser = ["laser1", "laser2", "laser3", "sentence-transformer", "cross-encoder", WORD_VECTORS])]
     kind: Option<String>,
     /// Word vectors: read only this many.
-    #[arg(long, value_name = "N")]
-    most: Option<usize>,
+    #[arg(long = "most", value_name = "N")]
+    max_vectors: Option<usize>,
     /// Word vectors: whether text is put into lower case, as most published vectors need it.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     lowercase: bool,
@@ -126,7 +126,7 @@ pub fn run(args: &ImportArgs) -> Result<()> {
 /// Makes a model of word vectors.
 fn words(args: &ImportArgs) -> Result<()> {
     let output = &args.output.output;
-    let vectors = WordVectors::read(&args.from, args.most)?;
+    let vectors = WordVectors::read(&args.from, args.max_vectors)?;
     let folder = output.file_name().map(|n| n.to_string_lossy().into_owned());
     let name = args.name.clone().or(folder).unwrap_or_default();
     let mut model = vectors::model(vectors, &name, args.lowercase);

@@ -40,8 +40,8 @@ pub struct MapWordsArgs {
     #[arg(long, value_name = "N")]
     pairs: Option<usize>,
     /// Read only this many vectors of each file.
-    #[arg(long, value_name = "N")]
-    most: Option<usize>,
+    #[arg(long = "most", value_name = "N")]
+    max_vectors: Option<usize>,
     /// The mapped vectors.
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
@@ -125,8 +125,8 @@ fn normalized(rows: &[f32], width: usize) -> Vec<f32> {
 
 /// Runs `laser map words`.
 pub fn words(args: &MapWordsArgs) -> Result<()> {
-    let mut source = WordVectors::read(&args.source, args.most)?;
-    let target = WordVectors::read(&args.target, args.most)?;
+    let mut source = WordVectors::read(&args.source, args.max_vectors)?;
+    let target = WordVectors::read(&args.target, args.max_vectors)?;
     let (from, to) = (source.positions(), target.positions());
     let known = |(a, b): &(String, String)| Some((*from.get(&a[..])?, *to.get(&b[..])?));
     let dictionary = read_dictionary(&args.dictionary)?;

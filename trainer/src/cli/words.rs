@@ -41,8 +41,8 @@ pub struct WordsArgs {
     #[arg(long, value_name = "FILE")]
     dictionary: PathBuf,
     /// Read only this many vectors of each file: the most frequent words, in published ones.
-    #[arg(long, value_name = "N", default_value_t = 200_000)]
-    most: usize,
+    #[arg(long = "most", value_name = "N", default_value_t = 200_000)]
+    max_vectors: usize,
     /// How candidates are ranked.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Ranking::Nn, Ranking::Csls])]
     ranking: Vec<Ranking>,
@@ -109,8 +109,8 @@ pub fn run(args: &WordsArgs, threads: Option<usize>) -> Result<()> {
             )
         }
         (None, Some(source), Some(target)) => (
-            WordVectors::read(source, Some(args.most))?,
-            WordVectors::read(target, Some(args.most))?,
+            WordVectors::read(source, Some(args.max_vectors))?,
+            WordVectors::read(target, Some(args.max_vectors))?,
         ),
         _ => bail!("give word vectors by --source and --target, or a model by --model"),
     };

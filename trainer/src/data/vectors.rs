@@ -22,12 +22,12 @@ pub struct WordVectors {
 }
 
 impl WordVectors {
-    /// Reads a file, plain, gzip or Zstandard; at most the first `most` words. Of a word that occurs twice the
+    /// Reads a file, plain, gzip or Zstandard; at most the first `max_vectors` words. Of a word that occurs twice the
     /// first vector counts; words whose vector is zero have no direction and are left out.
     ///
     /// # Errors
     /// [`DataError::Io`]; [`DataError::Malformed`] with file and line.
-    pub fn read(path: &Path, most: Option<usize>) -> Result<Self> {
+    pub fn read(path: &Path, max_vectors: Option<usize>) -> Result<Self> {
         let mut lines = Lines::new(open(path)?);
         let mut all = Self::default();
         let mut known = std::collections::HashSet::new();
@@ -58,7 +58,7 @@ impl WordVectors {
                     .ok_or_else(|| malformed(what.into()))?;
                 continue;
             }
-            if most.is_some_and(|most| all.words.len() >= most) {
+            if max_vectors.is_some_and(|max| all.words.len() >= max) {
                 break;
             }
             // A word may contain a space; the values do not.
@@ -169,11 +169,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(text: &[u8], most: Option<usize>) -> Result<WordVectors> {
+    fn read(text: &[u8], max_vectors: Option<usize>) -> Result<WordVectors> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.vec");
         std::fs::write(&path, text).unwrap();
-        WordVectors::read(&path, most)
+        WordVectors::read(&path, max_vectors)
     }
 
     #[test]

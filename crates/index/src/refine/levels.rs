@@ -13,7 +13,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::walk::Walk;
 
-/// On a level of so many nodes, each is compared with all others. It has more than there are seeds, so that walks
+/// On a level of at most this many nodes, each is compared with all others. More than there are seeds, so that walks
 /// for the level below begin on this one.
 const FEW: usize = 1024;
 /// Candidates for the edges of a node.

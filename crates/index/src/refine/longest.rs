@@ -21,13 +21,13 @@ use crate::seeds::ENTRIES;
 use crate::space::Space;
 use crate::walk::{Guide, Walk};
 
-/// One in so many nodes is in the first graph, one in so many of these in the second.
+/// One in this many nodes is in the first graph, and one in this many of these in the second.
 const SHARE: usize = 4;
-/// Nodes of a graph, at least: so few are all looked at by every walk, see [`crate::seeds`].
+/// Nodes of a graph, at least: fewer are all visited by every walk, see [`crate::seeds`].
 const FEWEST: usize = 256;
 /// Candidates when the graphs are built, and of walks in them.
 const EF: usize = 64;
-/// Fewer new nodes than one in so many are linked by walks that pass the longest by: the graph that was there has edges
+/// Fewer new nodes than one in this many are linked by walks that pass the longest by: the graph that was there has edges
 /// among these, and a merge of a few rows must not cost what a build does.
 const FEW: usize = 16;
 

@@ -78,7 +78,7 @@ const INLINE_TIMEOUT: Duration = Duration::from_millis(50);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it removes files of its temporary relations. What is left is for others' sweeps: a shutdown waits for the session.
 const TEMPORARY_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a sweep takes at least, if there is so much to be looked at, and at most: it cannot be interrupted either.
+/// How long a sweep takes at least, if there is as much to be examined, and at most: it cannot be interrupted either.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(10);
 const LONGEST_SWEEP: Duration = Duration::from_secs(1);
 
@@ -142,7 +142,7 @@ fn leave(gone: Vec<Gone>) {
 }
 
 /// To be called when a transaction has ended, before the server deletes storage.
-fn settle() {
+fn finish_transaction() {
     opened::forget_removed();
     match TEMPORARY_GOES.replace(Goes::Not) {
         Goes::Not => {}
@@ -247,7 +247,7 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
                 statistics::release(relation);
             }
             leave(leaving.gone);
-            settle();
+            finish_transaction();
         }
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
             leave(pending(true));
@@ -256,7 +256,7 @@ unsafe extern "C-unwind" fn transaction(event: pg_sys::XactEvent::Type, _argumen
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
             leave(pending(false));
             temporary_may_go();
-            settle();
+            finish_transaction();
             // As in `exit`.
             let _ = LEAVING.try_with(RefCell::take);
         }

@@ -89,7 +89,7 @@ pub(super) enum Removal {
     Unfinished,
 }
 
-/// Removes a folder with what is in it, down to so many levels of folders, until a moment. It allocates no more than
+/// Removes a folder with what is in it, down to `levels` levels of folders, until a moment. It allocates no more than
 /// [`list`].
 pub(super) fn remove(parent: c_int, folder: &CStr, levels: u32, until: Option<Instant>) -> Removal {
     let is_time = || until.is_none_or(|until| Instant::now() < until);

@@ -50,7 +50,7 @@ pub fn forget_removed() {
     let _ = SESSION.try_with(|session| {
         if let Ok(mut session) = session.try_borrow_mut()
             && !session.opened.is_empty()
-            && sessions::has_heard()
+            && sessions::files_removed()
         {
             session
                 .opened

@@ -119,9 +119,9 @@ fn work() {
     }
 }
 
-/// Waits until the other thread is done, or for so long.
-pub(super) fn wait(most: Duration) {
-    let until = Instant::now() + most;
+/// Waits until the other thread is done, for `timeout` at most.
+pub(super) fn wait(timeout: Duration) {
+    let until = Instant::now() + timeout;
     while queue().at_work && Instant::now() < until {
         thread::sleep(INTERVAL);
     }

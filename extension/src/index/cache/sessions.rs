@@ -89,10 +89,9 @@ pub(super) fn leave() {
 }
 
 /// Whether files of segments were removed since this was asked last.
-pub(super) fn has_heard() -> bool {
+pub(super) fn files_removed() -> bool {
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: reads a variable of this process; the path ends with a zero, and what is found is looked at only after
-    // success.
+    // SAFETY: reads a variable of this process; the path ends with a zero, and `found` is read only after success.
     let touched = unsafe {
         let path = removed(pg_sys::MyDatabaseId.to_u32());
         (libc::stat(path.as_ptr(), found.as_mut_ptr()) == 0).then(|| {
@@ -102,11 +101,11 @@ pub(super) fn has_heard() -> bool {
     };
     // A file system that keeps whole seconds says nothing of two removals within one.
     let says_when = touched.is_some_and(|(_, nanoseconds)| nanoseconds != 0);
-    let has_heard = SEEN.replace(touched) != touched || !says_when;
-    if has_heard && IS_KNOWN.get() {
+    let files_removed = SEEN.replace(touched) != touched || !says_when;
+    if files_removed && IS_KNOWN.get() {
         write_down();
     }
-    has_heard
+    files_removed
 }
 
 /// Tells the sessions of a database that files were removed. It fails in nothing, for a transaction may have been
