@@ -13,7 +13,7 @@ pub enum DeviceChoice {
     /// A GPU if this build supports one, one is present and the architecture profits; else the CPU.
     #[default]
     Auto,
-    /// The CPU.
+    /// The CPU, also where there is a GPU.
     Cpu,
     /// The CUDA device of this number.
     Cuda(usize),

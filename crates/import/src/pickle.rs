@@ -10,20 +10,20 @@ use std::collections::HashMap;
 /// Index of a node in a [`Pickle`].
 pub type Id = usize;
 
-/// A value.
+/// A value of a pickle; those that it consists of are named by their [`Id`]s.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Node {
     /// `None`.
     None,
-    /// A boolean.
+    /// `True` or `False`.
     Bool(bool),
     /// An integer of at most 64 bits.
     Int(i64),
     /// A longer integer, little-endian two's complement.
     Long(Vec<u8>),
-    /// A float.
+    /// A Python `float`, 64 bits.
     Float(f64),
-    /// A string.
+    /// A `str`, or a Python 2 string that is UTF-8.
     Str(String),
     /// Bytes (or a Python 2 string that is not UTF-8).
     Bytes(Vec<u8>),
@@ -39,7 +39,7 @@ pub enum Node {
     Object {
         /// What would have been called.
         class: String,
-        /// With what.
+        /// The node of its arguments: a tuple, as [`Node::List`].
         arguments: Id,
         /// Argument of `BUILD`.
         state: Option<Id>,
@@ -100,7 +100,10 @@ impl Pickle {
         self.root
     }
 
-    /// A node.
+    /// The node with an id of this pickle.
+    ///
+    /// # Panics
+    /// If there is none; [`Pickle::try_node`] is for ids from elsewhere.
     pub fn node(&self, id: Id) -> &Node {
         &self.nodes[id]
     }
@@ -110,7 +113,8 @@ impl Pickle {
         self.nodes.get(id)
     }
 
-    /// The items of a dictionary.
+    /// Keys and values of a dictionary, or of an object that items were set on, in order of insertion; `None` for
+    /// other nodes.
     pub fn dict(&self, id: Id) -> Option<&[(Id, Id)]> {
         match &self.nodes[id] {
             Node::Dict(items) => Some(items),
@@ -147,7 +151,7 @@ impl Pickle {
         }
     }
 
-    /// A string.
+    /// The text of a string node; `None` for other nodes.
     pub fn str(&self, id: Id) -> Option<&str> {
         match &self.nodes[id] {
             Node::Str(s) => Some(s),
@@ -155,7 +159,7 @@ impl Pickle {
         }
     }
 
-    /// An integer.
+    /// The value of an integer or boolean; `None` for other nodes and for more than 64 bits.
     pub fn int(&self, id: Id) -> Option<i64> {
         match &self.nodes[id] {
             Node::Int(n) => Some(*n),

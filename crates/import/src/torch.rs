@@ -190,7 +190,7 @@ impl Checkpoint {
         Ok((object, storages))
     }
 
-    /// Path of the checkpoint.
+    /// The path that the checkpoint was opened by, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }

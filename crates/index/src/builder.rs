@@ -33,7 +33,7 @@ use crate::width;
 /// How to build.
 #[derive(Debug, Clone)]
 pub struct BuildOptions {
-    /// Parameters of the index.
+    /// Metric, dimensions and the graph's parameters, as on the metapage.
     pub parameters: Parameters,
     /// Threads that add to the graph.
     pub threads: usize,
@@ -41,7 +41,7 @@ pub struct BuildOptions {
     pub memory: usize,
     /// How many vectors are expected; a better guess saves a pause.
     pub expected: usize,
-    /// Folder for files.
+    /// Folder of the segment's file and of temporary ones; it is made where there is none.
     pub folder: PathBuf,
 }
 
@@ -215,11 +215,11 @@ impl std::fmt::Debug for SegmentBuilder {
 /// A finished segment: a file under a temporary name, to be written into pages.
 #[derive(Debug)]
 pub struct BuiltSegment {
-    /// The header of the file.
+    /// What [`BuiltSegment::bytes`] begins with.
     pub header: SegmentHeader,
     /// Bytes of the finished file, mapped.
     pub bytes: Mmap,
-    /// Bitmap of dead entries.
+    /// A bit for each entry, set for dead ones.
     pub dead: Vec<u8>,
     guide: Guide,
     file: Scratch,

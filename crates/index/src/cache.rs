@@ -69,12 +69,12 @@ impl Scratch {
         })
     }
 
-    /// The file.
+    /// The file, open for reading and writing, with mode 0600.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its name.
+    /// The file's temporary path: [`scratch_prefix`] and a random number, in the folder that it was made in.
     pub fn path(&self) -> &Path {
         &self.path
     }

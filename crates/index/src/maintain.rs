@@ -140,7 +140,7 @@ const ASK_AGAIN: usize = 10_000;
 /// How to merge.
 #[derive(Debug)]
 pub struct Merge<'a> {
-    /// What to merge.
+    /// The parts of the index that become one segment.
     pub plan: Plan,
     /// Threads, memory and the folder for files.
     pub options: &'a BuildOptions,

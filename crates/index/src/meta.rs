@@ -147,7 +147,7 @@ impl SegmentEntry {
         }
     }
 
-    /// Live entries.
+    /// Entries that were not dead at the last VACUUM.
     pub fn live(&self) -> u32 {
         self.count - self.dead.min(self.count)
     }

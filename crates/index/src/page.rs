@@ -41,7 +41,7 @@ const SUMMED_BITMAP: u16 = 3;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"LasR");
 
-/// What a page is for.
+/// What a page is for; the numbers are on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum PageKind {
@@ -79,7 +79,7 @@ pub struct PageHeader {
 
 const _: () = assert!(HEADER == 24 && HEADER.is_multiple_of(8) && BODY.is_multiple_of(8));
 
-/// The header of a page.
+/// The first [`HEADER`] bytes of a page's body, whatever they are: [`kind`] checks them.
 pub fn header(body: &[u8]) -> PageHeader {
     bytemuck::pod_read_unaligned(&body[..HEADER])
 }

@@ -25,7 +25,7 @@ impl Quantization {
         Self::ALL.into_iter().find(|q| *q as u8 == value)
     }
 
-    /// The quantization with this name.
+    /// The quantization with this [`Quantization::name`], in lower case.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|q| q.name() == name)
     }

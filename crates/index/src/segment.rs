@@ -74,7 +74,7 @@ pub struct SegmentHeader {
     crc: u32,
     /// Identity of the segment.
     pub nonce: u64,
-    /// Entries.
+    /// Entries, dead ones and those without a place in the graph included.
     pub count: u64,
     dims: u32,
     metric: u8,
@@ -111,7 +111,7 @@ const _: () =
 /// How many there are of what a segment's file consists of.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts {
-    /// Entries.
+    /// Entries, dead ones and those without a place in the graph included.
     pub entries: usize,
     /// Those with a place in the graph.
     pub placed: usize,
@@ -385,7 +385,7 @@ impl SegmentHeader {
         Ok(())
     }
 
-    /// The entries of a node.
+    /// Numbers of the entries that share a node; `file` is the whole segment.
     pub fn entries(&self, file: &[u8], node: usize) -> std::ops::Range<usize> {
         let at = &self.starts.of(file)[4 * node..4 * node + 8];
         let start = u32::from_le_bytes([at[0], at[1], at[2], at[3]]);
@@ -546,7 +546,7 @@ impl SegmentMap {
         })
     }
 
-    /// All pages of the segment.
+    /// Block numbers of the segment: map pages, then those of the file and of the bitmap.
     pub fn pages(&self) -> impl Iterator<Item = u32> {
         self.own.iter().chain(&self.blocks).copied()
     }

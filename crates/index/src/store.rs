@@ -16,7 +16,7 @@ pub trait PageStore {
     where
         Self: 'a;
 
-    /// Number of blocks.
+    /// Blocks of the relation, the metapage included; all block numbers are below it.
     fn blocks(&self) -> u32;
 
     /// Shows the body of a page ([`crate::page::BODY`] bytes) under a shared lock. `look` does not

@@ -68,7 +68,7 @@ pub enum NormDistribution {
 }
 
 impl NormDistribution {
-    /// The distribution in a sample.
+    /// The distribution of the norms in a sample of rows.
     pub fn of(sample: &[Vec<f32>]) -> Self {
         let (median, max) = median_and_max_norm(sample);
         if max > MAX_NORM_RATIO * median {

@@ -202,7 +202,7 @@ impl SegmentView {
             .map(|entry| self.tid(entry))
     }
 
-    /// The bytes of the segment.
+    /// The segment's bytes as its pages hold them; a cached file has more behind them, for those who open it.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.bytes_len]
     }
@@ -227,17 +227,17 @@ impl SegmentView {
         self.len().saturating_sub(self.dead_count.get())
     }
 
-    /// Nodes of the graph.
+    /// Nodes of the graph; entries with equal graph parts share one.
     pub fn nodes(&self) -> usize {
         self.head.nodes as usize
     }
 
-    /// The entries of a node.
+    /// Numbers of the entries that share a node.
     pub fn entries(&self, node: usize) -> std::ops::Range<usize> {
         self.head.entries(&self.bytes, node)
     }
 
-    /// The node of an entry.
+    /// The node of an entry that has a place in the graph; O(log nodes).
     pub fn node(&self, entry: usize) -> usize {
         let (mut low, mut high) = (0, self.nodes());
         while high - low > 1 {
@@ -251,13 +251,13 @@ impl SegmentView {
         low
     }
 
-    /// Graph part of a node.
+    /// What walks read of a node: [`Codec::graph_len`](crate::codec::Codec::graph_len) bytes.
     pub fn graph_part(&self, node: usize) -> &[u8] {
         let len = self.encoding.codec.graph_len();
         &self.bytes[self.vectors + node * len..][..len]
     }
 
-    /// Fine part of an entry.
+    /// What re-ranking reads of an entry besides: [`Codec::fine_len`](crate::codec::Codec::fine_len) bytes.
     pub fn fine_part(&self, entry: usize) -> &[u8] {
         let len = self.encoding.codec.fine_len();
         &self.head.fine.of(&self.bytes)[entry * len..][..len]

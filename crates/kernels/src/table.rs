@@ -23,9 +23,9 @@ pub enum Values<'a> {
 /// A view of an embedding table, `rows` x `columns`, row-major.
 #[derive(Clone, Copy)]
 pub struct Table<'a> {
-    /// Number of rows.
+    /// Rows of the table; ids of tokens are below it.
     pub rows: usize,
-    /// Number of columns.
+    /// Elements of a row: the width of the embeddings.
     pub columns: usize,
     /// `rows * columns` elements.
     pub values: Values<'a>,

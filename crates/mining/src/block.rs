@@ -131,7 +131,7 @@ impl<'a> Block<'a> {
         })
     }
 
-    /// Number of rows.
+    /// Rows of the block, each of `dimensions` values, which must not be 0.
     pub fn rows(&self, dimensions: usize) -> usize {
         self.values.len() / dimensions
     }

@@ -92,7 +92,7 @@ impl Neighbours {
         self.counts.len()
     }
 
-    /// Positions of the neighbours of `row`.
+    /// Rows of the other side that are the neighbours of `row`, the nearest first; at most `k`.
     pub fn positions(&self, row: usize) -> &[u32] {
         &self.positions[self.start(row)..][..self.counts[row] as usize]
     }

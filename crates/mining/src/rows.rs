@@ -114,7 +114,7 @@ impl RowStore {
         (self.in_file * self.dimensions * size_of::<f32>()) as u64
     }
 
-    /// Number of rows.
+    /// Rows that were pushed so far, in the file and in memory.
     pub fn rows(&self) -> usize {
         self.in_file + self.memory.len() / self.dimensions.max(1)
     }
@@ -176,7 +176,7 @@ pub fn temporary_file(folder: Option<&Path>) -> std::io::Result<File> {
 pub enum Rows<'a> {
     /// Row-major, [rows, dimensions].
     Slice(&'a [f32]),
-    /// A store.
+    /// Rows of which some may be in a temporary file; the dimensions are the store's.
     Store(&'a RowStore),
 }
 

@@ -262,7 +262,7 @@ pub struct BilstmConfig {
     pub embedding_size: usize,
     /// Width H of one direction; the encoder's output has DH dimensions.
     pub hidden_size: usize,
-    /// Number of layers.
+    /// Stacked layers, 1 to 64; each but the first reads the states of the one before, DH wide.
     pub layers: usize,
     /// Pooling over time.
     pub pooling: BilstmPooling,
@@ -332,7 +332,7 @@ pub struct ResidualBilstmConfig {
     pub pooling: MeanPooling,
     /// Width H of one direction.
     pub hidden_size: usize,
-    /// Number of layers.
+    /// Layers of the BiLSTM, 1 to 64, stacked as in [`BilstmConfig`].
     pub layers: usize,
     /// Pooling of the states over time.
     pub state_pooling: BilstmPooling,
@@ -380,7 +380,7 @@ impl ResidualBilstmConfig {
 pub struct TransformerConfig {
     /// Model width D.
     pub hidden_size: usize,
-    /// Number of layers.
+    /// Layers of attention and feed-forward network, 1 to 256.
     pub layers: usize,
     /// Attention heads; divides `hidden_size`.
     pub heads: usize,

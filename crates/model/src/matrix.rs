@@ -42,12 +42,12 @@ impl Matrix {
         }
     }
 
-    /// Number of rows.
+    /// First dimension of [rows, columns].
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Second dimension of [rows, columns]: the elements of a row, which lie side by side.
     pub fn columns(&self) -> usize {
         self.columns
     }

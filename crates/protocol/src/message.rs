@@ -97,9 +97,9 @@ pub struct Search {
     pub k: u32,
     /// Whether the neighbours of target rows are sought as well.
     pub backward: bool,
-    /// Rows of the source.
+    /// Rows of the first file, each of `dimensions` values.
     pub source_rows: u64,
-    /// Rows of the target.
+    /// Rows of the second file, each of `dimensions` values.
     pub target_rows: u64,
     /// Bytes that the search may use beside the lists.
     pub memory: u64,

@@ -43,7 +43,7 @@ const SUSPECT_BYTES: usize = 32;
 /// Where [`crate::loads`] has its part of the record.
 pub(crate) const LOADS_AT: u64 = (SUSPECTS_AT + COUNT + SUSPECTS * SUSPECT_BYTES) as u64;
 
-/// The hash of a text.
+/// What stands for a text under a model in the record: the first 16 bytes of their BLAKE3 hash.
 #[must_use]
 pub fn hash(model: &str, text: &str) -> Hash {
     let mut hasher = blake3::Hasher::new();

@@ -47,7 +47,7 @@ pub enum VectorError {
     OutOfRange {
         /// The SQL name of the type.
         kind: &'static str,
-        /// The number.
+        /// The number as the input has it, shortened, or as it was computed.
         number: String,
     },
     /// An element is NaN.
@@ -103,7 +103,7 @@ pub enum VectorError {
 }
 
 impl VectorError {
-    /// The class of the error.
+    /// Which SQLSTATE the error has in SQL.
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Syntax { .. } => ErrorClass::Syntax,

@@ -80,7 +80,7 @@ impl StepList {
         }
     }
 
-    /// Tokens of a step.
+    /// Ids of the token that begins a step and of the n-grams behind it.
     pub fn tokens(&self, step: u32) -> &[u32] {
         &self.ids[self.starts[step as usize]..self.starts[step as usize + 1]]
     }

@@ -50,7 +50,7 @@ pub use socket::bind;
 
 /// What the server is told at its start.
 pub struct Options {
-    /// Path of the socket.
+    /// Path of the Unix socket that the server listens on; its file is made again where it is gone.
     pub socket: PathBuf,
     /// Folders of models.
     pub model_path: Vec<PathBuf>,
@@ -70,7 +70,7 @@ pub struct Options {
     pub hung: bool,
 }
 
-/// The server.
+/// The event loop with all that it serves: one thread owns it.
 pub struct Server {
     sessions: Sessions,
     models: Models,

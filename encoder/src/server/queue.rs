@@ -138,7 +138,7 @@ impl Job {
 
 /// Texts of a job that a thread tokenizes.
 pub struct Piece {
-    /// The job.
+    /// The job whose texts these are; it may be gone when the tokens come.
     pub job: JobId,
     /// What is asked about them.
     pub purpose: Purpose,
@@ -356,7 +356,7 @@ impl Queue {
         });
     }
 
-    /// Removes all jobs of a model.
+    /// Takes all jobs of a model out of the queue and returns them, to be answered with its failure.
     pub fn remove_model(&mut self, model: &str) -> Vec<Job> {
         let ids: Vec<JobId> = self
             .jobs

@@ -295,7 +295,7 @@ impl Sessions {
         self.send(id, &reply);
     }
 
-    /// Sends a reply.
+    /// Queues a reply for a session, and drops it if the session is gone.
     pub fn send(&mut self, id: SessionId, reply: &Reply) {
         let Some(session) = self.all.get(&id) else {
             return;

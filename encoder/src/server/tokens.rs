@@ -20,7 +20,7 @@ struct Task {
 
 /// The result for a piece.
 pub struct Done {
-    /// The piece.
+    /// What was to be tokenized.
     pub piece: Piece,
     /// Its tokens, in its order.
     pub tokens: Result<Vec<Tokenized>, EncoderError>,

@@ -111,7 +111,7 @@ impl From<Failure> for CallError {
 pub enum ConnectionError {
     /// It is closed, broken or silent beyond the deadline; the request can be sent on another one.
     Disconnected,
-    /// The call failed.
+    /// The call has ended with an error, and is not repeated on another connection.
     Failed(CallError),
 }
 

@@ -5,7 +5,7 @@ use std::io;
 
 use crate::pg::file_lock::{self, Lock};
 
-/// The encoder's socket.
+/// The encoder's socket, by its path from the data directory.
 pub const SOCKET: &str = "laser/pgsql_tmp_encoder.sock";
 /// Locked by the one worker.
 const WORKER_LOCK: &str = "laser/pgsql_tmp_worker.lock";

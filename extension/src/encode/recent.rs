@@ -166,7 +166,7 @@ fn once(name: &str, role: Role, text: &[u8], report: TruncationReport) -> Rc<Cac
 pub struct Operand<'t> {
     /// In the encoding of the database.
     pub text: &'t [u8],
-    /// What it is.
+    /// Whether it is embedded as a query, as a passage, or as it is.
     pub role: Role,
     /// What may be reported of it.
     pub report: TruncationReport,

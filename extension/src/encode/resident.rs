@@ -161,7 +161,7 @@ impl Check {
 }
 
 impl Resident {
-    /// Its name.
+    /// The name of the model that the postmaster has loaded.
     pub fn name(&self) -> &str {
         &self.name
     }

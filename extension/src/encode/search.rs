@@ -20,7 +20,7 @@ pub enum Searched {
     /// The encoder does not run or has no GPU, or the rows cannot be searched: the caller can do
     /// as well.
     Declined,
-    /// It failed.
+    /// The search has failed in the encoder process, for this reason.
     Failed(String),
 }
 

@@ -22,15 +22,15 @@ use crate::types::{Embedding, HalfEmbedding};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Element {
-    /// `embedding`
+    /// `embedding`, `f32` components
     Embedding = 0,
-    /// `halfembedding`
+    /// `halfembedding`, `f16` components
     HalfEmbedding = 1,
     /// `text` and types like it, embedded by the index
     Text = 2,
-    /// pgvector's `vector`
+    /// pgvector's `vector`, `f32` components
     Vector = 3,
-    /// pgvector's `halfvec`
+    /// pgvector's `halfvec`, `f16` components
     HalfVec = 4,
 }
 
@@ -43,7 +43,7 @@ impl Element {
             .find(|e| *e as u8 == value)
     }
 
-    /// The name of the type.
+    /// The type's name in SQL, without schema and modifier.
     pub fn type_name(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",

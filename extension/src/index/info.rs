@@ -129,7 +129,7 @@ impl Opened {
         Self::new(oid, Use::Maintain, pg_sys::RowExclusiveLock)
     }
 
-    /// The relation.
+    /// The relation, open and locked for as long as this is.
     pub fn raw(&self) -> pg_sys::Relation {
         self.relation.as_ptr()
     }

@@ -20,7 +20,7 @@ use crate::encode::{Role, embed_texts, refuse_two_models};
 use crate::pg::errors::raise_hint;
 use crate::pg::memory::{insert, or_raise, push};
 
-/// The columns of a side.
+/// What a query of a side returns: an id, and a text or an embedding.
 pub const SIDE_COLUMNS: [Wanted; 2] = [
     Wanted {
         name: "id",
@@ -45,7 +45,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Position of an id.
+    /// The row of an id in [`Loaded::rows`], if the side has it; O(log rows).
     pub fn position(&self, id: i64) -> Option<usize> {
         self.ids.binary_search(&id).ok()
     }

@@ -10,13 +10,13 @@ pub fn finish(report: ErrorReport) -> ! {
     unreachable!("an error was reported and control came back")
 }
 
-/// Raises a SQL error.
+/// Raises a SQL error without a hint; message in the encoding of the database.
 #[cold]
 pub fn raise(code: PgSqlErrorCode, message: impl Into<String>) -> ! {
     finish(ErrorReport::new(code, message.into(), function_name!()))
 }
 
-/// Raises a SQL error with a hint.
+/// Raises a SQL error whose hint says what to do; both in the encoding of the database.
 #[cold]
 #[allow(dead_code)]
 pub fn raise_hint(code: PgSqlErrorCode, message: impl Into<String>, hint: impl Into<String>) -> ! {

@@ -44,7 +44,7 @@ impl Lock {
         unsafe { pg_sys::before_shmem_exit(Some(release), file) };
     }
 
-    /// The locked file.
+    /// The file that is locked; closing any descriptor of it in this process gives up the lock (fcntl(2)).
     pub fn file(&self) -> &File {
         &self.file
     }

@@ -61,11 +61,11 @@ pub struct Header {
     pub max_tokens: u32,
     /// Bytes of a token id: 2 or 4.
     pub token_width: u8,
-    /// Number of groups of translations.
+    /// Groups of sentences that are translations of each other.
     pub groups: u64,
-    /// Number of sentences.
+    /// Sentences of all groups, without perturbed ones.
     pub sentences: u64,
-    /// Number of tokens.
+    /// Tokens of all sentences, without perturbed ones.
     pub tokens: u64,
     /// Number of perturbed sentences.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -375,19 +375,19 @@ impl PackedCorpus {
         &self.header
     }
 
-    /// Number of groups.
+    /// Groups of translations; a group is a number below it.
     #[must_use]
     pub fn groups(&self) -> u32 {
         self.header.groups as u32
     }
 
-    /// Number of sentences.
+    /// Sentences of all groups; [`SentenceId`]s of these are below it.
     #[must_use]
     pub fn sentences(&self) -> u32 {
         self.header.sentences as u32
     }
 
-    /// Sentences of group `group`.
+    /// Ids of the sentences of a group, which lie side by side; O(1).
     #[must_use]
     pub fn group(&self, group: u32) -> std::ops::Range<SentenceId> {
         let starts = self.group_starts();
@@ -418,7 +418,7 @@ impl PackedCorpus {
         self.section("sentence_language")
     }
 
-    /// Language of one sentence.
+    /// The language of a sentence, as its position in [`Header::languages`].
     #[must_use]
     pub fn language(&self, sentence: SentenceId) -> LanguageId {
         self.sentence_languages()[sentence as usize]

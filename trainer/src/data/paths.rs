@@ -47,7 +47,7 @@ impl Default for TrainingPath {
 /// Sentences of some keys in one language, as its position in the list of languages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// The language.
+    /// Position in the list of languages.
     pub language: usize,
     /// A sentence of each key.
     pub sentences: Vec<SentenceId>,

@@ -8,11 +8,11 @@ use super::filter::Reason;
 /// Counts of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceCounts {
-    /// Groups read.
+    /// Groups before filters.
     pub groups_read: u64,
     /// Groups kept.
     pub groups: u64,
-    /// Rows read.
+    /// Rows (a sentence in one language) before filters.
     pub rows_read: u64,
     /// Rows kept.
     pub rows: u64,
@@ -35,7 +35,7 @@ impl SourceCounts {
 /// Report of a pass over a corpus.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Counts by source.
+    /// Counts by the source's name in the configuration.
     pub sources: BTreeMap<String, SourceCounts>,
     /// Sources that were not read, with the reason.
     pub skipped: Vec<(String, String)>,

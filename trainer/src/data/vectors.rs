@@ -15,7 +15,7 @@ use super::{DataError, Result};
 pub struct WordVectors {
     /// Words, each once, the most frequent one first in published files.
     pub words: Vec<String>,
-    /// Width of a vector.
+    /// Elements of a vector.
     pub width: usize,
     /// [words, width].
     pub values: Vec<f32>,
@@ -104,13 +104,13 @@ impl WordVectors {
         Ok(())
     }
 
-    /// Vector of word `i`.
+    /// The vector of [`WordVectors::words`]`[i]`, `width` elements.
     #[must_use]
     pub fn row(&self, i: usize) -> &[f32] {
         &self.values[i * self.width..(i + 1) * self.width]
     }
 
-    /// Positions of the words.
+    /// Where each word is in [`WordVectors::words`].
     #[must_use]
     pub fn positions(&self) -> HashMap<&str, u32> {
         self.words.iter().map(String::as_str).zip(0..).collect()

@@ -11,7 +11,7 @@ use crate::data::{DataError, Group, Row};
 /// A sentence of a set: its key, and its text as a position in [`EvalSet::texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Number of the key.
+    /// What translations of each other share: a number below [`EvalSet::keys`].
     pub key: u32,
     /// Position of the text.
     pub text: u32,
@@ -181,7 +181,7 @@ impl EvalSet {
         &self.texts
     }
 
-    /// Number of keys.
+    /// Distinct keys: sentences that are translations of each other have one.
     #[must_use]
     pub fn keys(&self) -> u32 {
         self.keys

@@ -95,10 +95,10 @@ pub struct PairResult {
     pub backward: Direction,
 }
 
-/// Results of a set.
+/// How often the nearest sentence is the translation, in a set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SetResult {
-    /// Name of the set.
+    /// [`EvalSet::name`] of what was measured.
     pub name: String,
     /// The pivot; `None` if the set lacks it and all pairs of languages were measured.
     pub pivot: Option<String>,

@@ -71,7 +71,7 @@ pub struct TokenStatesSaved {
     regularization: Regularization,
 }
 
-/// Gradients of one shard.
+/// What [`Model::backward_shard`] gives; summed over the shards of a batch by the caller.
 #[derive(Debug)]
 pub struct ShardGradients {
     /// One buffer for every dense parameter; empty for sparse ones.
@@ -210,7 +210,7 @@ impl Model {
         self.config.encoder.embedding_size()
     }
 
-    /// All parameters.
+    /// Parameters of the encoder, then those that objectives have added.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }

@@ -12,7 +12,7 @@ use crate::report::table::{Align, Table};
 /// A row that was run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The figure.
+    /// What [`PaperTable::measure`] names, in its unit.
     pub figure: f64,
     /// Seconds of training and measuring.
     pub seconds: f64,
@@ -84,7 +84,7 @@ impl Outcomes {
         (agree, all)
     }
 
-    /// The table in Markdown.
+    /// A Markdown table of all rows: the paper's figure, the one measured here, minutes, or why there is none.
     #[must_use]
     pub fn markdown(&self, table: &PaperTable) -> String {
         let mut shown = Table::new();

@@ -13,11 +13,11 @@ use super::table::{FigureSpec, PaperTable, Row, Scale, fill};
 /// Where a table is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Paths<'a> {
-    /// The program.
+    /// The `laser` program, which runs each step.
     pub program: &'a Path,
-    /// `{data}`.
+    /// `{data}` in arguments: the folder of corpora and sets.
     pub data: &'a Path,
-    /// `{configs}`.
+    /// `{configs}` in arguments: the folder of training configurations.
     pub configs: &'a Path,
     /// `{shared}`: of one scale and one set of variables, as `out`.
     pub shared: &'a Path,

@@ -95,7 +95,7 @@ fn one() -> f64 {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Its name.
+    /// Name in the table and in outcomes, where it is unique.
     pub name: String,
     /// The paper's figure, if it has one.
     pub paper: Option<f64>,

@@ -91,7 +91,7 @@ impl Table {
         (header, rows, widths)
     }
 
-    /// The table in a form.
+    /// The table as text, lines ended by a line feed.
     #[must_use]
     pub fn render(&self, form: Form) -> String {
         match form {

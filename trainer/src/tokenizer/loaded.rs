@@ -11,7 +11,7 @@ use crate::data::{DataError, Result};
 
 /// A tokenizer with the fingerprint of its file.
 pub struct Loaded {
-    /// The tokenizer.
+    /// What the file describes, without its n-grams.
     pub tokenizer: Tokenizer,
     /// For tokenizers that treat words independently.
     words: Option<Words>,

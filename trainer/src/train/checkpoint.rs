@@ -40,11 +40,11 @@ fn bad(path: &Path, message: impl std::fmt::Display) -> TrainError {
 /// Parameters of a run with their optimiser, whose names in the checkpoint begin with a prefix.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Of all names.
+    /// What names of tensors and counts begin with in the checkpoint; empty for a run of one part.
     pub prefix: &'a str,
-    /// The parameters.
+    /// Values that are saved, frozen ones excepted.
     pub parameters: &'a Parameters,
-    /// Their optimiser.
+    /// Moments of these parameters, and the number of updates.
     pub optimizer: &'a Optimizer,
 }
 

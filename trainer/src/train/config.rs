@@ -272,10 +272,10 @@ pub struct NliOptions {
     /// one at random.
     #[serde(default)]
     pub parallel: bool,
-    /// Pairs a batch.
+    /// Pairs in a batch of this objective.
     #[serde(default = "nli_pairs")]
     pub batch_pairs: usize,
-    /// The classifier.
+    /// Sizes of the classifier over the features of both embeddings.
     #[serde(default)]
     pub classifier: ClassifierSizes,
 }
@@ -309,7 +309,7 @@ pub struct Denoise {
 pub struct NmtOptions {
     /// Weight of the loss, in nats a target token.
     pub weight: f32,
-    /// Sizes of the decoder.
+    /// Widths of the decoder's embeddings and LSTM.
     pub decoder: DecoderSizes,
     /// Batches whose sources are noisy targets.
     pub denoise: Denoise,

@@ -38,7 +38,7 @@ pub struct Dev {
 pub struct Accuracy {
     /// Mean over languages, from 0 to 1.
     pub mean: f64,
-    /// By language.
+    /// Accuracy of each language's sentences among the pivot's, from 0 to 1.
     pub languages: BTreeMap<String, f64>,
 }
 
@@ -130,7 +130,7 @@ impl Dev {
         self.keys.is_empty()
     }
 
-    /// The sentences.
+    /// Token ids to embed: the candidates, then the sentences of each other language.
     pub fn sentences(&self) -> &Ragged {
         &self.sentences
     }

@@ -10,13 +10,13 @@ use std::collections::BTreeSet;
 
 /// Labelled pairs with the classifier that reads them.
 pub struct Inference {
-    /// The classifier.
+    /// From the features of two embeddings to a score of each label.
     pub net: Perceptron,
-    /// The pairs.
+    /// Premises and hypotheses with their labels.
     pub pairs: LabelledPairs,
 }
 
-/// A batch of pairs.
+/// Pairs drawn for one update; all three fields have one item a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairBatch {
     /// Token ids of the premises.

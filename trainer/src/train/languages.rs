@@ -28,16 +28,16 @@ use crate::ops::threads::Threads;
 use crate::optim::Optimizer;
 use crate::tokenizer::Loaded;
 
-/// An encoder of one language.
+/// What embeds one language: parameters that no other language shares.
 pub struct LanguageEncoder {
-    /// The encoder.
+    /// Architecture and sizes are those of the configuration's `model`, the same for all languages.
     pub model: Model,
     optimizer: Optimizer,
 }
 
-/// A decoder of one language.
+/// What generates one language from an embedding: parameters that no other language shares.
 pub struct LanguageDecoder {
-    /// Its parameters.
+    /// In the order in which [`Decoder::new`] has added them.
     pub parameters: Parameters,
     decoder: Decoder,
     optimizer: Optimizer,
@@ -45,7 +45,7 @@ pub struct LanguageDecoder {
 
 /// A language with what it has.
 pub struct Language {
-    /// Its code.
+    /// Code as in the corpus, such as `de`.
     pub code: String,
     /// Its encoder, if it is a source of any path.
     pub encoder: Option<LanguageEncoder>,

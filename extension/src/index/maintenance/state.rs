@@ -39,7 +39,7 @@ pub fn other_active_databases(database: u32) -> impl Iterator<Item = u32> {
 pub struct Work {
     /// OID of the index.
     pub index: u32,
-    /// Its name.
+    /// Name of the index without its schema, as the merge has found it.
     pub name: String,
     /// What it is at.
     pub phase: String,
@@ -55,7 +55,7 @@ pub struct Work {
 pub struct DeferredMerge {
     /// OID of the index.
     pub index: u32,
-    /// Its name.
+    /// Name of the index without its schema; empty if it was gone.
     pub name: String,
     /// Failures in a row; none where somebody else has the index.
     pub failures: u32,

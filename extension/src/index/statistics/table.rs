@@ -84,7 +84,7 @@ pub fn is_on() -> bool {
 pub struct Place(&'static [AtomicU64]);
 
 impl Place {
-    /// Adds `n` to a counter.
+    /// Adds `n` to a counter, atomically and without a lock; all sessions see the sum.
     pub fn add(self, counter: Counter, n: u64) {
         if n > 0 {
             self.0[COUNTERS + counter as usize].fetch_add(n, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub(super) struct Block {
     lengths: Vec<usize>,
     /// Place of the first token among those of all sentences of the pass.
     pub first: usize,
-    /// All tokens.
+    /// Sum of the sentences' lengths: rows of the block.
     pub tokens: usize,
 }
 
