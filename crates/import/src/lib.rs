@@ -9,6 +9,14 @@
 //! | [`Kind::CrossEncoder`] | folder of a classifier with one label of the same kinds of models |
 //!
 //! Where a folder holds several checkpoints, the `.pt` file is named instead.
+//!
+//! * `options` – what an import is told, and what it reports; `files`, `json` – the files of a checkpoint;
+//!   `model` – what they become
+//! * formats: [`torch`] – PyTorch checkpoints, out of [`zip`] and [`pickle`]; [`spm`] – SentencePiece;
+//!   `wordpiece` – tokenizers of transformers
+//! * LASER: `laser` – LASER1 and LASER2, `laser3`
+//! * transformers: `sentence`, `cross` – the folders; `transformer`, `family`, `layers`, `state` – encoders, what
+//!   each family calls its parts, layers, tensors
 
 mod cross;
 mod family;

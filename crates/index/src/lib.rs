@@ -10,12 +10,15 @@
 //! * [`metric`], [`quantization`], [`arithmetic`] – what distances are, and how precise
 //! * [`space`], [`codec`], [`encoding`], [`raw`], [`kernels`] – the space of a segment, its stored form, distances
 //! * [`query`] – queries, and what is known of a distance; [`choice`] – how many bits data need
-//! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments; `seeds` – where walks begin
+//! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
+//! * `seeds` – where walks begin; `lengths` – how lengths vary, by which those for inner products begin elsewhere
+//! * `appendix` – what a cached file has besides the segment; `stamp` – whether it was verified lately
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
-//! * [`builder`], [`maintain`] – building, merging, deleting, checking
-//! * [`scan`] – searching
+//! * [`builder`], [`maintain`] – building, merging, deleting, checking; [`sampling`] – which rows stand for all;
+//!   `disk_space` – whether there is room for a merge
+//! * [`scan`] – searching; [`reorder`] – rows that wait for their exact distances
 //! * [`size`] – how large an index will be
 
 mod appendix;

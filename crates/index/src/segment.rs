@@ -18,6 +18,8 @@
 //! entries without a place in the graph, whose addresses say why (see [`crate::page::UNPLACED`]).
 //!
 //! A file of the first format has no space and only placed entries.
+//!
+//! ARCHITECTURE.md, "Life of a segment", has who makes it, changes its bitmap and frees its pages, and under which lock.
 
 use bytemuck::{Pod, Zeroable};
 // The checksum of iSCSI is CRC-32C.

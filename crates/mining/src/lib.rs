@@ -16,6 +16,14 @@
 //! # Ok::<(), laser_mining::Error>(())
 //! ```
 //!
+//! # Map
+//!
+//! * [`knn`] – the search; `block`, `tile`, `engine`, `run` – its blocks of rows, the candidates of a tile, the threads
+//! * `kernel` – approximate cosines with a bound on their error; `cosine` – exact ones
+//! * `neighbours` – lists; `update` – lists that follow their sets
+//! * `margin`, `select` – scores and pairs; `evaluate` – measures
+//! * `rows` – embeddings in memory or in a file; `sort`, `control` – sorting and searching that can be cancelled
+//!
 //! # Order among equals
 //!
 //! Neighbours are ordered by cosine, highest first, and equal cosines by position, lowest first.

@@ -4,6 +4,17 @@
 //!
 //! A model folder holds `config.json` ([`Config`]), `tokenizer.json` (Hugging Face `tokenizers`) and
 //! `model.safetensors` ([`Weights`]). Nothing here knows PostgreSQL, candle or a GPU.
+//!
+//! * [`config`] – `config.json`, with the tensors of each architecture and their shapes
+//! * `files`, [`folder`] – reading and writing folders
+//! * [`base`] – models that build on another one; [`languages`] – a model with an encoder for each language
+//! * [`catalog`] – folders by name, and whether their files have changed; [`installed`] – the same as users see it
+//! * `weights`, `matrix`, `tensor` – mapped weights, matrices in them, tensors to be written
+//! * [`text`] – preparation of texts; [`tokenize`] – texts to ids
+//! * `subwords`, `charsmap`, [`ngrams`] – parts of tokenizers; [`words`] – word by word through a cache; `long_text` –
+//!   texts that are cut
+//! * [`mean`] – the mean encoder; `local` – [`LocalEncoder`]; [`shared`], `word_cache` – what it shares with forked
+//!   processes
 
 pub mod base;
 pub mod catalog;

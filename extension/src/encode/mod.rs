@@ -8,6 +8,56 @@
 //! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
 //! one that is used where none is named, [`search`] lets the encoder
 //! process search for neighbours.
+//!
+//! ```text
+//!  functions      laser_embed, laser_rerank
+//!  texts          their arrays
+//!  embed          texts to embeddings, in the session or in the encoder process; limits of length
+//!  embedded       the result, error the failures
+//!  recent         embeddings of the running statement, which others in it ask for again
+//!  session        whether the session embeds for a model itself
+//!  resident       ... with the model that the postmaster has loaded
+//!  arena          ... and the memory that is in
+//!  own            ... with models that it has loaded for itself
+//!  client         the encoder process as a session calls it: one connection, kept between calls
+//!  connection     frames in both directions, waits that a cancel ends
+//!  socket         the process's socket
+//!  search         searches for neighbours in the process
+//!  worker         the background worker that starts the process, watches it and ends it
+//!  registration   how the postmaster gets to know the worker
+//!  heartbeat      whether the process hangs
+//!  files          what worker and sessions share: socket, locks, the worker's state
+//!  status         laser_models, laser_encoder_status
+//!  guc            settings
+//!  installation   where the program and the models are
+//!  log            lines of the server's log
+//!  privileges     who may embed with a model
+//!  labels         security labels: the model of a column
+//!  origins        of which model the embeddings of an expression are
+//!  mixing         refuses distances between those of two models
+//!  keep           the trigger of laser_keep_embedded
+//!  transaction    what laser_embed_table needs to know of its transactions
+//! ```
+//!
+//! # From the postmaster to a session
+//!
+//! ```text
+//!  postmaster, preloading   load_at_start: the default model, if it is cheap
+//!      |                      weights        an anonymous mapping, read-only once filled
+//!      |                      vocabularies   in the arena, apart from the heap
+//!      |                      cache of words, count of texts   shared mappings of atomic numbers
+//!      | fork                 sessions read the same pages; nobody loads again, nobody writes but to the atomics
+//!      v
+//!  session                  resident::serving: is it still what the process would use? the session's own answer
+//!      |                    own::model, under laser.encode_in_backend = always: loaded for this session alone
+//!      | socket             client: all other models, and all of them once settings or files have changed
+//!      v
+//!  encoder process          child of the worker, not of the session; loads models for itself, and again
+//! ```
+//!
+//! Whoever has loaded a model owns it until it ends. Without preloading there is no resident model: sessions go to the
+//! process, or load for themselves. ARCHITECTURE.md, "Whose memory a model is in", has who reads and writes each part,
+//! [`resident`] the invariants.
 
 mod arena;
 mod client;

@@ -161,7 +161,7 @@ impl Check {
 }
 
 impl Resident {
-    /// The name of the model that the postmaster has loaded.
+    /// The model's name, as `laser.model` takes it.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -8,6 +8,7 @@
 //!  undecided  indexes on columns without a declared number of dimensions
 //!  unlogged   indexes of UNLOGGED tables: what they begin with, and after a crash
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
+//!  bufpage    layout of the server's pages, from `storage/bufpage.h`
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
 //!             the callbacks
@@ -22,18 +23,20 @@
 //!  table      the table of an index
 //!  rights     what a role may ask of an index, and whose code runs how
 //!  resources  threads and memory of builds and merges
-//!  tid        addresses of rows as numbers
 //!  sample     vectors by which a build decides how they are stored
 //!  validate   operator classes
 //!  kinds      their support functions
 //!  text       the distance of two texts
 //!  rewrite    plans in which a scan has computed that distance already
+//!  mentions   how often the nodes of a plan have an operator, which decides that
 //!  distance_param
 //!             the distances of scans for such plans
 //!  cutoff     how far the rows of a scan may be, by the filters of its plan
 //!  rows       rows of the table, as scans look at them: filters and distances
 //!  runs       the scans of running plans, and what each knows of its plan
 //!  expression expressions of plans
+//!  explain    what EXPLAIN says of the indexes that a plan searches
+//!  notice     notices of plans and scans, once a statement
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
 //!

@@ -7,9 +7,11 @@
 //!    (`query`, `row`), and collects their rows, embedding texts on the way (`load`);
 //! 2. searches in threads that know nothing of the server, while the session's own thread waits,
 //!    looks for interrupts and reports progress (`work`, `progress`), or in the encoder process
-//!    (`remote`);
+//!    (`remote`), or has laser indexes propose candidates (`index`);
 //! 3. selects pairs (`pairs`) and returns rows (`functions`, `shards`, `measures`), or writes
 //!    neighbourhoods that can be updated (`state`).
+//!
+//! `call` begins and ends each of them, `lists` has neighbours as ids, `guc` the settings, `errors` the SQL errors.
 
 mod call;
 mod errors;
