@@ -17,6 +17,13 @@
 //! rows; `approximate` is straight-line arithmetic over nearly all of f32's range, for loops that the compiler
 //! vectorises, as training has them; `x86` takes fewer instructions, and saturates at 2^±40, which is enough for gates,
 //! activations and softmax.
+//!
+//! Layer norm, L2 norm and softmax stand two or three times for the same reason. [`math`] has the norms with sums in f64,
+//! serially or in a fixed order, for the portable kernels, dense layers and the last step of every embedding. [`rows`]
+//! has layer norm and the exponentials of softmax in vectors of f32, each in one pass with what stands beside it (the
+//! residual, the sum that attention divides by), for the rows of transformers. [`training`] has all three with their
+//! gradients: it keeps what the backward pass reads (norms, normalised rows, inverse deviations), in plain loops without
+//! fused operations, which give the same bits when a run is resumed on its machine.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]

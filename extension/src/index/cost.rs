@@ -41,7 +41,8 @@ const OPEN: f64 = 4000.0;
 /// The same for every segment beyond the first.
 const OPEN_SEGMENT: f64 = 400.0;
 /// Operators' worth of work to embed a query: as much as the distance of two texts is declared to cost
-/// for each row of a sequential scan (`cosine_distance(text, text)` in `sql/index.sql`), which embeds too.
+/// for each row of a sequential scan (`cosine_distance(text, text)` in `sql/index.sql`, which says why as much), which
+/// embeds too.
 const EMBED: f64 = 10_000.0;
 /// What a row costs that is fetched from the table by its address, its distance computed, and perhaps
 /// thrown away by a filter, in rows of a sequential scan.
