@@ -7,6 +7,7 @@ use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Meta;
 use laser_index::store::PageStore;
+use laser_index::{check, sweep};
 use libfuzzer_sys::fuzz_target;
 
 // Byte 0: what is done; the rest are pages as MemoryStore::to_bytes() writes them.
@@ -19,7 +20,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     if what & 1 == 1 {
         seal::seal_store(&store);
     }
-    let checked = maintain::check(&store, &std::env::temp_dir());
+    let checked = check::check(&store, &std::env::temp_dir());
     let Ok(meta) = Meta::read(&store) else { return };
     if meta.parameters.dims > 256 {
         return;
@@ -28,7 +29,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         let _ = maintain::delete(&store, |tid| tid % 3 == 0);
     }
     if what & 4 == 4 {
-        let _ = maintain::sweep(&store);
+        let _ = sweep::sweep(&store);
     }
     // Merging takes what it reads for true: damage that the check does not see must not hurt it.
     let options = BuildOptions {
@@ -42,6 +43,6 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let how = Merge { plan, options: &options };
     let merged = maintain::merge(&store, &how, |_, _| ());
     if merged.is_ok() && checked.is_ok_and(|report| report.problems.is_empty()) {
-        maintain::check(&store, &std::env::temp_dir()).expect("a metapage that was read before");
+        check::check(&store, &std::env::temp_dir()).expect("a metapage that was read before");
     }
 }));

@@ -16,8 +16,8 @@
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
-//! * [`builder`], [`maintain`] – building, merging, deleting, checking; [`sampling`] – which rows stand for all;
-//!   `disk_space` – whether there is room for a merge
+//! * [`builder`], [`maintain`], [`sweep`], [`check`] – building, merging and deleting, giving back pages, checking;
+//!   [`sampling`] – which rows stand for all; `disk_space` – whether there is room for a merge
 //! * [`scan`] – searching; [`reorder`] – rows that wait for their exact distances
 //! * [`size`] – how large an index will be
 
@@ -26,6 +26,7 @@ pub mod arithmetic;
 pub mod background;
 pub mod builder;
 pub mod cache;
+pub mod check;
 pub mod choice;
 pub mod codec;
 mod disk_space;
@@ -55,6 +56,7 @@ pub mod space;
 mod stamp;
 pub mod store;
 mod stranded;
+pub mod sweep;
 pub mod trial;
 pub mod view;
 pub mod walk;

@@ -1,32 +1,28 @@
-//! Changes of the directory: new segments, dead entries, merges, and pages given back.
+//! Changes of the directory: new segments, dead entries, and merges.
 //!
 //! One session at a time does any of this; the caller holds a lock that says so. Inserts and scans
 //! go on meanwhile. A crash at any point leaves either the old directory or the new one, and pages
 //! that nobody refers to.
 
-use std::collections::HashSet;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::background;
 use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
-use crate::cache;
 use crate::choice::{self, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format};
 use crate::disk_space;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
-use crate::graph::Layout;
-use crate::meta::{MAX_SEGMENTS, META_BLOCK, Meta, Parameters, Pending, SegmentEntry};
+use crate::meta::{MAX_SEGMENTS, Meta, Parameters, Pending, SegmentEntry};
 use crate::metric::Metric;
-use crate::page::{self, DEAD, PageKind, UNDIRECTED, UNPLACED, address};
+use crate::page::{UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
-use crate::reach::reach;
 use crate::sampling::stratified;
-use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead, write_pages};
+use crate::segment::{SegmentMap, is_dead, write_pages};
 use crate::space::{self, Space};
-use crate::store::{PageStore, SET_PAGES, WriteSet};
+use crate::store::PageStore;
+use crate::sweep::{free, free_list};
 use crate::view::{SegmentBytes, SegmentView};
 use laser_vector::kernels::norm;
 
@@ -818,250 +814,4 @@ fn list_len(store: &impl PageStore) -> Result<usize> {
     let mut count = 0;
     pending::read(store, &meta.parameters, &meta.pending, true, |_| count += 1)?;
     Ok(count)
-}
-
-/// Gives the pages of a list that is not part of the index any more to the free space map.
-fn free_list(store: &impl PageStore, list: &Pending) -> Result<()> {
-    use crate::page::{HEADER, PENDING_HEADER, PendingHeader};
-    let (mut block, mut seq, mut blocks) = (list.head, list.head_seq, Vec::new());
-    while block != 0 && seq <= list.tail_seq {
-        blocks.push(block);
-        let next = store.read(block, |body| {
-            page::expect(block, body, PageKind::Pending, seq, 0)?;
-            let head: PendingHeader =
-                bytemuck::pod_read_unaligned(&body[HEADER..HEADER + PENDING_HEADER]);
-            Ok(head.next)
-        })?;
-        block = next;
-        seq += 1;
-    }
-    free(store, blocks)
-}
-
-/// Marks pages free and tells the free space map. Nobody refers to them.
-fn free(store: &impl PageStore, blocks: impl IntoIterator<Item = u32>) -> Result<()> {
-    let mut blocks = blocks.into_iter().peekable();
-    while blocks.peek().is_some() {
-        store.pause();
-        let mut set = store.begin();
-        let part: Vec<u32> = blocks.by_ref().take(SET_PAGES).collect();
-        for &block in &part {
-            set.lock(block)?;
-            page::init(set.page(block), PageKind::Free, 0, 0, 0);
-        }
-        set.commit();
-        for block in part {
-            store.release(block);
-        }
-    }
-    store.publish_released();
-    Ok(())
-}
-
-/// What [`sweep`] has found, in pages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SweepReport {
-    /// Pages of the index.
-    pub pages: u32,
-    /// Free ones among them.
-    pub free: u32,
-    /// Those that a crash had left without an owner and that are free now.
-    pub reclaimed: u32,
-}
-
-/// Looks for pages that belong to nobody, left by crashes and cancelled merges, and for free pages
-/// that the free space map has forgotten.
-///
-/// # Errors
-/// [`IndexError::Corrupt`] or [`IndexError::Segment`] when the index is damaged.
-pub fn sweep(store: &impl PageStore) -> Result<SweepReport> {
-    let meta = Meta::read(store)?;
-    let mut used = HashSet::from([META_BLOCK]);
-    for entry in &meta.segments {
-        used.extend(SegmentMap::read(store, entry)?.pages());
-    }
-    let mut swept = SweepReport {
-        pages: store.blocks(),
-        ..SweepReport::default()
-    };
-    let mut orphans = Vec::new();
-    for block in (0..swept.pages).filter(|block| !used.contains(block)) {
-        if block % 64 == 0 {
-            store.pause();
-        }
-        let found = store.read(block, |body| {
-            Ok((page::kind(block, body), page::header(body).owner))
-        })?;
-        match found {
-            (Ok(Some(PageKind::Free)), _) => {
-                swept.free += 1;
-                store.release(block);
-            }
-            // A page that an insert has just taken shows its number from the moment that it is
-            // linked, and numbers before the head of the list are never used again.
-            (Ok(Some(PageKind::Pending)), seq) if seq >= meta.pending.head_seq => {}
-            // Damage is left as it is, for laser_index_check() to find and REINDEX to mend.
-            (Err(_), _) => {}
-            // A new page of an insert at work: it is locked until it has its number. Looking at it
-            // under a lock of ours would have waited; so a zero page here is nobody's, or not yet
-            // locked, and then its inserter will see that it is not new any more.
-            _ => orphans.push(block),
-        }
-    }
-    swept.reclaimed = orphans.len() as u32;
-    swept.free += swept.reclaimed;
-    // Publishes those as well that the map had forgotten.
-    free(store, orphans)?;
-    Ok(swept)
-}
-
-/// Whether a merge has changed the directory since it was read.
-fn outdated(store: &impl PageStore, meta: &Meta) -> Result<bool> {
-    Ok(Meta::read(store)?.generation != meta.generation)
-}
-
-/// How problems call the row at an address.
-pub fn row_name(tid: u64) -> String {
-    let tid = address(tid);
-    format!("row ({},{})", tid >> 16, tid & 0xffff)
-}
-
-/// Everything that is wrong with an index, in words, and what it consists of.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// What is wrong.
-    pub problems: Vec<String>,
-    /// Segments, live entries in them, dead ones, live pending entries, dead ones.
-    pub counts: [u64; 5],
-    /// Nodes that no walk from a graph's entry reaches on its lowest level.
-    pub unreachable: u64,
-    /// Addresses of the live entries' rows, ascending.
-    pub rows: Vec<u64>,
-}
-
-/// Verifies pages, checksums, counts and graphs, and that no row is in the index twice. Reports and
-/// goes on where it can. Segments are put together in `folder`, one at a time.
-///
-/// # Errors
-/// A metapage that cannot be read, or a merge in the middle of the check.
-pub fn check(store: &impl PageStore, folder: &Path) -> Result<Report> {
-    let meta = Meta::read(store)?;
-    let parameters = &meta.parameters;
-    let mut report = Report::default();
-    // Before the bitmaps: on a standby recovery may meanwhile replay a VACUUM, and an insert that uses a row's address
-    // again. Then the address is in the list after it is dead in its segment.
-    let (mut tids, mut x) = (Vec::new(), Vec::new());
-    let list = pending::read(store, parameters, &meta.pending, true, |entry| {
-        x.clear();
-        if entry.tid & UNPLACED == 0 {
-            entry.decode(parameters, &mut x);
-        }
-        tids.push((entry.tid, x.iter().all(|x| x.is_finite())));
-    });
-    for (tid, finite) in tids {
-        if tid & DEAD != 0 {
-            report.counts[4] += 1;
-            continue;
-        }
-        report.counts[3] += 1;
-        if !finite {
-            let name = row_name(tid);
-            report
-                .problems
-                .push(format!("{name}: the pending vector is not finite"));
-        }
-        report.rows.push(address(tid));
-    }
-    match list {
-        Ok(_) => {}
-        Err(error @ IndexError::Moved { .. }) if outdated(store, &meta)? => return Err(error),
-        Err(error) => report.problems.push(error.to_string()),
-    }
-    let mut owners = std::collections::HashMap::new();
-    for entry in &meta.segments {
-        let name = format!("segment {:016x}", entry.nonce);
-        report.counts[0] += 1;
-        let mut verify = || -> Result<()> {
-            let map = SegmentMap::read(store, entry)?;
-            for block in map.pages() {
-                if let Some(other) = owners.insert(block, entry.nonce) {
-                    let what = format!("belongs to {name} and to segment {other:016x}");
-                    return Err(IndexError::corrupt(block, what));
-                }
-            }
-            let mut bytes = cache::passing_bytes(entry.bytes, folder)?;
-            map.read_bytes(store, 0, &mut bytes)?;
-            let head = SegmentHeader::parse(parameters, entry, &bytes)?;
-            head.verify(&bytes, &|| store.pause())?;
-            store.pause();
-            let codec = head.encoding(parameters, &bytes)?.codec;
-            let bits = map.bitmap(store)?;
-            if head.nodes > 0 {
-                let layout = Layout::parse(&codec, head.graph.of(&bytes))?;
-                if layout.rows() as u64 != head.nodes {
-                    return Err(IndexError::segment(entry.nonce, "number of nodes"));
-                }
-                layout.verify(&|| store.pause())?;
-                let reach = reach(&codec, head.graph.of(&bytes), &|| store.pause())?;
-                let lost = (reach.nodes - reach.connected) as u64;
-                report.unreachable += lost;
-                if lost > 0 && codec.format != Format::First {
-                    let what = format!("{lost} nodes of its graph cannot be reached");
-                    report.problems.push(format!("{name}: {what}"));
-                }
-            }
-            let dead: u32 = bits.iter().map(|b| b.count_ones()).sum();
-            if dead < entry.dead
-                || bits.len() != bitmap_len(entry.count as usize)
-                || dead > entry.count
-            {
-                let what = format!("{dead} dead entries, the directory says {}", entry.dead);
-                report.problems.push(format!("{name}: {what}"));
-            }
-            for (slot, tid) in head.tids.of(&bytes).chunks_exact(8).enumerate() {
-                if slot % 65_536 == 0 {
-                    store.pause();
-                }
-                if is_dead(&bits, slot) {
-                    report.counts[2] += 1;
-                } else {
-                    report.counts[1] += 1;
-                    let tid = u64::from_le_bytes(tid.try_into().expect("eight bytes"));
-                    let placed = (slot as u64) < head.placed();
-                    if placed != (tid & UNPLACED == 0) {
-                        let what = "does not say rightly whether it has a vector";
-                        report
-                            .problems
-                            .push(format!("{name}: {} {what}", row_name(tid)));
-                    }
-                    laser_memory::push(&mut report.rows, address(tid))?;
-                }
-            }
-            Ok(())
-        };
-        match verify() {
-            Ok(()) => {}
-            Err(error @ IndexError::Moved { .. }) if outdated(store, &meta)? => return Err(error),
-            Err(error @ IndexError::Graph(_)) => report.problems.push(format!("{name}: {error}")),
-            Err(error) => report.problems.push(error.to_string()),
-        }
-    }
-    report.rows.sort_unstable();
-    if parameters.is_undecided() {
-        // On a standby the list may be compacted meanwhile, see [`pending::compact`].
-        report.rows.dedup();
-    }
-    let twice = report.rows.windows(2).filter(|w| w[0] == w[1]);
-    let twice = twice.map(|w| format!("{} is in the index twice", row_name(w[0])));
-    report.problems.extend(twice);
-    report.rows.dedup();
-    for block in 0..store.blocks() {
-        if block % 64 == 0 {
-            store.pause();
-        }
-        if let Err(error) = store.read(block, |body| page::kind(block, body)) {
-            report.problems.push(error.to_string());
-        }
-    }
-    Ok(report)
 }

@@ -256,6 +256,12 @@ pub fn address(tid: u64) -> u64 {
     tid & !(DEAD | UNPLACED)
 }
 
+/// How problems call the row at an address.
+pub fn row_name(tid: u64) -> String {
+    let tid = address(tid);
+    format!("row ({},{})", tid >> 16, tid & 0xffff)
+}
+
 /// First bytes of a map page's payload; block numbers follow.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

@@ -15,7 +15,7 @@ use laser_index::metric::Metric;
 use laser_index::quantization::Quantization;
 use laser_index::raw::RawForm;
 use laser_index::segment::{SegmentMap, write_pages};
-use laser_index::{IndexError, cache, maintain};
+use laser_index::{IndexError, cache, check, maintain, sweep};
 
 /// Remembers the largest allocation.
 struct Watching;
@@ -106,10 +106,10 @@ fn counts_are_compared_with_the_relation() {
         let path = folder.path().join("file");
         cache::open(&store, &parameters(), &bad, &path, folder.path()).unwrap_err();
         maintain::replace(&store, &[good.nonce], &[bad], None).unwrap();
-        maintain::sweep(&store).unwrap_err();
+        sweep::sweep(&store).unwrap_err();
         maintain::delete(&store, |_| false).unwrap_err();
         assert!(
-            !maintain::check(&store, &std::env::temp_dir())
+            !check::check(&store, &std::env::temp_dir())
                 .unwrap()
                 .problems
                 .is_empty()

@@ -22,7 +22,7 @@ use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::segment::write_pages;
 use laser_index::space::prepare;
 use laser_index::store::PageStore;
-use laser_index::{IndexError, cache, pending};
+use laser_index::{IndexError, cache, check, pending, sweep};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
@@ -262,7 +262,7 @@ fn recall_of_every_quantization_and_metric() {
             }
             let recall = found as f64 / asked as f64;
             assert!(recall >= 0.95, "{quantization:?} {metric:?}: {recall}");
-            let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+            let report = check::check(&store, &std::env::temp_dir()).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
             assert_eq!(report.counts, [1, 6000, 0, 0, 0]);
         }
@@ -321,7 +321,7 @@ fn a_model_agrees_whatever_happens() {
                     history.push((store.changes(), model.clone()));
                 }
                 _ => {
-                    maintain::sweep(&store).unwrap();
+                    sweep::sweep(&store).unwrap();
                     history.push((store.changes(), model.clone()));
                 }
             }
@@ -333,7 +333,7 @@ fn a_model_agrees_whatever_happens() {
             // What was finished before the crash is there; what was under way may be.
             let before = history.iter().rev().find(|h| h.0 <= changes).unwrap();
             let after = history.iter().find(|h| h.0 >= changes).unwrap();
-            let report = maintain::check(&crashed, &std::env::temp_dir()).unwrap();
+            let report = check::check(&crashed, &std::env::temp_dir()).unwrap();
             assert_eq!(report.problems, Vec::<String>::new());
             let known = |tid: &u64| before.1.contains_key(tid) || after.1.contains_key(tid);
             assert!(report.rows.iter().all(known), "a row was never there");
@@ -341,8 +341,8 @@ fn a_model_agrees_whatever_happens() {
             let sizes = [before.1.len(), after.1.len()];
             assert!((*sizes.iter().min().unwrap()..=*sizes.iter().max().unwrap()).contains(&live));
             // And the index goes on: nothing of it leaks, nothing is given away twice.
-            let swept = maintain::sweep(&crashed).unwrap();
-            assert_eq!(maintain::sweep(&crashed).unwrap().reclaimed, 0, "{swept:?}");
+            let swept = sweep::sweep(&crashed).unwrap();
+            assert_eq!(sweep::sweep(&crashed).unwrap().reclaimed, 0, "{swept:?}");
             let mut model: BTreeMap<u64, Vec<f32>> = before.1.clone();
             model.retain(|tid, _| after.1.contains_key(tid));
             maintain::delete(&crashed, |tid| !model.contains_key(&tid)).unwrap();
@@ -367,7 +367,7 @@ fn agrees(
     model: &BTreeMap<u64, Vec<f32>>,
     rng: &mut ChaCha8Rng,
 ) {
-    let report = maintain::check(store, &std::env::temp_dir()).unwrap();
+    let report = check::check(store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!((report.counts[1] + report.counts[3]) as usize, model.len());
     assert!(report.rows.iter().eq(model.keys()));
@@ -460,7 +460,7 @@ fn damage_is_found_and_named() {
         let used = 24 + laser_index::page::header(&before).len as usize;
         let at = rng.random_range(0..used);
         store.damage(block, |b| b[at] ^= 0x40);
-        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
         let kind = laser_index::page::kind(block, &before).unwrap().unwrap();
         let what = format!("byte {at} of block {block}, {kind:?}");
         seen.insert(format!("{kind:?}"));
@@ -601,7 +601,7 @@ fn sessions_append_at_once() {
             .unwrap();
         }
     });
-    let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+    let report = check::check(&store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!(report.counts[1] + report.counts[3], 8000);
 }
@@ -632,7 +632,7 @@ fn an_old_index_still_opens() {
         std::fs::write(path, store.to_bytes()).unwrap();
     }
     let store = MemoryStore::from_bytes(include_bytes!("data/index-1.bin")).unwrap();
-    let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+    let report = check::check(&store, &std::env::temp_dir()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert!(report.rows.iter().copied().eq(31..=450));
     assert_eq!(report.counts, [1, 370, 30, 50, 0]);
@@ -662,9 +662,7 @@ fn an_old_index_still_opens() {
     )
     .unwrap();
     assert_eq!(
-        maintain::check(&store, &std::env::temp_dir())
-            .unwrap()
-            .counts,
+        check::check(&store, &std::env::temp_dir()).unwrap().counts,
         [1, 421, 0, 0, 0]
     );
 }
@@ -682,7 +680,7 @@ fn duplicates_are_all_found() {
         let same = rows[0].clone();
         rows.extend(std::iter::repeat_n(same.clone(), 3000));
         build(&store, &options, &rows);
-        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts[1], 5000);
         let hits = search(&store, folder.path(), &same, 10, Iterate::Strict, 4000);
@@ -708,7 +706,7 @@ fn duplicates_are_all_found() {
         maintain::merge(&store, &how, |_, _| ()).unwrap();
         maintain::delete(&store, |tid| tid > 2000 && tid % 2 == 0).unwrap();
         maintain::merge(&store, &how, |_, _| ()).unwrap();
-        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.counts, [1, 2000 + 1500 + 150, 0, 0, 0]);
     }
@@ -742,7 +740,7 @@ fn merges_continue_what_there_is() {
             "{quantization:?}"
         );
         assert_eq!(
-            maintain::check(&store, &std::env::temp_dir())
+            check::check(&store, &std::env::temp_dir())
                 .unwrap()
                 .problems,
             Vec::<String>::new()
@@ -848,7 +846,7 @@ fn long_vectors_are_merged() {
         }
         let meta = Meta::read(&store).unwrap();
         assert_eq!(meta.segments.len(), segments, "{name}");
-        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.rows.len(), rows.len());
         let (mut found, mut wanted) = (0, 0);
@@ -957,7 +955,7 @@ fn every_row_is_found() {
         }
     }
     let check = |expected: usize| {
-        let report = maintain::check(&store, &std::env::temp_dir()).unwrap();
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.rows.len(), expected);
         for iterate in [Iterate::Strict, Iterate::Relaxed] {
@@ -1369,7 +1367,7 @@ fn an_address_that_is_used_again_during_a_check_is_no_damage() {
                 insert(&store, 7, &rows[1]);
             },
         };
-        let report = maintain::check(&meanwhile, &std::env::temp_dir()).unwrap();
+        let report = check::check(&meanwhile, &std::env::temp_dir()).unwrap();
         assert_eq!(report.problems, Vec::<String>::new(), "before page {at}");
         if meanwhile.reads.get() <= at {
             break;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::encoding::Encoding;
 use laser_index::meta::{Meta, Parameters};
-use laser_index::page::{NULL, UNDIRECTED};
+use laser_index::page::{NULL, UNDIRECTED, row_name};
 use laser_index::segment::write_pages;
 use laser_index::{maintain, pending, space};
 use pgrx::pg_sys::{self, Datum};
@@ -82,7 +82,7 @@ impl Build {
         }
         let Parameters { metric, dims, .. } = self.options.parameters;
         if x.len() != dims {
-            let row = maintain::row_name(tid);
+            let row = row_name(tid);
             raise_hint(
                 Code::ERRCODE_DATA_EXCEPTION,
                 format!(

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use laser_index::codec::Format;
-use laser_index::maintain::{self, Plan, row_name};
+use laser_index::maintain::{self, Plan};
 use laser_index::meta::Meta;
-use laser_index::{IndexError, Result, pending};
+use laser_index::page::row_name;
+use laser_index::{IndexError, Result, check, pending, sweep};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{PgRelation, PgSqlErrorCode as Code};
@@ -342,7 +343,7 @@ fn laser_index_check(index: pg_sys::Oid, heapallindexed: bool) -> SetOfIterator<
     let folder = cache::folder();
     let mut report = retry(|| {
         let meta = Meta::read(&store)?;
-        let mut report = maintain::check(&store, &folder)?;
+        let mut report = check::check(&store, &folder)?;
         // SAFETY: the index is open.
         let mismatch = unsafe { element::mismatch(opened.raw(), &meta.parameters) };
         report.problems.extend(mismatch);
@@ -402,10 +403,10 @@ fn laser_merge(index: pg_sys::Oid) -> i32 {
     }
     // SAFETY: the index is open.
     let lock = unsafe { MergeLock::wait(opened.raw()) };
-    maintain::sweep(&store).or_report();
+    sweep::sweep(&store).or_report();
     // SAFETY: the index is open, and its lock is held.
     let made = unsafe { merge::merge(opened.raw(), &store, Plan::All) }.or_report();
-    maintain::sweep(&store).or_report();
+    sweep::sweep(&store).or_report();
     drop(lock);
     made as i32
 }

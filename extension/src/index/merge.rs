@@ -10,10 +10,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use laser_index::IndexError;
 use laser_index::builder::BuildOptions;
 use laser_index::maintain::{self, Merge, Plan, Progress};
 use laser_index::meta::Meta;
+use laser_index::{IndexError, sweep};
 use pgrx::pg_sys;
 
 use super::cache;
@@ -110,7 +110,7 @@ pub unsafe fn merge_reporting(
     };
     if FAILED.with_borrow(|failed| failed.contains_key(&oid)) {
         // What the last attempt has taken and left is used by this one.
-        maintain::sweep(store)?;
+        sweep::sweep(store)?;
     }
     let mut options = build_options(&Meta::read(store)?.parameters, 0);
     let attempt_with = |options: &BuildOptions| {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use laser_index::maintain::{self, Plan};
 use laser_index::meta::Meta;
-use laser_index::pending;
+use laser_index::{pending, sweep};
 use pgrx::pg_sys;
 
 use super::element;
@@ -78,7 +78,7 @@ pub unsafe extern "C-unwind" fn cleanup(
         let store = RelationStore::in_vacuum(index);
         let lock = MergeLock::wait(index);
         // First what merges that failed have left: on a full disk there is no other room for this one.
-        maintain::sweep(&store).or_report();
+        sweep::sweep(&store).or_report();
         // Rows that were never committed may have decided the number of dimensions.
         let forget = element::is_undeclared(index) && count(&store) == 0;
         let plan = if forget { Plan::All } else { Plan::Vacuum };
@@ -87,7 +87,7 @@ pub unsafe extern "C-unwind" fn cleanup(
         if forget {
             pending::forget_dimensions(&store).or_report();
         }
-        let swept = maintain::sweep(&store).or_report();
+        let swept = sweep::sweep(&store).or_report();
         let live = count(&store);
         drop(lock);
         stats.num_pages = swept.pages;
