@@ -1,34 +1,29 @@
 //! Builds segments: several threads add vectors to one graph, within a memory budget.
-#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use laser_memory::threads::{self, Gate, Thread};
-use memmap2::Mmap;
 
+use crate::assemble::{BuiltSegment, Pushed, assemble, spill_len};
 use crate::background;
 use crate::cache::Scratch;
 use crate::choice::{self, Existing, SAMPLE};
 use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
-use crate::graph::{Graph, Layout, bytes_per_vector};
-use crate::meta::{Parameters, nonce};
+use crate::graph::{Graph, bytes_per_vector};
+use crate::meta::Parameters;
 use crate::page::UNPLACED;
-use crate::reach;
-use crate::refine::{refine, widths};
-use crate::seeds;
-use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
+use crate::refine::widths;
+use crate::segment::bitmap_len;
 use crate::space;
 use crate::view::SegmentView;
-use crate::walk::Guide;
-use crate::width;
 
 /// How to build.
 #[derive(Debug, Clone)]
@@ -174,13 +169,6 @@ impl Shared {
     }
 }
 
-/// Address, key of the node, fine part.
-fn spill_len(codec: &Codec) -> usize {
-    SPILL_HEAD + codec.fine_len()
-}
-
-const SPILL_HEAD: usize = 12;
-
 /// Equal for equal graph parts, and for no others that anybody will ever see.
 fn fingerprint(graph_part: &[u8]) -> u128 {
     let hash = blake3::hash(graph_part);
@@ -209,36 +197,6 @@ impl std::fmt::Debug for SegmentBuilder {
             .field("pushed", &self.pushed)
             .field("limit", &self.limit)
             .finish()
-    }
-}
-
-/// A finished segment: a file under a temporary name, to be written into pages.
-#[derive(Debug)]
-pub struct BuiltSegment {
-    /// What [`BuiltSegment::bytes`] begins with.
-    pub header: SegmentHeader,
-    /// Bytes of the finished file, mapped.
-    pub bytes: Mmap,
-    /// A bit for each entry, set for dead ones.
-    pub dead: Vec<u8>,
-    guide: Guide,
-    file: Scratch,
-}
-
-impl BuiltSegment {
-    /// The bytes alone, for who needs no name for the file.
-    pub fn into_bytes(self) -> Mmap {
-        self.bytes
-    }
-
-    /// Gives the file the name under which the cache will look for it.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn keep(self, path: &Path) -> Result<()> {
-        drop(self.bytes);
-        let segment = (self.header.nonce, self.header.file_len());
-        self.file.keep_verified(path, segment, &self.guide)
     }
 }
 
@@ -555,8 +513,15 @@ impl SegmentBuilder {
             // The threads have stopped, and the builder is gone.
             let shared = Arc::into_inner(shared)
                 .ok_or_else(|| IndexError::Graph("a thread goes on".into()))?;
+            let nodes = shared.nodes.into_inner();
+            let graph = shared.graph.into_inner();
             let from = Pushed {
-                shared,
+                encoding: shared.encoding,
+                graph: graph.unwrap_or_else(|e| e.into_inner()),
+                nodes: nodes.unwrap_or_else(|e| e.into_inner()).len(),
+                spill: shared.spill,
+                refined: shared.refined,
+                done: shared.done,
                 count,
                 unplaced,
                 dead,
@@ -578,156 +543,6 @@ impl SegmentBuilder {
             }
         }
     }
-}
-
-/// What a builder leaves.
-struct Pushed {
-    shared: Shared,
-    count: usize,
-    unplaced: Vec<u64>,
-    dead: Vec<u8>,
-}
-
-/// Makes the file of a segment whose threads have stopped. The second pass over its graph walks with
-/// `width` on `threads` threads.
-fn assemble(
-    pushed: Pushed,
-    folder: &Path,
-    (width, threads): (usize, usize),
-    pause: &dyn Fn(),
-) -> Result<BuiltSegment> {
-    let Pushed {
-        shared,
-        count,
-        unplaced,
-        dead: already_dead,
-    } = pushed;
-    let Shared {
-        encoding,
-        graph,
-        nodes,
-        spill: entries,
-        refined,
-        done,
-        ..
-    } = shared;
-    let codec = encoding.codec;
-    let graph = graph.into_inner().unwrap_or_else(|e| e.into_inner());
-    let expected = nodes.into_inner().unwrap_or_else(|e| e.into_inner()).len();
-    let nodes = graph.len();
-    if nodes != expected {
-        let message = format!("the graph has {nodes} nodes instead of {expected}");
-        return Err(IndexError::Graph(message));
-    }
-    // Entries without a place alone need no graph.
-    let serialized = if nodes == 0 {
-        0
-    } else {
-        graph.serialized_len()
-    };
-    let counts = Counts {
-        entries: count + unplaced.len(),
-        placed: count,
-        nodes,
-        graph: serialized,
-    };
-    let mut header = SegmentHeader::new(&encoding, nonce(), counts);
-    let file = Scratch::new(folder)?;
-    let mut bytes = file.map(header.file_len())?;
-    if nodes > 0 {
-        graph.save(header.graph.of_mut(&mut bytes))?;
-    }
-    // Its memory is what the second pass has.
-    drop(graph);
-    pause();
-    if nodes > 0 {
-        let graph = header.graph.of_mut(&mut bytes);
-        let form = (&codec, Some(&encoding.space));
-        refine(form, graph, refined, width, threads, &done, pause)?;
-        reach::link(&codec, graph, pause)?;
-    }
-
-    // Threads add in any order, so that slots and keys differ. Slots become the keys: then
-    // nothing needs to translate between them.
-    // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
-    // as an empty slice.
-    let spill = unsafe { Mmap::map(entries.file()) }
-        .map_err(|e| IndexError::io("map", entries.path(), e))?;
-    let each = spill_len(&codec);
-    if spill.len() < count * each {
-        return Err(IndexError::Graph("entries are missing".into()));
-    }
-    let mut slots = vec![u32::MAX; count];
-    let keys = match nodes {
-        0 => Vec::new(),
-        _ => Layout::parse(&codec, header.graph.of(&bytes))?.keys()?,
-    };
-    for (slot, (at, key)) in keys.into_iter().enumerate() {
-        slots[key as usize] = slot as u32;
-        let key = (slot as u64).to_le_bytes();
-        header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
-    }
-    let node = |entry: usize| {
-        let at = entry * each + 8;
-        let key = u32::from_le_bytes(spill[at..at + 4].try_into().expect("four bytes"));
-        slots[key as usize] as usize
-    };
-    // Entries in the order of their nodes: count, sum up, place.
-    let mut starts = vec![0u32; nodes + 1];
-    for entry in 0..count {
-        starts[node(entry) + 1] += 1;
-    }
-    for node in 0..nodes {
-        starts[node + 1] += starts[node];
-    }
-    header
-        .starts
-        .of_mut(&mut bytes)
-        .copy_from_slice(bytemuck::cast_slice(&starts));
-    encoding.space.write(header.space.of_mut(&mut bytes));
-    let mut dead = vec![0u8; bitmap_len(counts.entries)];
-    for entry in 0..count {
-        if entry % 4096 == 0 {
-            pause();
-        }
-        let next = &mut starts[node(entry)];
-        let place = *next as usize;
-        *next += 1;
-        let from = &spill[entry * each..(entry + 1) * each];
-        header.tids.of_mut(&mut bytes)[8 * place..8 * place + 8].copy_from_slice(&from[..8]);
-        let len = codec.fine_len();
-        header.fine.of_mut(&mut bytes)[place * len..(place + 1) * len]
-            .copy_from_slice(&from[SPILL_HEAD..]);
-        if is_dead(&already_dead, entry) {
-            dead[place / 8] |= 1 << (place % 8);
-        }
-    }
-    let tail = &mut header.tids.of_mut(&mut bytes)[8 * count..];
-    for (out, tid) in tail.chunks_exact_mut(8).zip(&unplaced) {
-        out.copy_from_slice(&tid.to_le_bytes());
-    }
-    if nodes > 0 {
-        header.ef = width::measure(&codec, &encoding.space, header.graph.of(&bytes), pause)? as u32;
-    }
-    header.seal(&mut bytes);
-    pause();
-    let guide = if nodes > 0 {
-        let layout = Layout::parse(&codec, header.graph.of(&bytes))?;
-        let walk = seeds::walk(&encoding, &header, &layout, &bytes)?;
-        walk.guide().clone()
-    } else {
-        Guide::default()
-    };
-    let bytes = bytes
-        .make_read_only()
-        .map_err(|e| IndexError::io("map", file.path(), e))?;
-    Ok(BuiltSegment {
-        header,
-        bytes,
-        dead,
-        guide,
-        file,
-    })
 }
 
 impl Drop for SegmentBuilder {

@@ -16,13 +16,14 @@
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
-//! * [`builder`], [`maintain`], [`sweep`], [`check`] – building, merging and deleting, giving back pages, checking;
-//!   [`sampling`] – which rows stand for all; `disk_space` – whether there is room for a merge
+//! * [`builder`], [`assemble`], [`maintain`], [`sweep`], [`check`] – building, the file of a segment, merging and deleting,
+//!   giving back pages, checking; [`sampling`] – which rows stand for all; `disk_space` – whether there is room for a merge
 //! * [`scan`] – searching; [`reorder`] – rows that wait for their exact distances
 //! * [`size`] – how large an index will be
 
 mod appendix;
 pub mod arithmetic;
+pub mod assemble;
 pub mod background;
 pub mod builder;
 pub mod cache;

@@ -6,8 +6,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::assemble::BuiltSegment;
 use crate::background;
-use crate::builder::{BuildOptions, BuiltSegment, SegmentBuilder, capacity};
+use crate::builder::{BuildOptions, SegmentBuilder, capacity};
 use crate::choice::{self, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format};
 use crate::disk_space;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use laser_index::Result;
-use laser_index::builder::BuiltSegment;
+use laser_index::assemble::BuiltSegment;
 use laser_index::cache;
 use laser_index::meta::{Meta, SegmentEntry};
 use laser_index::view::SegmentView;
