@@ -16,7 +16,11 @@ mod frame;
 mod limits;
 pub mod loads;
 mod message;
+mod reply;
+mod request;
 mod role;
+#[cfg(test)]
+mod tests;
 mod wire;
 pub mod work;
 
@@ -27,9 +31,7 @@ pub use limits::{
     MAX_FRAME, MAX_MODEL_NAME, MAX_TEXT_BYTES, MAX_TEXTS, VERSION, language_model_name,
     model_and_language, valid_folder_name, valid_model_name,
 };
-pub use message::{
-    ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status, decode_reply, decode_request,
-    encode_embed_request, encode_embeddings_reply, encode_reply, encode_request,
-    encode_rerank_request,
-};
+pub use message::{ErrorCode, Failure, ModelInfo, Reply, Request, Search, Status};
+pub use reply::{decode_reply, encode_embeddings_reply, encode_reply};
+pub use request::{decode_request, encode_embed_request, encode_request, encode_rerank_request};
 pub use role::Role;

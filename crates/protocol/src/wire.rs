@@ -59,6 +59,13 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Appends a message of nothing but an id.
+pub(crate) fn id_only(out: &mut Vec<u8>, kind: u8, id: u64) {
+    let mut w = Writer::new(out, kind);
+    w.u64(id);
+    w.finish();
+}
+
 /// Reads the fields of one payload.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
