@@ -24,11 +24,11 @@ use crate::width;
 /// A finished segment: a file under a temporary name, to be written into pages.
 #[derive(Debug)]
 pub struct BuiltSegment {
-    /// The header of the file.
+    /// What [`BuiltSegment::bytes`] begins with.
     pub header: SegmentHeader,
     /// Bytes of the finished file, mapped.
     pub bytes: Mmap,
-    /// Bitmap of dead entries.
+    /// A bit for each entry, set for dead ones.
     pub dead: Vec<u8>,
     guide: Guide,
     file: Scratch,
