@@ -7,8 +7,9 @@ use laser_trainer::ops::pool;
 use laser_trainer::ops::threads::Threads;
 use laser_trainer::optim::{Optimizer, OptimizerOptions};
 
+use crate::data::{VOCABULARY, sentences};
+use crate::peer;
 use crate::time::{Time, fastest};
-use crate::{VOCABULARY, peer, sentences};
 
 const SENTENCES: usize = 64;
 const TOKENS: usize = 20;

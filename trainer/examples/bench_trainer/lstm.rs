@@ -7,7 +7,8 @@ use laser_trainer::models::Model;
 use laser_trainer::ops::lstm_device::LstmDevice;
 use laser_trainer::ops::threads::Threads;
 
-use crate::{VOCABULARY, config, peer, sentences, step};
+use crate::data::{VOCABULARY, config, sentences};
+use crate::{peer, step};
 
 const LAYERS: BilstmConfig = BilstmConfig {
     embedding_size: 320,

@@ -10,6 +10,7 @@
 //! - `decoder`: LASER's, 1,024 wide, with an exact softmax over 40,000 types, 64 sentences of 20 tokens
 //! - `mean`: the dual encoder over averaged embeddings, 512 wide, vocabulary 32,000, 2,048 pairs
 
+mod data;
 mod decoder;
 mod lstm;
 mod mean;
@@ -17,11 +18,6 @@ mod peer;
 mod step;
 mod time;
 mod transformer;
-
-use laser_model::config::{Architecture, Config, Dense};
-use laser_trainer::data::Ragged;
-
-const VOCABULARY: usize = 32_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -44,41 +40,4 @@ fn main() {
             run(threads);
         }
     }
-}
-
-fn config(encoder: Architecture, dense: Vec<Dense>) -> Config {
-    let dimensions = dense.last().map_or(encoder.output_size(), |d| d.output);
-    Config {
-        format: laser_model::config::FORMAT,
-        name: "bench".into(),
-        dimensions,
-        max_tokens: 128,
-        normalize: true,
-        text: Default::default(),
-        encoder,
-        dense,
-        checks: Vec::new(),
-        base: None,
-        prefixes: Default::default(),
-        task: Default::default(),
-    }
-}
-
-/// Sentences of random tokens; low ids are more frequent, as in text.
-fn sentences(count: usize, length: impl Fn(usize) -> usize) -> Ragged {
-    let mut batch = Ragged::new();
-    let mut state = 1u64;
-    for s in 0..count {
-        let ids: Vec<u32> = (0..length(s))
-            .map(|_| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                let u = (state >> 40) as f64 / (1u64 << 24) as f64;
-                ((VOCABULARY as f64).powf(u) - 1.0) as u32
-            })
-            .collect();
-        batch.push(&ids);
-    }
-    batch
 }

@@ -11,9 +11,10 @@ use laser_trainer::ops::pool;
 use laser_trainer::ops::threads::Threads;
 use laser_trainer::optim::{Optimizer, OptimizerOptions};
 
+use crate::data::{VOCABULARY, config, sentences};
+use crate::peer;
 use crate::step::total;
 use crate::time::{Time, fastest};
-use crate::{VOCABULARY, config, peer, sentences};
 
 const PAIRS: usize = 2048;
 const WIDTH: usize = 512;

@@ -6,7 +6,8 @@ use laser_model::config::{TransformerConfig, TransformerPooling};
 use laser_trainer::models::Model;
 use laser_trainer::ops::threads::Threads;
 
-use crate::{VOCABULARY, config, peer, sentences, step};
+use crate::data::{VOCABULARY, config, sentences};
+use crate::{peer, step};
 
 const SENTENCES: usize = 64;
 const TOKENS: usize = 64;

@@ -1,8 +1,8 @@
 //! Writes the seeds of the corpora, made by the code that writes the formats: seeds FOLDER FIXTURES.
 
-use std::fs;
 use std::path::PathBuf;
 
+use corpora::{Corpora, numbers};
 use laser_fuzz::push_part;
 use laser_index::builder::BuildOptions;
 use laser_index::codec::{Metric, Quantization};
@@ -22,25 +22,16 @@ use laser_vector::{f16, wire};
 // Coverage counters, with which everything here is compiled, are its business.
 use libfuzzer_sys as _;
 
+mod corpora;
 #[cfg(feature = "encoder")]
 mod models;
-
-struct Corpora(PathBuf);
-
-impl Corpora {
-    fn put(&self, target: &str, name: &str, bytes: &[u8]) {
-        let folder = self.0.join(target);
-        fs::create_dir_all(&folder).expect("a folder");
-        fs::write(folder.join(format!("seed-{name}")), bytes).expect("a file");
-    }
-}
 
 fn main() {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [corpora, fixtures] = &arguments[..] else {
         panic!("seeds FOLDER FIXTURES");
     };
-    let corpora = Corpora(corpora.clone());
+    let corpora = Corpora::new(corpora);
     index(&corpora);
     frames(&corpora);
     types(&corpora);
@@ -50,17 +41,6 @@ fn main() {
         models::checkpoints(&corpora, fixtures);
     }
     let _ = fixtures;
-}
-
-/// Numbers that look random and are the same every time.
-fn numbers(seed: u64) -> impl Iterator<Item = f32> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    std::iter::repeat_with(move || {
-        state = state
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(0x1405_7b7e_f767_814f);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    })
 }
 
 /// The used part of every page.

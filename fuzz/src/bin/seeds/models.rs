@@ -9,7 +9,7 @@ use laser_model::base;
 use laser_model::config::Base;
 use laser_model::folder::{self, CONFIG, PER_TOKEN, TOKENIZER, Tensor, Tensors, WEIGHTS};
 
-use crate::{Corpora, numbers};
+use crate::corpora::{Corpora, numbers};
 
 /// A `tokenizer.json` of some pieces.
 fn tokenizer(kind: &str) -> String {
