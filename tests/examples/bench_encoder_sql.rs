@@ -24,7 +24,7 @@ use laser_encoder::{Encoder, LoadOptions};
 use laser_tests::Cluster;
 use postgres::{Client, NoTls, Statement};
 
-#[path = "../../encoder/examples/shape/mod.rs"]
+#[path = "../../encoder/examples/bench_encoder/shape.rs"]
 mod shape;
 
 /// Beginnings and endings of sentences; every pair with a number is another text.

@@ -20,16 +20,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use laser_encoder::{DeviceChoice, Embeddings, Encoder, LoadOptions, Precision};
+use laser_encoder::{DeviceChoice, Embeddings, Encoder, Precision};
 use laser_kernels::math::cosine;
 use laser_model::config::{NonPrinting, TextConfig};
 use laser_model::folder;
 
+use load::{load, load_on};
+use rate::{Rate, cpu_seconds, measure};
 use shape::{HIDDEN, LAYERS, TOKENS, VOCABULARY, WIDTH};
 
+mod load;
 mod multilingual;
+mod rate;
 mod shape;
 mod transformer;
 
@@ -57,75 +61,11 @@ const TEXTS: [&str; 12] = [
     "駅までどのくらいかかりますか。",
 ];
 
-/// Seconds that the threads of this process have run; those that ended do not count.
-fn cpu_seconds() -> f64 {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
-    tasks.flatten().map(|task| ran(&task.path())).sum()
-}
-
-/// Seconds that a thread has run, to the nanosecond.
-fn ran(task: &Path) -> f64 {
-    let schedstat = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
-    let nanoseconds = schedstat.split(' ').next().unwrap_or("");
-    nanoseconds.parse::<f64>().unwrap_or(f64::NAN) * 1e-9
-}
-
-/// Seconds that the calling thread has run.
-fn cpu_of_thread() -> f64 {
-    ran(Path::new("/proc/thread-self"))
-}
-
-struct Rate {
-    wall: f64,
-    cpu: f64,
-    calls: usize,
-}
-
-/// Calls `f` for about `seconds` after one call to warm up.
-fn measure(seconds: f64, mut f: impl FnMut()) -> Rate {
-    f();
-    let (start, cpu) = (Instant::now(), cpu_seconds());
-    let mut calls = 0;
-    while start.elapsed() < Duration::from_secs_f64(seconds) {
-        f();
-        calls += 1;
-    }
-    Rate {
-        wall: start.elapsed().as_secs_f64(),
-        cpu: cpu_seconds() - cpu,
-        calls,
-    }
-}
-
 fn smallest_cosine(a: &Embeddings, b: &Embeddings) -> f64 {
     a.rows()
         .zip(b.rows())
         .map(|(x, y)| cosine(x, y))
         .fold(1.0, f64::min)
-}
-
-fn load(
-    folder: &Path,
-    precision: Precision,
-    threads: usize,
-) -> Result<Encoder, laser_encoder::EncoderError> {
-    load_on(DeviceChoice::Cpu, folder, precision, threads)
-}
-
-fn load_on(
-    device: DeviceChoice,
-    folder: &Path,
-    precision: Precision,
-    threads: usize,
-) -> Result<Encoder, laser_encoder::EncoderError> {
-    Encoder::load(
-        folder,
-        &LoadOptions {
-            device,
-            precision,
-            threads,
-        },
-    )
 }
 
 fn header() {

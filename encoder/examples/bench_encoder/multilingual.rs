@@ -9,7 +9,7 @@ use laser_encoder::{DeviceChoice, Encoder, LoadOptions, Precision};
 use laser_model::LocalEncoder;
 use laser_protocol::Role;
 
-use crate::cpu_of_thread;
+use crate::rate::cpu_of_thread;
 
 /// Characters of a text that rates are given for.
 const CHARACTERS: f64 = 95.0;

@@ -12,8 +12,9 @@ use laser_model::config::{
 };
 use laser_model::folder::{self, Tensor, Tensors};
 
+use crate::load::{load, load_on};
+use crate::rate::{Rate, measure};
 use crate::shape::Random;
-use crate::{Rate, load, load_on, measure};
 
 /// Rows of the random embedding tables.
 const VOCABULARY: usize = 8000;
