@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{files, root};
+use super::files::{files, root};
 
 /// Placeholders in names of files.
 const PATTERNS: [&str; 5] = ["NAME", "OLD", "NEW", "PAPER", "TABLE"];

@@ -1,7 +1,7 @@
 //! Numeric code has one home: what the processor can do is asked in one place, libraries of products are called
 //! from one crate, and a function of numbers is not written twice.
 
-use super::{files, root};
+use super::files::{files, root};
 
 /// What stands in the sources of one folder alone; without a folder, nowhere.
 const HOMES: [(&str, Option<&str>); 14] = [

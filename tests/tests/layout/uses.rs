@@ -1,11 +1,12 @@
 //! What the files of a crate use of each other, as their paths tell.
 //!
+//! A crate is a root, of a library, a program, an example or a test, and the files that `mod` adds to it.
 //! A file is a module; its inline modules belong to it. A name that a module has from another one by `use`
 //! is the other's. What `#[cfg(test)]` holds does not count. Sources are read as tokens, so that bodies of
 //! macros count as well.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -15,46 +16,67 @@ pub type Module = Vec<String>;
 /// The files of a crate, and the files that each of them uses.
 pub type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Reads the crate whose sources are in a folder.
-pub fn uses(sources: &Path) -> Uses {
-    let mut texts = BTreeMap::new();
-    collect(sources, &mut Vec::new(), &mut texts);
-    of_texts(texts)
-}
-
-/// The texts of the files below a folder, but for those of tests.
-fn collect(folder: &Path, module: &mut Module, texts: &mut BTreeMap<Module, String>) {
-    for entry in std::fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_stem().expect("a name").to_string_lossy();
-        if path.is_dir() {
-            module.push(name.into_owned());
-            collect(&path, module, texts);
-            module.pop();
-        } else if path.extension().is_some_and(|e| e == "rs") && name != "tests" {
-            let mut module = module.clone();
-            // A program is another crate than the library beside it; nothing in either uses its root.
-            if name == "main" {
-                continue;
-            }
-            if name != "lib" && name != "mod" {
-                module.push(name.into_owned());
-            }
-            let text = std::fs::read_to_string(&path).expect("a source");
-            texts.insert(module, text);
-        }
+/// Whether a file of this repository is the root of a crate.
+pub fn is_root(path: &str) -> bool {
+    const TARGETS: [&str; 5] = ["benches", "bin", "examples", "fuzz_targets", "tests"];
+    let Some((folder, name)) = path.rsplit_once('/') else {
+        return false;
+    };
+    let last = |folder: &str| {
+        folder
+            .rsplit('/')
+            .next()
+            .is_some_and(|last| TARGETS.contains(&last))
+    };
+    let (above, folder_name) = folder.rsplit_once('/').unwrap_or(("", folder));
+    match name {
+        "lib.rs" => folder_name == "src",
+        "main.rs" => folder_name == "src" || last(above),
+        name => name.ends_with(".rs") && last(folder),
     }
 }
 
-fn of_texts(texts: BTreeMap<Module, String>) -> Uses {
-    let files: BTreeMap<Module, Reader> = texts
-        .into_iter()
-        .map(|(module, text)| (module.clone(), Reader::read(&text, module)))
-        .collect();
+/// Reads the crate with this root.
+pub fn uses(root: &Path) -> Uses {
+    let mut files = BTreeMap::new();
+    let folder = root.parent().expect("a file lies in a folder");
+    collect(root, folder, Vec::new(), &mut files);
+    of_readers(&files)
+}
+
+/// Reads a file and those of its modules, which are in `folder`; modules that are only for tests are not read.
+fn collect(file: &Path, folder: &Path, module: Module, files: &mut BTreeMap<Module, Reader>) {
+    let text = std::fs::read_to_string(file);
+    let text = text.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let reader = Reader::read(&text, module.clone());
+    for (child, path) in &reader.modules {
+        let (name, inline) = child[module.len()..].split_last().expect("it is below");
+        let beside: PathBuf = std::iter::once(folder)
+            .chain(inline.iter().map(Path::new))
+            .collect();
+        let (file, folder) = match path {
+            Some(path) => {
+                let file = file.with_file_name("").join(path);
+                (file.clone(), file.with_file_name(""))
+            }
+            None => {
+                let (plain, folder) = (beside.join(format!("{name}.rs")), beside.join(name));
+                match plain.exists() {
+                    true => (plain, folder),
+                    false => (folder.join("mod.rs"), folder),
+                }
+            }
+        };
+        collect(&file, &folder, child.clone(), files);
+    }
+    files.insert(module, reader);
+}
+
+fn of_readers(files: &BTreeMap<Module, Reader>) -> Uses {
     let used = |(module, reader): (&Module, &Reader)| {
         let paths = reader.paths.iter();
         let mut used: BTreeSet<Module> = paths
-            .filter_map(|(place, path)| lead(&files, place, path, 0))
+            .filter_map(|(place, path)| lead(files, place, path, 0))
             .collect();
         used.remove(module);
         (module.clone(), used)
@@ -120,6 +142,8 @@ struct Reader {
     place: Module,
     /// The paths in it, and where they stand.
     paths: Vec<(Module, Vec<String>)>,
+    /// The modules that are other files, and the paths that attributes give them.
+    modules: Vec<(Module, Option<String>)>,
     /// The names that `use` brings into the file's own module.
     names: BTreeMap<String, (Module, Vec<String>)>,
     /// How many names `place` has outside of inline modules.
@@ -132,6 +156,7 @@ impl Reader {
             depth: module.len(),
             place: module,
             paths: Vec::new(),
+            modules: Vec::new(),
             names: BTreeMap::new(),
         };
         reader.read_tokens(text.parse().expect("a source that compiles"));
@@ -141,7 +166,7 @@ impl Reader {
     fn read_tokens(&mut self, tokens: TokenStream) {
         let mut tokens = tokens.into_iter().peekable();
         let mut path: Vec<String> = Vec::new();
-        let (mut colons, mut of_tests) = (0, false);
+        let (mut colons, mut of_tests, mut file) = (0, false, None);
         while let Some(token) = tokens.next() {
             if let TokenTree::Punct(mark) = &token
                 && mark.as_char() == ':'
@@ -159,10 +184,14 @@ impl Reader {
                         |t: &TokenTree| matches!(t, TokenTree::Punct(p) if p.as_char() == '!');
                     tokens.next_if(inner);
                     let attribute = tokens.next().map(|t| t.to_string().replace(' ', ""));
-                    of_tests |= attribute.as_deref() == Some("[cfg(test)]");
+                    let attribute = attribute.unwrap_or_default();
+                    of_tests |= attribute == "[cfg(test)]";
+                    let path = attribute.strip_prefix("[path=\"");
+                    let path = path.and_then(|path| path.strip_suffix("\"]"));
+                    file = path.map(str::to_owned).or(file);
                 }
                 TokenTree::Ident(_) if of_tests => {
-                    of_tests = false;
+                    (of_tests, file) = (false, None);
                     skip_item(token, &mut tokens);
                 }
                 TokenTree::Ident(name) if name == "pub" => {
@@ -185,7 +214,12 @@ impl Reader {
                                 self.place.pop();
                                 break;
                             }
-                            next if is_end(&next) => break,
+                            next if is_end(&next) => {
+                                let mut module = self.place.clone();
+                                module.push(std::mem::take(&mut name));
+                                self.modules.push((module, file.take()));
+                                break;
+                            }
                             next => name.push_str(&next.to_string()),
                         }
                     }
@@ -271,7 +305,7 @@ fn paths_lead_to_files() {
         names.map(str::to_owned).collect()
     };
     let used = |text: &str| -> Vec<String> {
-        let texts = [
+        let files = [
             ("", "pub use d::Shown; mod a; mod d;"),
             ("a", "mod b; mod e; pub use e::Kind as Named;"),
             ("a::b", text),
@@ -279,8 +313,8 @@ fn paths_lead_to_files() {
             ("a::e", ""),
             ("d", ""),
         ];
-        let texts = texts.map(|(name, text)| (module(name), text.to_owned()));
-        let uses = of_texts(texts.into());
+        let files = files.map(|(name, text)| (module(name), Reader::read(text, module(name))));
+        let uses = of_readers(&files.into());
         let used = &uses[&module("a::b")];
         used.iter().map(|module| module.join("::")).collect()
     };
@@ -308,4 +342,68 @@ fn paths_lead_to_files() {
         used("pub(in crate::a) fn f() { std::process::exit(1) } // crate::d::x"),
         none
     );
+}
+
+#[test]
+fn roots_are_found() {
+    for root in [
+        "encoder/src/lib.rs",
+        "encoder/src/main.rs",
+        "encoder/examples/bench_encoder/main.rs",
+        "fuzz/fuzz_targets/index.rs",
+        "fuzz/src/bin/seeds/main.rs",
+        "tests/src/lib.rs",
+        "tests/tests/layout.rs",
+    ] {
+        assert!(is_root(root), "{root}");
+    }
+    for other in [
+        "crates/cuda/build.rs",
+        "encoder/examples/bench_encoder/rate.rs",
+        "encoder/src/encoder.rs",
+        "tests/tests/layout/uses.rs",
+        "trainer/src/train/tests.rs",
+    ] {
+        assert!(!is_root(other), "{other}");
+    }
+}
+
+/// A program that gives its parts what it has itself, in files as they lie on a disk.
+#[test]
+fn a_root_is_a_file_as_others() {
+    let folder = std::env::temp_dir().join(format!("laser-layout-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("parts/deep")).expect("a folder");
+    for (file, text) in [
+        (
+            "main.rs",
+            "mod parts; #[path = \"other.rs\"] mod named; const SIZE: u8 = 1; fn main() { parts::run() }",
+        ),
+        ("parts/mod.rs", "mod deep; use crate::SIZE;"),
+        (
+            "parts/deep.rs",
+            "#[cfg(test)] mod tests; use crate::named::call;",
+        ),
+        ("other.rs", ""),
+    ] {
+        std::fs::write(folder.join(file), text).expect("a file");
+    }
+    let uses = uses(&folder.join("main.rs"));
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    let name = |module: &Module| module.join("::");
+    let uses: Vec<(String, Vec<String>)> = uses
+        .iter()
+        .map(|(module, used)| (name(module), used.iter().map(name).collect()))
+        .collect();
+    let expected: [(&str, &[&str]); 4] = [
+        ("", &["parts"]),
+        ("named", &[]),
+        ("parts", &[""]),
+        ("parts::deep", &["named"]),
+    ];
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(name, used)| ((*name).to_owned(), owned(used)))
+        .collect();
+    assert_eq!(uses, expected);
 }

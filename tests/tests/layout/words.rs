@@ -1,6 +1,6 @@
 //! Words that readers stumbled over stay out of names, messages and documents.
 
-use super::{files, root};
+use super::files::{files, root};
 
 /// Names and phrases that have plain ones: a timeout, `needs_rebuild`, a quantum, `filter_candidates`, a backward pass,
 /// again; out of memory, busy, read or visited, at least or at most this many.
