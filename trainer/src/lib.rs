@@ -13,6 +13,7 @@ pub mod models;
 pub mod objectives;
 pub mod ops;
 pub mod optim;
+pub mod pack;
 pub mod papers;
 pub mod report;
 pub mod tokenizer;

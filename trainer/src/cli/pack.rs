@@ -7,8 +7,9 @@ use clap::Args;
 
 use super::args::{DataArgs, spinner};
 use crate::data::config::DedupMode;
-use crate::data::pack::{PackWriter, pack};
+use crate::data::pack_writer::PackWriter;
 use crate::data::pipeline::Pipeline;
+use crate::pack::pack;
 use crate::tokenizer;
 
 /// Arguments of `laser pack`.

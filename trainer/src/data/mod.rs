@@ -2,7 +2,7 @@
 //!
 //! Text of any format is read as *groups*: sentences under one key that are translations of each
 //! other, in two or more languages. A bitext is a corpus whose groups have two sentences.
-//! [`pack`] tokenises groups once into a file that is memory-mapped afterwards
+//! [`pack`](crate::pack) tokenises groups once into a file that is memory-mapped afterwards
 //! ([`PackedCorpus`]), and [`Sampler`] draws batches of sentence pairs from it.
 
 pub mod config;
@@ -14,7 +14,7 @@ pub mod input;
 pub mod labelled;
 pub mod lexmix;
 pub mod manifest;
-pub mod pack;
+pub mod pack_writer;
 pub mod packed;
 pub mod paths;
 pub mod permutation;

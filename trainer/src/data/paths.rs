@@ -412,7 +412,7 @@ fn check(options: &SamplerOptions, languages: &[String], paths: &[TrainingPath])
 mod tests {
     use std::collections::{BTreeSet, HashMap};
 
-    use super::super::pack::{PackWriter, PackedSentence};
+    use super::super::pack_writer::{PackWriter, PackedSentence};
     use super::*;
 
     /// 30 keys in en, fr, es and ru, 100 in en and fr alone (of another source), 10 in de alone.

@@ -618,7 +618,7 @@ fn check(corpus: &PackedCorpus, options: &SamplerOptions) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pack::{PackWriter, PackedSentence};
+    use super::super::pack_writer::{PackWriter, PackedSentence};
     use super::*;
 
     /// 40 keys in en, de, fr (source "news"), 400 in en and de ("bible"), 30 in de and fr without

@@ -8,7 +8,7 @@ use super::tests::{ends_alike, one, quiet, tokenizer};
 use super::training_target::TrainingTarget;
 use super::{Options, run};
 use crate::data::PackedCorpus;
-use crate::data::pack::{PackWriter, PackedSentence};
+use crate::data::pack_writer::{PackWriter, PackedSentence};
 use crate::data::paths::{PathBatch, Side};
 use crate::data::permutation::mix;
 use crate::models::Parameters;

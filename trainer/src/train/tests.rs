@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::checkpoint::initialise_from;
 use super::config::{NmtOptions, Sides, TrainConfig, TransferOptions};
 use super::{Options, Summary, TrainError, run};
-use crate::data::pack::{PackWriter, PackedSentence};
+use crate::data::pack_writer::{PackWriter, PackedSentence};
 use crate::export::{self, ExportOptions, Format};
 use crate::models::Model;
 use crate::objectives::nmt::DecoderSizes;

@@ -5,14 +5,9 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use rayon::prelude::*;
-
 use super::packed::{Header, MAGIC};
-use super::pipeline::Pipeline;
-use super::report::Report;
 use super::temporary::unnamed_file;
-use super::{DataError, Group, Result, hash64, perturb, text_hash};
-use crate::tokenizer::Loaded;
+use super::{DataError, Result, hash64, text_hash};
 
 /// A section that grows in a temporary file beside the corpus.
 struct Section {
@@ -317,84 +312,6 @@ fn write_file(
 fn pad(out: &mut dyn Write, written: u64) -> std::io::Result<()> {
     let missing = written.next_multiple_of(8) - written;
     out.write_all(&[0; 8][..missing as usize])
-}
-
-/// Groups that are tokenised together.
-const BATCH_ROWS: usize = 16_384;
-
-/// Reads a corpus, tokenises it and writes it packed, with perturbed sentences of the English ones
-/// if `perturbed`. Repeats are removed if `pipeline` has found them. `progress` is told the number of sentences so far.
-///
-/// # Errors
-/// Of the readers, the tokenizer and the writer.
-pub fn pack(
-    pipeline: &Pipeline,
-    tokenizer: &Loaded,
-    writer: &mut PackWriter,
-    perturbed: bool,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Report> {
-    let mut waiting: Vec<(String, Group)> = Vec::new();
-    let mut rows = 0;
-    let mut done = 0;
-    let mut flush = |waiting: &mut Vec<(String, Group)>| -> Result<()> {
-        let texts: Vec<&str> = waiting
-            .iter()
-            .flat_map(|(_, g)| g.rows.iter().map(|r| r.text.as_str()))
-            .collect();
-        let mut ids = tokenizer.encode(&texts)?.into_iter();
-        let others: Vec<Vec<String>> = waiting
-            .par_iter()
-            .flat_map_iter(|(_, g)| &g.rows)
-            .map(|row| {
-                if perturbed && row.language == perturb::LANGUAGE {
-                    perturb::perturb(&row.text, 0)
-                        .into_iter()
-                        .map(|p| p.1)
-                        .collect()
-                } else {
-                    Vec::new()
-                }
-            })
-            .collect();
-        let texts: Vec<&str> = others.iter().flatten().map(String::as_str).collect();
-        let mut other_ids = tokenizer.encode(&texts)?.into_iter();
-        let mut others = others.into_iter().map(|texts| {
-            let with_ids = |text| (text, other_ids.next().unwrap_or_default());
-            texts.into_iter().map(with_ids).collect::<Vec<_>>()
-        });
-        for (source, group) in waiting.iter() {
-            let ids: Vec<Vec<u32>> = ids.by_ref().take(group.rows.len()).collect();
-            let others: Vec<_> = others.by_ref().take(group.rows.len()).collect();
-            let sentences: Vec<PackedSentence<'_>> = group
-                .rows
-                .iter()
-                .zip(ids.iter().zip(&others))
-                .map(|(r, (ids, perturbed))| PackedSentence {
-                    language: &r.language,
-                    text: &r.text,
-                    ids,
-                    perturbed,
-                })
-                .collect();
-            writer.push(source, &group.key, &sentences)?;
-            done += sentences.len() as u64;
-        }
-        waiting.clear();
-        progress(done);
-        Ok(())
-    };
-    let report = pipeline.run(&mut |source, group| {
-        rows += group.rows.len();
-        waiting.push((source.to_owned(), group));
-        if rows >= BATCH_ROWS {
-            rows = 0;
-            flush(&mut waiting)?;
-        }
-        Ok(())
-    })?;
-    flush(&mut waiting)?;
-    Ok(report)
 }
 
 #[cfg(test)]
