@@ -146,7 +146,6 @@ const CRATES: [(&str, &[&str]); 15] = [
     (
         "laser-trainer",
         &[
-            "laser-cpu",
             "laser-cuda",
             "laser-encoder",
             "laser-import",

@@ -1,5 +1,6 @@
 //! The part of a model between token ids and dense layers.
 
+use laser_kernels::training::dropout::dropout;
 use laser_model::config::{Architecture, MeanPooling};
 
 use super::error::ModelError;
@@ -9,7 +10,6 @@ use super::pass::Pass;
 use super::residual::{self, ResidualSaved};
 use super::transformer::{self, TransformerSaved};
 use crate::data::Ragged;
-use crate::ops::dropout::dropout;
 use crate::ops::pool::{self, Occurrences};
 
 /// What the backward pass of the body needs.

@@ -23,10 +23,10 @@ use laser_model::config::{Architecture, Config};
 
 use crate::data::Ragged;
 use crate::ops::dense::{self, DenseGradients, DenseParameters, DenseSaved};
-use crate::ops::dropout::dropout;
 use crate::ops::lstm_device::LstmDevice;
 use crate::ops::pool::Occurrences;
 use crate::ops::threads::{Threads, cut};
+use laser_kernels::training::dropout::dropout;
 use laser_kernels::training::{Arithmetic, l2};
 
 pub use error::ModelError;

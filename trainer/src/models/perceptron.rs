@@ -1,11 +1,11 @@
 //! Multi-layer perceptrons: what classifies embeddings, in an objective and in evaluation.
 
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::dropout::dropout;
 use laser_model::config::{Activation, Dense};
 
 use super::parameters::Parameters;
 use crate::ops::dense::{self, DenseGradients, DenseParameters, DenseSaved};
-use crate::ops::dropout::dropout;
 
 /// Dense layers with an activation between them and none behind the last one. The parameters, weight
 /// [out, in] and bias [out] of every layer, lie in a list of [`Parameters`].

@@ -15,6 +15,7 @@ use super::pass::Pass;
 use crate::data::Ragged;
 use crate::ops::pool::{self, Occurrences};
 use laser_kernels::slices::{add, axpy, dot};
+use laser_kernels::training::pool::combine;
 
 /// What the backward pass needs.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ fn mean_of_steps(
         let rows: Vec<&[f32]> = own
             .map(|s| &inputs[*s as usize * width..][..width])
             .collect();
-        pool::combine(&rows, &shares, mean);
+        combine(&rows, &shares, mean);
     };
     if parallel {
         mean.par_chunks_mut(width).enumerate().for_each(make);

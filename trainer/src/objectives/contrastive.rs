@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::ops::threads::Threads;
-use laser_cpu::simd;
 use laser_kernels::math::l2_normalize;
 use laser_kernels::slices::{add, dot, exp_in_place};
 use laser_kernels::strided::product;
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::softmax::weigh;
 
 /// Elements of the similarity matrix that are kept between the two passes; a larger matrix is
 /// computed twice. 256 MiB.
@@ -127,15 +127,6 @@ pub struct Outcome {
     pub dy: Vec<f32>,
     /// Gradient of the scale.
     pub d_scale: f64,
-}
-
-simd! {
-    /// `g = factor · g · (row + columns)`, elementwise over one row.
-    fn weigh(g: &mut [f32], row: f32, columns: &[f32], factor: f32) {
-        for (g, c) in g.iter_mut().zip(columns) {
-            *g = factor * *g * (row + c);
-        }
-    }
 }
 
 struct Problem<'a> {

@@ -13,13 +13,13 @@ use std::ops::Range;
 use laser_model::config::BilstmPooling;
 
 use crate::data::Ragged;
-use crate::ops::dropout::dropout;
 use crate::ops::pool::{Occurrences, look_up};
-use laser_cpu::simd;
 use laser_kernels::packing::Packing;
 use laser_kernels::slices::add;
 use laser_kernels::training::Arithmetic;
+use laser_kernels::training::dropout::dropout;
 use laser_kernels::training::lstm::{cell, cell_backward};
+use laser_kernels::training::pool::maximum;
 
 /// Rows of a batch of sequences, ordered by step and, within a step, by descending length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -486,16 +486,6 @@ impl LstmStack<'_> {
             ids,
             source: d_input,
             inner: Vec::new(),
-        }
-    }
-}
-
-simd! {
-    pub(crate) fn maximum(row: &[f32], t: u32, best: &mut [f32], argmax: &mut [u32]) {
-        for ((b, w), v) in best.iter_mut().zip(argmax).zip(row) {
-            let larger = *v > *b;
-            *b = if larger { *v } else { *b };
-            *w = if larger { t } else { *w };
         }
     }
 }

@@ -12,11 +12,11 @@ use laser_cuda::lstm::{self as kernels, Gradient, Pooling, Shape};
 use laser_model::config::{BilstmConfig, BilstmPooling};
 use rayon::prelude::*;
 
-use super::dropout::dropout;
 use super::lstm::{LstmStack, Steps, Weights, layer_seed};
 use super::pool::{Occurrences, look_up};
 use crate::data::Ragged;
 use laser_kernels::slices::{add, scale};
+use laser_kernels::training::dropout::dropout;
 
 /// Embeddings that a thread copies at a time.
 const BLOCK: usize = 1024;

@@ -8,7 +8,6 @@
 )]
 
 pub mod dense;
-pub mod dropout;
 pub mod lstm;
 pub mod lstm_device;
 pub mod pair;

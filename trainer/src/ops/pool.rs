@@ -2,32 +2,9 @@
 
 use crate::data::Ragged;
 use crate::ops::threads::{Threads, cut};
-use laser_cpu::simd;
 use laser_kernels::slices::dot;
+use laser_kernels::training::pool::combine;
 use std::ops::Range;
-
-simd! {
-    /// `out = Σ_r coefficients[r] · rows[r]`.
-    pub fn combine(rows: &[&[f32]], coefficients: &[f32], out: &mut [f32]) {
-        let width = out.len();
-        out.fill(0.0);
-        let mut quads = rows.chunks_exact(4);
-        let mut factors = coefficients.chunks_exact(4);
-        for (r, f) in (&mut quads).zip(&mut factors) {
-            let (a, b) = (&r[0][..width], &r[1][..width]);
-            let (c, d) = (&r[2][..width], &r[3][..width]);
-            for i in 0..width {
-                out[i] += (f[0] * a[i] + f[1] * b[i]) + (f[2] * c[i] + f[3] * d[i]);
-            }
-        }
-        for (r, f) in quads.remainder().iter().zip(factors.remainder()) {
-            let r = &r[..width];
-            for i in 0..width {
-                out[i] += f * r[i];
-            }
-        }
-    }
-}
 
 /// Weighted means of token embeddings for some sentences of a batch.
 ///

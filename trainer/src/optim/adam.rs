@@ -7,8 +7,8 @@ use crate::models::Parameters;
 use crate::models::parameters::Parameter;
 use crate::ops::pool::SparseGradient;
 use crate::ops::threads::Threads;
-use laser_cpu::simd;
-use laser_kernels::slices::{average, sum_of_squares};
+use laser_kernels::slices::{average, axpy, sum_of_squares};
+use laser_kernels::training::adam::{Step, adam};
 
 /// How the rows of embedding tables are updated. Rows without gradient stay as they are, with
 /// their moments (lazy updates).
@@ -61,40 +61,6 @@ impl Default for OptimizerOptions {
             weight_decay: 0.0,
             clip_norm: 0.0,
             average_decay: 0.0,
-        }
-    }
-}
-
-/// Factors of one update.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    rate: f32,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    /// `1 / sqrt(1 − β₂ᵗ)`.
-    root_correction: f32,
-    /// Factor of the gradient, from clipping.
-    scale: f32,
-    decay: f32,
-}
-
-simd! {
-    fn adam(w: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], step: Step) {
-        for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
-            let g = g * step.scale;
-            *m = step.beta1 * *m + (1.0 - step.beta1) * g;
-            *v = step.beta2 * *v + (1.0 - step.beta2) * (g * g);
-            *w -= step.decay * *w
-                + step.rate * *m / (v.sqrt() * step.root_correction + step.epsilon);
-        }
-    }
-}
-
-simd! {
-    fn adagrad(w: &mut [f32], g: &[f32], factor: f32) {
-        for (w, g) in w.iter_mut().zip(g) {
-            *w -= factor * g;
         }
     }
 }
@@ -421,7 +387,7 @@ impl RowWork<'_> {
                         let scale = self.step.scale;
                         second[row] += sum_of_squares(g) * scale * scale / width as f32;
                         let root = second[row].sqrt() + self.step.epsilon;
-                        adagrad(w, g, self.plain_rate * scale / root);
+                        axpy(-self.plain_rate * scale / root, g, w);
                     }
                 }
             }

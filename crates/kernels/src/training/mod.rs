@@ -10,6 +10,7 @@
 )]
 
 pub mod activation;
+pub mod adam;
 pub mod attention;
 mod bf16;
 #[cfg(target_arch = "x86_64")]
@@ -20,10 +21,12 @@ mod bf16_dot;
 mod bf16_line;
 #[cfg(target_arch = "x86_64")]
 mod bf16_panels;
+pub mod dropout;
 pub mod l2;
 pub mod layer_norm;
 pub mod lstm;
 mod matrix;
+pub mod pool;
 mod rounding;
 pub mod softmax;
 

@@ -1,5 +1,7 @@
 //! Softmax with cross-entropy over rows of logits.
 
+use laser_cpu::simd;
+
 use crate::slices::{exp_in_place, largest, scale, shift};
 
 /// Turns each row of `logits` [rows, classes] into probabilities.
@@ -39,10 +41,30 @@ pub fn cross_entropy(logits: &mut [f32], classes: usize, labels: &[u32]) -> f64 
     losses.sum::<f64>() / rows as f64
 }
 
+simd! {
+    /// `g = factor · g · (row + columns)`, elementwise over one row. Of a row of exponentials, with the inverse of its sum and those of the
+    /// sums of the columns, it makes the sum of its probabilities along both, times a factor.
+    pub fn weigh(g: &mut [f32], row: f32, columns: &[f32], factor: f32) {
+        for (g, c) in g.iter_mut().zip(columns) {
+            *g = factor * *g * (row + c);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rows::tests::values;
+
+    #[test]
+    fn a_row_is_weighed_by_itself_and_by_its_columns() {
+        let mut g: Vec<f32> = (1..=37).map(|i| i as f32).collect();
+        let columns: Vec<f32> = (0..37).map(|i| i as f32 / 4.0).collect();
+        weigh(&mut g, 0.5, &columns, 2.0);
+        for (i, g) in g.iter().enumerate() {
+            assert_eq!(*g, 2.0 * (i + 1) as f32 * (0.5 + i as f32 / 4.0));
+        }
+    }
 
     #[test]
     fn the_gradient_matches_finite_differences() {

@@ -4,6 +4,7 @@ use laser_kernels::slices::{add, axpy};
 use laser_kernels::training::Right;
 use laser_kernels::training::activation::activate_both;
 use laser_kernels::training::attention::{self, Distances};
+use laser_kernels::training::dropout::dropout_from;
 use laser_kernels::training::layer_norm::{self, Normalised};
 use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
 
@@ -11,7 +12,6 @@ use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
 use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::models::pass::Pass;
-use crate::ops::dropout::dropout_from;
 use crate::ops::pool::Occurrences;
 
 /// The linear layers of a layer, ready for products with gradients.

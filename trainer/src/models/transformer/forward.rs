@@ -4,7 +4,9 @@ use laser_kernels::slices::{add, axpy, scale};
 use laser_kernels::training::Right;
 use laser_kernels::training::activation::activate;
 use laser_kernels::training::attention::{self, Distances};
+use laser_kernels::training::dropout::dropout_from;
 use laser_kernels::training::layer_norm::{self, Normalised};
+use laser_kernels::training::pool::maximum;
 use laser_model::config::{NormPosition, TransformerPooling};
 
 use super::blocks::{Block, BlockSaved, Body, LayerSaved, PoolingSaved, Saved};
@@ -12,8 +14,6 @@ use super::layout::Part;
 use super::tokens::mask_seed;
 use crate::data::Ragged;
 use crate::models::pass::Pass;
-use crate::ops::dropout::dropout_from;
-use crate::ops::lstm::maximum;
 use laser_model::config::TransformerConfig;
 
 /// The linear layers of a layer, ready for products.

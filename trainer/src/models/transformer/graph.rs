@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use candle_core::{D, Device, Result, Tensor, Var};
+use laser_kernels::training::dropout::dropout_from;
 use laser_model::config::{
     Activation, NormPosition, RelativePositions, TransformerConfig, TransformerPooling,
 };
@@ -14,7 +15,6 @@ use super::tokens::{lengths, mask_seed};
 use crate::data::Ragged;
 use crate::models::parameters::Parameters;
 use crate::models::regularization::Regularization;
-use crate::ops::dropout::dropout_from;
 use crate::ops::lstm::Steps;
 use crate::ops::pool::Occurrences;
 
