@@ -1,7 +1,7 @@
 //! What the processor can do. Every kernel that exists for several instruction sets asks here which of
 //! them to run, so that all agree, and a test that goes through [`Isa::all`] covers each.
 //!
-//! [`Isa`] is what plain vector arithmetic is compiled for; [`has_vnni`], [`has_avx_vnni`] and [`has_bf16`]
+//! [`Isa`] is what plain vector arithmetic is compiled for; [`has_vnni`], [`has_avx_vnni`] and [`has_avx512_bf16`]
 //! say which instructions for products of short numbers come with it. AMX is not here: the system has to be
 //! asked for it as well, which `laser_kernels::units` does through NumKong.
 
@@ -79,7 +79,7 @@ pub fn has_avx_vnni() -> bool {
 }
 
 /// Whether [`Isa::Avx512`] comes with `vdpbf16ps`, sums of products of bf16.
-pub fn has_bf16() -> bool {
+pub fn has_avx512_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
     return Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn sets_contain_what_they_promise() {
         assert_eq!(Isa::all().last(), Some(&Isa::detect()));
-        if has_vnni() || has_bf16() {
+        if has_vnni() || has_avx512_bf16() {
             assert_eq!(Isa::detect(), Isa::Avx512);
         }
         if has_avx_vnni() {

@@ -74,7 +74,7 @@ impl Unit {
             Self::AmxInt8 => isa == Isa::Avx512 && units::has_matrix_unit(),
             Self::AmxBf16 => Self::Bf16.exists(isa) && units::has_matrix_unit(),
             Self::Vnni => isa == Isa::Avx512 && laser_cpu::has_vnni(),
-            Self::Bf16 => isa == Isa::Avx512 && laser_cpu::has_bf16(),
+            Self::Bf16 => isa == Isa::Avx512 && laser_cpu::has_avx512_bf16(),
             Self::AvxVnni => isa != Isa::Portable && laser_cpu::has_avx_vnni(),
             Self::Words => isa != Isa::Portable,
         }

@@ -101,7 +101,7 @@ impl Packed {
     /// For `a bᵀ` with b n×k.
     pub fn transposed(n: usize, k: usize, b: &[f32]) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if laser_cpu::has_bf16() {
+        if laser_cpu::has_avx512_bf16() {
             return Self(Kind::Panels(Panels::transposed(n, k, b)));
         }
         Self::numkong_transposed(n, k, b)
@@ -117,7 +117,7 @@ impl Packed {
     /// For `a b` with b k×n.
     pub fn plain(k: usize, n: usize, b: &[f32]) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if laser_cpu::has_bf16() {
+        if laser_cpu::has_avx512_bf16() {
             return Self(Kind::Panels(Panels::plain(k, n, b)));
         }
         Self::numkong_plain(k, n, b)
@@ -156,7 +156,7 @@ pub fn nn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32],
 /// `c = [c +] aᵀ b`: a is k×m, b is k×n.
 pub fn tn((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
     #[cfg(target_arch = "x86_64")]
-    if laser_cpu::has_bf16() {
+    if laser_cpu::has_avx512_bf16() {
         return bf16_panels::tn((m, n, k), a, b, c, add);
     }
     numkong_tn((m, n, k), a, b, c, add);

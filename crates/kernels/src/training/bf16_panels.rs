@@ -111,7 +111,10 @@ fn depth_of(k: usize) -> usize {
 
 impl Panels {
     fn resize(&mut self, n: usize, k: usize) {
-        assert!(laser_cpu::has_bf16(), "this processor has no AVX-512 BF16");
+        assert!(
+            laser_cpu::has_avx512_bf16(),
+            "this processor has no AVX-512 BF16"
+        );
         (self.n, self.k) = (n, k);
         let lines = n.div_ceil(COLUMNS) * depth_of(k);
         self.lines.resize(lines, Line([0; COLUMNS]));
@@ -343,7 +346,10 @@ fn multiply_by(
     add: bool,
     (packed, lines): (&mut Vec<u32>, &mut Vec<u32>),
 ) {
-    assert!(laser_cpu::has_bf16(), "this processor has no AVX-512 BF16");
+    assert!(
+        laser_cpu::has_avx512_bf16(),
+        "this processor has no AVX-512 BF16"
+    );
     assert!(
         !matrix || units::has_matrix_unit(),
         "this processor has no AMX"
@@ -407,7 +413,7 @@ mod tests {
 
     #[test]
     fn blocks_and_edges_agree_with_the_definition() {
-        if !laser_cpu::has_bf16() {
+        if !laser_cpu::has_avx512_bf16() {
             eprintln!("skipped: this processor has no AVX-512 BF16");
             return;
         }
