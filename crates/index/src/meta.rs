@@ -367,23 +367,13 @@ impl Meta {
 }
 
 /// A random identity for a segment.
+///
+/// # Panics
+/// Where the system has no random numbers, as whoever makes a hash table does.
 pub fn nonce() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::SystemTime;
-    static CALLS: AtomicU64 = AtomicU64::new(0);
-    let mut bytes = [0u8; 8];
-    let read = std::fs::File::open("/dev/urandom")
-        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
-    let mut value = u64::from_le_bytes(bytes);
-    if read.is_err() {
-        let time = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let call = CALLS.fetch_add(1, Ordering::Relaxed);
-        value = RandomState::new().hash_one((std::process::id(), time, call));
-    }
-    value.max(1)
+    getrandom::u64()
+        .expect("the system has random numbers")
+        .max(1)
 }
 
 #[cfg(test)]
