@@ -1,11 +1,12 @@
 //! Any page in place of any page: headers, and the pending list that reads it.
 #![no_main]
 
-use laser_index::codec::{Metric, Quantization};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters, Pending};
+use laser_index::metric::Metric;
 use laser_index::page::{self, BODY, PAYLOAD, PageKind};
 use laser_index::pending;
+use laser_index::quantization::Quantization;
 use laser_index::raw::RawForm;
 use libfuzzer_sys::fuzz_target;
 

@@ -31,8 +31,8 @@ use laser_vector::kernels::{f32_dot, f32_l2_squared};
 use crate::arithmetic::HALF_ULP;
 use crate::error::{IndexError, Result};
 use crate::kernels::{DotI8, dot_f32_i8, dot_f32_i12, nibble, round_i8};
-pub use crate::metric::Metric;
-pub use crate::quantization::Quantization;
+use crate::metric::Metric;
+use crate::quantization::Quantization;
 use crate::space;
 
 /// Bytes of the scale and the squared norm in front of integer codes.

@@ -1,12 +1,14 @@
 //! Segments whose checksums are right and whose contents are not.
 
 use laser_index::builder::BuildOptions;
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::codec::Codec;
 use laser_index::graph::{Graph, Layout};
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters};
+use laser_index::metric::Metric;
 use laser_index::page::NULL;
+use laser_index::quantization::Quantization;
 use laser_index::raw::RawForm;
 use laser_index::segment::{SegmentHeader, SegmentMap};
 use laser_index::{IndexError, pending};

@@ -20,8 +20,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
-use laser_index::codec::{Codec, Quantization};
+use laser_index::codec::Codec;
 use laser_index::meta::Meta;
+use laser_index::quantization::Quantization;
 use laser_index::scan::{Iterate, TRUSTED_DIVISOR, is_exhaustive_cheaper};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;

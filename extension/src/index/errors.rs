@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use laser_index::IndexError;
-use laser_index::codec::Quantization;
+use laser_index::quantization::Quantization;
 use pgrx::PgSqlErrorCode as Code;
 
 use crate::pg::errors::{raise, raise_hint};

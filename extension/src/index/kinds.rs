@@ -4,7 +4,7 @@
 //! commits: without a snapshot, so that a function in SQL or a procedural language cannot run.
 #![allow(unsafe_code)]
 
-use laser_index::codec::Metric;
+use laser_index::metric::Metric;
 use pgrx::pg_sys::{self, Datum};
 
 use super::element::Element;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::addr_of_mut;
 
-use laser_index::codec::Quantization;
+use laser_index::quantization::Quantization;
 use laser_index::scan::Iterate;
 use laser_protocol::valid_model_name;
 use pgrx::PgSqlErrorCode as Code;

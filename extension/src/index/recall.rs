@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::{Duration, Instant};
 
-use laser_index::codec::Metric;
 use laser_index::meta::{Meta, Parameters};
+use laser_index::metric::Metric;
 use laser_index::query::Query;
 use laser_index::scan::{Distance, Scan, Settings};
 use pgrx::PgSqlErrorCode as Code;

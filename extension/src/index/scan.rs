@@ -1,8 +1,8 @@
 //! Index scans.
 #![allow(unsafe_code)]
 
-use laser_index::codec::Metric;
 use laser_index::meta::{META_BLOCK, Meta, Parameters};
+use laser_index::metric::Metric;
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
 use laser_index::reorder::{Rank, Reorder};

@@ -1,7 +1,9 @@
 //! How large an index will be, before it is built.
 #![allow(unsafe_code)]
 
-use laser_index::codec::{Codec, Metric, Quantization};
+use laser_index::codec::Codec;
+use laser_index::metric::Metric;
+use laser_index::quantization::Quantization;
 use laser_index::size;
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::PgSqlErrorCode as Code;

@@ -4,8 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use laser_index::codec::Metric;
 use laser_index::meta::Parameters;
+use laser_index::metric::Metric;
 use pgrx::{PgRelation, PgSqlErrorCode as Code, pg_sys};
 
 use super::bufpage;

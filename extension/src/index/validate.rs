@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::pg::{catalogs, encoding};
-use laser_index::codec::Metric;
+use laser_index::metric::Metric;
 use pgrx::pg_sys::{self, Oid};
 
 use super::element::{self, KIND_PROCEDURE};
