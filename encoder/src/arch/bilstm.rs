@@ -378,10 +378,7 @@ impl Layers {
         parallel: bool,
     ) {
         let (hidden, width) = (self.hidden, padded(self.hidden));
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * self.width());
-        rest.fill(0.0);
-        let sequences = &sequences[..present];
+        let (sequences, out) = super::with_tokens(sequences, out, self.width());
         if sequences.is_empty() {
             return;
         }
@@ -406,7 +403,7 @@ impl Layers {
             .iter()
             .map(|direction| {
                 let kept = if maximum {
-                    vec![f32::NEG_INFINITY; present * width]
+                    vec![f32::NEG_INFINITY; sequences.len() * width]
                 } else {
                     vec![0.0; tokens * width]
                 };

@@ -247,10 +247,7 @@ impl LayersCandle {
     /// [sequences, width], as [`Model::encode`].
     pub fn encode(&self, table: &Tensor, sequences: &[&[u32]], out: &mut [f32]) -> Result<()> {
         let width = self.shape.width();
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * width);
-        rest.fill(0.0);
-        let sequences = &sequences[..present];
+        let (sequences, out) = super::with_tokens(sequences, out, width);
         if sequences.is_empty() {
             return Ok(());
         }

@@ -77,11 +77,9 @@ impl Model for MeanCandle {
         out: &mut [f32],
         _parallel: bool,
     ) -> Result<(), EncoderError> {
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * self.width());
-        rest.fill(0.0);
-        if present > 0 {
-            out.copy_from_slice(&self.forward(&sequences[..present])?);
+        let (sequences, out) = super::with_tokens(sequences, out, self.width());
+        if !sequences.is_empty() {
+            out.copy_from_slice(&self.forward(sequences)?);
         }
         Ok(())
     }

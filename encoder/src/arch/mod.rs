@@ -127,6 +127,19 @@ fn attention_bias(
     })))
 }
 
+/// Of sequences, longest first, those that have tokens, and their rows of `out` [sequences, width]; the rows of
+/// the others are zeroed.
+fn with_tokens<'a>(
+    sequences: &'a [&'a [u32]],
+    out: &'a mut [f32],
+    width: usize,
+) -> (&'a [&'a [u32]], &'a mut [f32]) {
+    let present = sequences.partition_point(|ids| !ids.is_empty());
+    let (out, rest) = out.split_at_mut(present * width);
+    rest.fill(0.0);
+    (&sequences[..present], out)
+}
+
 /// Refuses sequences, longest first, that a transformer has no positions for.
 fn check_positions(config: &TransformerConfig, sequences: &[&[u32]]) -> Result<(), EncoderError> {
     let limit = config.max_positions - config.position_offset;

@@ -134,13 +134,11 @@ impl Model for ResidualBilstm {
         parallel: bool,
     ) -> Result<(), EncoderError> {
         let (width, states) = (self.width(), 2 * self.config.hidden_size);
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * width);
-        rest.fill(0.0);
-        if present == 0 {
+        let (sequences, out) = super::with_tokens(sequences, out, width);
+        if sequences.is_empty() {
             return Ok(());
         }
-        let list = StepList::new(&self.config, &sequences[..present]);
+        let list = StepList::new(&self.config, sequences);
         // Inputs of the BiLSTM; the mean is that of the inputs, weighted by their tokens' weights.
         let count = list.starts.len() - 1;
         let mut inputs = vec![0f32; count * width];
@@ -154,15 +152,15 @@ impl Model for ResidualBilstm {
             row.iter_mut().for_each(|x| *x *= scale);
         }
         let rows: Vec<&[u32]> = list.sequences.iter().map(Vec::as_slice).collect();
-        let mut pooled = vec![0f32; present * states];
+        let mut pooled = vec![0f32; sequences.len() * states];
         let embed = |step: u32, row: &mut [f32]| {
             row.copy_from_slice(&inputs[step as usize * width..][..width]);
         };
         self.layers.encode(&rows, embed, &mut pooled, parallel);
-        let mut residual = vec![0f32; present * width];
+        let mut residual = vec![0f32; sequences.len() * width];
         matmul(
             self.isa,
-            present,
+            sequences.len(),
             &pooled,
             states,
             &self.projection,

@@ -124,13 +124,11 @@ impl Model for ResidualBilstmCandle {
         _parallel: bool,
     ) -> std::result::Result<(), EncoderError> {
         let width = self.width();
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * width);
-        rest.fill(0.0);
-        if present == 0 {
+        let (sequences, out) = super::with_tokens(sequences, out, width);
+        if sequences.is_empty() {
             return Ok(());
         }
-        let list = StepList::new(&self.config, &sequences[..present]);
+        let list = StepList::new(&self.config, sequences);
         let rows = self.forward(&list)?;
         for (place, row) in list.order.iter().zip(rows.chunks_exact(width)) {
             out[place * width..(place + 1) * width].copy_from_slice(row);

@@ -340,10 +340,7 @@ impl Model for TransformerCandle {
         out: &mut [f32],
         _parallel: bool,
     ) -> Result<(), EncoderError> {
-        let present = sequences.partition_point(|s| !s.is_empty());
-        let (out, rest) = out.split_at_mut(present * self.width());
-        rest.fill(0.0);
-        let sequences = &sequences[..present];
+        let (sequences, out) = super::with_tokens(sequences, out, self.width());
         if sequences.is_empty() {
             return Ok(());
         }
