@@ -11,8 +11,8 @@ use crate::options::Options;
 use crate::spm::SentencePiece;
 use crate::torch::Checkpoint;
 use laser_model::config::{
-    Architecture, BilstmConfig, BilstmPooling, Config, FORMAT, FastBpe, Moses, NonPrinting,
-    Segmentation, TextConfig,
+    Architecture, BilstmConfig, BilstmPooling, FastBpe, Moses, NonPrinting, Segmentation,
+    TextConfig,
 };
 use laser_model::folder::{Tensor, Tensors};
 use laser_model::text::segment;
@@ -124,28 +124,10 @@ fn open(path: &Path) -> Result<Laser, ModelError> {
 
 impl Laser {
     fn finish(self, text: TextConfig, tokenizer: Value, options: &Options) -> Model {
-        let config = Config {
-            format: FORMAT,
-            name: String::new(),
-            dimensions: self.encoder.output_size(),
-            max_tokens: options.max_tokens.unwrap_or(MAX_TOKENS),
-            // LASER itself never normalises; its mining scripts do.
-            normalize: false,
-            text,
-            encoder: Architecture::Bilstm(self.encoder),
-            dense: vec![],
-            checks: vec![],
-            base: None,
-            prefixes: Default::default(),
-            task: Default::default(),
-        };
-        Model {
-            config,
-            tokenizer,
-            tensors: self.tensors,
-            dictionary: None,
-            notes: vec![],
-        }
+        let encoder = Architecture::Bilstm(self.encoder);
+        let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
+        // LASER itself never normalises; its mining scripts do.
+        Model::new(encoder, max_tokens, text, tokenizer, self.tensors)
     }
 }
 

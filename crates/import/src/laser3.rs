@@ -15,8 +15,8 @@ use crate::spm::SentencePiece;
 use crate::torch::Checkpoint;
 use laser_model::ModelError;
 use laser_model::config::{
-    Activation, Architecture, Config, FORMAT, NonPrinting, NormPosition, TextConfig,
-    TransformerConfig, TransformerPooling,
+    Activation, Architecture, NonPrinting, NormPosition, TextConfig, TransformerConfig,
+    TransformerPooling,
 };
 use laser_model::folder::{Tensor, Tensors};
 
@@ -237,32 +237,14 @@ pub(super) fn laser3(source: &Path, options: &Options) -> Result<Model, ModelErr
         .to_tokenizer(&dictionary, rows, UNKNOWN, processor)
         .map_err(fail)?;
     extend_table(&mut tensors, total);
-    let config = Config {
-        format: FORMAT,
-        name: String::new(),
-        dimensions: d,
-        max_tokens,
-        normalize: false,
-        text: TextConfig {
-            non_printing: NonPrinting::Space,
-            punctuation: Some("en".into()),
-            lowercase: true,
-            ..TextConfig::default()
-        },
-        encoder: Architecture::Transformer(encoder),
-        dense: vec![],
-        checks: vec![],
-        base: None,
-        prefixes: Default::default(),
-        task: Default::default(),
+    let text = TextConfig {
+        non_printing: NonPrinting::Space,
+        punctuation: Some("en".into()),
+        lowercase: true,
+        ..TextConfig::default()
     };
-    Ok(Model {
-        config,
-        tokenizer,
-        tensors,
-        dictionary: None,
-        notes: vec![],
-    })
+    let encoder = Architecture::Transformer(encoder);
+    Ok(Model::new(encoder, max_tokens, text, tokenizer, tensors))
 }
 
 /// fairseq's sinusoidal positions (Vaswani et al. 2017, section 3.5, with sines first, then

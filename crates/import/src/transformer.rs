@@ -13,8 +13,7 @@ use crate::state::State;
 use crate::wordpiece::tokenizer;
 use laser_model::ModelError;
 use laser_model::config::{
-    Activation, Architecture, Config, FORMAT, NormPosition, TextConfig, TransformerConfig,
-    TransformerPooling,
+    Activation, Architecture, NormPosition, TextConfig, TransformerConfig, TransformerPooling,
 };
 use laser_model::folder::Tensors;
 
@@ -137,30 +136,17 @@ pub(super) fn transformer(
         _ => limit,
     };
     let lowercase = settings.is_some_and(|json| json.flag("do_lower_case", false));
-    let config = Config {
-        format: FORMAT,
-        name: String::new(),
-        dimensions: d,
-        max_tokens: options.max_tokens.unwrap_or(longest),
-        normalize: false,
-        text: TextConfig {
-            lowercase,
-            ..TextConfig::default()
-        },
-        encoder: Architecture::Transformer(encoder),
-        dense: vec![],
-        checks: vec![],
-        base: None,
-        prefixes: Default::default(),
-        task: Default::default(),
+    let text = TextConfig {
+        lowercase,
+        ..TextConfig::default()
     };
-    Ok(Model {
-        config,
-        tokenizer: tokenizer(folder, family)?,
+    Ok(Model::new(
+        Architecture::Transformer(encoder),
+        options.max_tokens.unwrap_or(longest),
+        text,
+        tokenizer(folder, family)?,
         tensors,
-        dictionary: None,
-        notes: vec![],
-    })
+    ))
 }
 
 /// What sentence-transformers does before it tokenises: lengths and lower-casing, under one of the
