@@ -220,21 +220,10 @@ impl HeldOut {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Row;
     use super::*;
 
     fn group(rows: &[(&str, &str)]) -> Group {
-        let rows = rows
-            .iter()
-            .map(|(l, t)| Row {
-                language: (*l).into(),
-                text: (*t).into(),
-            })
-            .collect();
-        Group {
-            key: "k".into(),
-            rows,
-        }
+        Group::of("k", rows)
     }
 
     #[test]

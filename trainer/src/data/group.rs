@@ -17,3 +17,18 @@ pub struct Group {
     /// At least one sentence; a language may occur more than once.
     pub rows: Vec<Row>,
 }
+
+#[cfg(test)]
+impl Group {
+    /// A group of languages and texts, for tests.
+    pub fn of(key: &str, rows: &[(&str, &str)]) -> Self {
+        let row = |(language, text): &(&str, &str)| Row {
+            language: (*language).into(),
+            text: (*text).into(),
+        };
+        Self {
+            key: key.into(),
+            rows: rows.iter().map(row).collect(),
+        }
+    }
+}

@@ -213,17 +213,9 @@ fn substitute(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Row;
 
     fn group(rows: &[(&str, &str)]) -> Group {
-        let row = |(language, text): &(&str, &str)| Row {
-            language: (*language).into(),
-            text: (*text).into(),
-        };
-        Group {
-            key: "k".into(),
-            rows: rows.iter().map(row).collect(),
-        }
+        Group::of("k", rows)
     }
 
     fn lexmix() -> Lexmix {

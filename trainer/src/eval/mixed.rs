@@ -101,24 +101,14 @@ pub fn mixed(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Group, Row};
+    use crate::data::Group;
 
     #[test]
     fn a_related_language_on_the_same_subject_is_an_error() {
-        let group = |key: &str, rows: &[(&str, &str)]| Group {
-            key: key.into(),
-            rows: rows
-                .iter()
-                .map(|(l, t)| Row {
-                    language: (*l).into(),
-                    text: (*t).into(),
-                })
-                .collect(),
-        };
         let groups = vec![
-            group("0", &[("en", "a"), ("de", "b"), ("ko", "c")]),
-            group("1", &[("en", "d"), ("de", "e"), ("ko", "f")]),
-            group("2", &[("nl", "g")]),
+            Group::of("0", &[("en", "a"), ("de", "b"), ("ko", "c")]),
+            Group::of("1", &[("en", "d"), ("de", "e"), ("ko", "f")]),
+            Group::of("2", &[("nl", "g")]),
         ];
         let set = EvalSet::new("test", groups).expect("set");
         assert_eq!(set.texts(), ["a", "b", "c", "d", "e", "f", "g"]);

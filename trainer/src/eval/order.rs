@@ -170,24 +170,14 @@ pub fn order(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Group, Row};
+    use crate::data::Group;
 
     #[test]
     fn ties_and_nearer_sentences_are_errors() {
-        let group = |key: &str, rows: &[(&str, &str)]| Group {
-            key: key.into(),
-            rows: rows
-                .iter()
-                .map(|(l, t)| Row {
-                    language: (*l).into(),
-                    text: (*t).into(),
-                })
-                .collect(),
-        };
         let groups = vec![
-            group("0", &[("en", "dogs then bite"), ("de", "x"), ("fr", "y")]),
-            group("1", &[("en", "She is 7."), ("de", "z")]),
-            group("2", &[("en", "she"), ("de", "w")]),
+            Group::of("0", &[("en", "dogs then bite"), ("de", "x"), ("fr", "y")]),
+            Group::of("1", &[("en", "She is 7."), ("de", "z")]),
+            Group::of("2", &[("en", "she"), ("de", "w")]),
         ];
         let set = EvalSet::new("test", groups).expect("set");
         let perturbed = Perturbed::new(&set, "en");

@@ -200,22 +200,13 @@ mod tests {
 
     #[test]
     fn languages_apart_share_no_text() {
-        let rows = |rows: &[(&str, &str)]| -> Vec<Row> {
-            let row = |(language, text): &(&str, &str)| Row {
-                language: (*language).into(),
-                text: (*text).into(),
-            };
-            rows.iter().map(row).collect()
-        };
         let groups = [
             &[("de", "Hotel"), ("en", "Hotel"), ("fr", "hôtel")][..],
             &[("de", "Haus"), ("en", "house")],
             &[("de", "Hotel"), ("en", "inn")],
         ];
-        let groups = groups.iter().zip(0..).map(|(g, key): (_, u32)| Group {
-            key: key.to_string(),
-            rows: rows(g),
-        });
+        let groups = groups.iter().zip(0..);
+        let groups = groups.map(|(rows, key): (_, u32)| Group::of(&key.to_string(), rows));
         let set = EvalSet::new("s", groups.collect()).unwrap();
         assert_eq!(set.texts().len(), 5);
         let (apart, ranges) = set.apart(&|l| l != "fr");

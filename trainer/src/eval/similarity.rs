@@ -350,22 +350,13 @@ fn products(x: &[f32], y: &[f32], dimensions: usize, euclidean: bool) -> BothWay
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Group, Row};
+    use crate::data::Group;
 
     fn set(groups: &[&[(&str, &str)]]) -> EvalSet {
         let groups = groups
             .iter()
             .enumerate()
-            .map(|(i, rows)| Group {
-                key: i.to_string(),
-                rows: rows
-                    .iter()
-                    .map(|(l, t)| Row {
-                        language: (*l).into(),
-                        text: (*t).into(),
-                    })
-                    .collect(),
-            })
+            .map(|(i, rows)| Group::of(&i.to_string(), rows))
             .collect();
         EvalSet::new("test", groups).expect("set")
     }
