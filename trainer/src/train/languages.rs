@@ -18,6 +18,7 @@ use super::progress::{Outcome, Pending, Progress};
 use super::start::{boundaries, initial_values};
 use super::step::{drop_tokens, seed_of, stream};
 use super::training_target::TrainingTarget;
+use super::update::Update;
 use crate::data::paths::{PathBatch, Side};
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, PathSampler, Ragged, SamplerState};
@@ -388,31 +389,20 @@ impl TrainingTarget for LanguageStepper {
         step: u64,
         rate_factor: f64,
     ) -> Result<Outcome, TrainError> {
-        let rate = config.optimizer.learning_rate * rate_factor;
-        let diverged = |what, value| TrainError::Diverged {
-            what,
-            value,
-            step,
-            rate,
-        };
-        let mut outcome = Outcome::default();
+        let mut update = Update::new(config, step, rate_factor);
         let mut gradients = self.zeros();
         for part in 0..config.run.accumulate {
             let batch = self.sampler.next_batch(corpus);
             let (loss, tokens) =
                 self.gradients(config, corpus, &batch, (step, part), &mut gradients)?;
-            if !loss.is_finite() {
-                return Err(diverged("loss", loss));
-            }
-            outcome.loss += loss / config.run.accumulate as f64;
-            outcome.tokens += tokens;
             let keys = batch.targets[0].sentences.len();
-            outcome.pairs += (batch.sources.len() * batch.targets.len() * keys) as u64;
+            let pairs = batch.sources.len() * batch.targets.len() * keys;
+            update.add(loss, pairs as u64, tokens)?;
         }
-        outcome.norm = self.apply(gradients, rate_factor, |norm| {
-            diverged("gradient norm", norm)
+        let norm = self.apply(gradients, rate_factor, |norm| {
+            update.diverged("gradient norm", norm)
         })?;
-        Ok(outcome)
+        Ok(update.finish(norm))
     }
 
     fn embeds(&self, language: &str) -> bool {

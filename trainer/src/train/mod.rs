@@ -26,6 +26,7 @@ pub mod teacher;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod training_target;
+mod update;
 
 pub use config::TrainConfig;
 pub use error::TrainError;

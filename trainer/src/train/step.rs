@@ -9,6 +9,7 @@ use super::masking::{MaskTokens, concatenated, masked};
 use super::noise::noisy;
 use super::progress::{Outcome, Pending};
 use super::teacher::Teacher;
+use super::update::Update;
 use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
 use crate::models::perceptron::InputDropout;
@@ -258,14 +259,7 @@ impl Stepper {
         step: u64,
         rate_factor: f64,
     ) -> Result<Outcome, TrainError> {
-        let rate = config.optimizer.learning_rate * rate_factor;
-        let diverged = |what, value| TrainError::Diverged {
-            what,
-            value,
-            step,
-            rate,
-        };
-        let mut outcome = Outcome::default();
+        let mut update = Update::new(config, step, rate_factor);
         let mut dense = self.model.parameters().zeros();
         let mut occurrences: Vec<Occurrences> = Vec::new();
         for part in 0..config.run.accumulate {
@@ -278,15 +272,11 @@ impl Stepper {
                 &mut dense,
                 &mut occurrences,
             )?;
-            if !loss.is_finite() {
-                return Err(diverged("loss", loss));
-            }
-            outcome.loss += loss / config.run.accumulate as f64;
-            outcome.pairs += match &config.objective.nli {
+            let pairs = match &config.objective.nli {
                 Some(nli) if !config.objective.uses_corpus() => nli.batch_pairs as u64,
                 _ => batch.pairs.len() as u64,
             };
-            outcome.tokens += tokens;
+            update.add(loss, pairs, tokens)?;
         }
         let width = self.model.embedding_size();
         let table = self.model.parameters().value(0);
@@ -296,9 +286,8 @@ impl Stepper {
             .optimizer
             .norm(&self.threads, self.model.parameters(), &dense, &sparse);
         if !norm.is_finite() {
-            return Err(diverged("gradient norm", norm));
+            return Err(update.diverged("gradient norm", norm));
         }
-        outcome.norm = norm;
         let parameters = self.model.parameters_mut();
         self.optimizer.step(
             &self.threads,
@@ -313,7 +302,7 @@ impl Stepper {
             let value = &mut parameters.list_mut()[at].value[0];
             *value = value.clamp(0.0, limit);
         }
-        Ok(outcome)
+        Ok(update.finish(norm))
     }
 
     /// Adds the gradients of one batch; returns its loss and number of tokens.
