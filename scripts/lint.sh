@@ -30,6 +30,11 @@ if command -v typos >/dev/null; then
   typos
 fi
 
+if command -v cargo-machete >/dev/null; then
+  say "cargo machete"
+  cargo machete --skip-target-dir
+fi
+
 say "cargo clippy"
 cargo clippy --locked --release --workspace --all-targets "${features[@]}" -- -D warnings
 
