@@ -441,10 +441,16 @@ mod tests {
     #[test]
     fn sources_in_turn_are_all_asked() {
         let mut at = 0;
-        let found = chosen(32, 100_000, |rng| {
+        let found = chosen(16, 30_000, |rng| {
             at += 1;
-            let scale = if at % 11 == 1 { 100.0 } else { 0.01 };
-            (0..32).map(|_| scale * rng.random::<f32>()).collect()
+            let (size, centre) = if at % 11 == 1 {
+                (1.0, 0.0)
+            } else {
+                (0.002, 1.0)
+            };
+            (0..16)
+                .map(|_| centre + size * rng.random_range(-1.7..1.7f32))
+                .collect()
         });
         assert_ne!(found.codec.quantization, Quantization::I8);
     }

@@ -1,12 +1,22 @@
 //! Samples from all over many things that are in step with nothing in their order.
 //!
-//! Rows come in turn from several sources, in batches, by hours: every n-th of them may be of one kind. Places are
-//! chosen by Weyl's sequence of the golden ratio, which lies evenly and repeats itself nowhere.
+//! Rows come in turn from several sources, in batches, by hours: every n-th of them may be of one kind.
 
-/// Every index below `nodes`, again and again, scattered: any first few of them lie evenly among the nodes.
+/// Every index below `nodes`, again and again, scattered by Weyl's sequence of the golden ratio: any first few of them lie
+/// evenly among the nodes.
 pub fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
     let place = |i: u32| u64::from(i.wrapping_mul(0x9e37_79b9));
     (0..u32::MAX).map(move |i| ((place(i) * nodes as u64) >> u32::BITS) as u32)
+}
+
+/// From one state of SplitMix64 to the next.
+pub const SPLIT_MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What SplitMix64 (Steele, Lea & Flood 2014) gives for a state: numbers that look random, the same ones every time.
+pub fn split_mix(state: u64) -> u64 {
+    let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Which of `total` things are in a sample of `wanted`, ascending: one of each of `wanted` strata of equal size. All of
@@ -16,7 +26,7 @@ pub fn stratified(total: usize, wanted: usize) -> impl Iterator<Item = usize> {
     let start = move |stratum: usize| (stratum as u128 * total as u128 / wanted as u128) as usize;
     (0..wanted).map(move |stratum| {
         let size = start(stratum + 1) - start(stratum);
-        let fraction = (stratum as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> u32::BITS;
+        let fraction = split_mix((stratum as u64 + 1).wrapping_mul(SPLIT_MIX_STEP)) >> u32::BITS;
         start(stratum) + ((fraction * size as u64) >> u32::BITS) as usize
     })
 }
@@ -39,7 +49,7 @@ mod tests {
                 for count in counts {
                     let off = (f64::from(count) - share).abs();
                     assert!(
-                        off <= 3.0 * share.sqrt(),
+                        off <= 4.5 * share.sqrt(),
                         "{total} {wanted} {period}: {count}, {share}"
                     );
                 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use laser_index::meta::{Meta, Parameters};
 use laser_index::metric::Metric;
 use laser_index::query::Query;
+use laser_index::sampling::{SPLIT_MIX_STEP, split_mix};
 use laser_index::scan::{Distance, Scan, Settings};
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
@@ -81,7 +82,7 @@ impl Queries {
     }
 }
 
-/// SplitMix64 (Steele, Lea & Flood 2014).
+/// States of [`split_mix`].
 struct Random(u64);
 
 impl Random {
@@ -91,10 +92,8 @@ impl Random {
 
     /// A number below `bound`.
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
+        self.0 = self.0.wrapping_add(SPLIT_MIX_STEP);
+        (split_mix(self.0) % bound as u64) as usize
     }
 }
 
