@@ -29,6 +29,7 @@ use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::pages::RelationStore;
+use super::wanted::{self, Wanted};
 use super::{notice, options, unlogged};
 use crate::encode;
 use crate::pg::encoding;
@@ -279,64 +280,6 @@ impl Shape {
     }
 }
 
-/// Rows that a scan is expected to give until the query has what it wants, if the order of the rows
-/// and the filters have nothing to do with each other.
-///
-/// `tuple_fraction` is the number of rows that the query wants (`LIMIT` and `OFFSET` together), a
-/// share of them where the number is not known (cursors, `LIMIT $1` in a generic plan), or zero for
-/// all. A share may be wanted now and the rest later, so it counts as all rows.
-fn visited(root: &pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo, entries: f64) -> f64 {
-    // SAFETY: the server passes the query that it plans.
-    let query = unsafe { &*root.parse };
-    // Here the limit counts groups, not rows.
-    let grouped = !query.groupClause.is_null()
-        || !query.groupingSets.is_null()
-        || !query.distinctClause.is_null()
-        || !query.havingQual.is_null()
-        || query.hasAggs
-        || query.hasWindowFuncs;
-    // Nobody knows how many rows tie with the last one.
-    let ties = query.limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
-    // SAFETY: by contract.
-    let wanted = if unsafe { is_filtered_above(root) } {
-        // What passes there is not known; the query's own limit is.
-        root.limit_tuples
-    } else {
-        root.tuple_fraction
-    };
-    if grouped || ties || wanted < 1.0 || rel.rows <= 0.0 {
-        return entries;
-    }
-    (wanted * (entries / rel.rows).max(1.0)).min(entries)
-}
-
-/// Whether a query above has a condition on the rows of this one that it could not hand down. The
-/// planner takes the number of rows that are wanted there for the number that is wanted here.
-///
-/// # Safety
-/// `root` is the planner's, of a query that is being planned.
-unsafe fn is_filtered_above(root: &pg_sys::PlannerInfo) -> bool {
-    // SAFETY: the planner's structures of the queries above live as long as this one's. Entry 0 of the
-    // array is unused, and others may be null.
-    unsafe {
-        let mut above = root.parent_root.as_ref();
-        while let Some(query) = above {
-            let rels = 1..query.simple_rel_array_size.max(1) as usize;
-            let filtered = |at: usize| {
-                let rel = (*query.simple_rel_array.add(at)).as_ref();
-                rel.is_some_and(|rel| {
-                    rel.rtekind == pg_sys::RTEKind::RTE_SUBQUERY && !rel.baserestrictinfo.is_null()
-                })
-            };
-            if !query.simple_rel_array.is_null() && rels.into_iter().any(filtered) {
-                return true;
-            }
-            above = query.parent_root.as_ref();
-        }
-        false
-    }
-}
-
 /// Makes a path worse than any other, also than those that a setting such as `enable_seqscan`
 /// disables. From PostgreSQL 18 on the number of disabled nodes counts before any cost.
 fn rule_out(
@@ -404,7 +347,12 @@ pub unsafe extern "C-unwind" fn estimate(
             Iterate::Off => shape.first() + shape.pending_entries,
             _ => (options::max_scan_tuples() as f64).max(widest),
         };
-        let visited = visited(&*root, &*index.rel, entries);
+        let wanted = match wanted::rows(root) {
+            // It may prove to be more than such a scan gives.
+            Wanted::Unknown if deliverable < entries || !shape.complete => Wanted::All,
+            wanted => wanted,
+        };
+        let (visited, share) = wanted.of(entries, (*index.rel).rows);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
         // wants most of them would get those that walks have missed at the end, out of order. An
         // index of the first format lacks the rows without a vector; pages of its list may be almost
@@ -428,7 +376,7 @@ pub unsafe extern "C-unwind" fn estimate(
 
         // Each wider search looks again at what the ones before have seen, which doubles the work
         // at most; the last of them looks at everything. LIMIT takes a share of what comes after
-        // the start, so that share is made to be the work for the rows that are wanted.
+        // the start, so that share is made to be the work for the rows that are visited.
         let candidates = match options::iterate() {
             Iterate::Off => visited,
             _ => visited * TRUSTED_DIVISOR as f64,
@@ -439,8 +387,7 @@ pub unsafe extern "C-unwind" fn estimate(
             let wider = shape.search(candidates) + shape.pending_entries;
             shape.distance * operator * 2.0 * wider
         };
-        let share = (visited / entries.max(1.0)).clamp(1e-9, 1.0);
         *startup = start;
-        *total = start + rest / share + VISIT * pg_sys::cpu_tuple_cost * entries;
+        *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;
     }
 }

@@ -12,6 +12,7 @@
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
 //!             the callbacks
+//!  wanted     how many rows a query wants of a scan
 //!  merge      merges, when they are begun and what becomes of those that fail
 //!  maintenance
 //!             the worker that merges in the background
@@ -81,6 +82,7 @@ mod undecided;
 mod unlogged;
 mod vacuum;
 mod validate;
+mod wanted;
 
 /// Registers settings and storage parameters.
 pub fn init() {
