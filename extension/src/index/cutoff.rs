@@ -9,14 +9,18 @@
 //! ordered by: `d < limit`, `d <= limit`, and what people write for similarities, `1 - d > limit`, `-d > limit`
 //! and `d * -1 > limit`, each from either side. The limit is a constant, a parameter, or a sum or cast of those:
 //! nothing that runs code of users, or may differ between two rows of a scan.
+//!
+//! What the distance is measured from is the same in both, or has proved to be when the scan begins: drivers send a
+//! vector that a statement has twice as two parameters, and a plan for all values does not know that they are equal.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 
 use pgrx::pg_sys::{self, NodeTag, Oid};
-use pgrx::{FromDatum, PgMemoryContexts};
+use pgrx::{FromDatum, PgMemoryContexts, varlena};
 
 use super::expression::evaluate;
+use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
 
 /// The limits of one scan of a run.
@@ -32,6 +36,9 @@ struct Limit {
     with: Operand,
     /// Its type is `real`.
     is_real: bool,
+    /// What the filter's distance is measured from, where that is another expression than the order's: it is a
+    /// limit if both have one value.
+    origin: Option<Operand>,
 }
 
 /// An expression of a limit, and its value and whether that is NULL, once it was evaluated.
@@ -83,15 +90,25 @@ impl Cutoff {
             };
             let mut limits = Vec::new();
             for cell in members(plan.scan.plan.qual) {
-                if let Some((compared, with, is_real)) = filter.read(node(cell)) {
+                if let Some(Comparison {
+                    measure,
+                    with,
+                    is_real,
+                    origin,
+                }) = filter.read(node(cell))
+                {
                     limits.push(Limit {
-                        compared: match compared {
+                        compared: match measure {
                             Measure::Distance => Measure::Distance,
                             Measure::Negated => Measure::Negated,
                             Measure::Rest(whole) => Measure::Rest(prepare(whole)),
                         },
                         with: prepare(with),
                         is_real,
+                        origin: match origin {
+                            Origin::Same => None,
+                            Origin::Other(expression) => Some(prepare(expression)),
+                        },
                     });
                 }
             }
@@ -116,6 +133,9 @@ impl Cutoff {
             if let Measure::Rest(whole) = &limit.compared {
                 evaluate(whole);
             }
+            if let Some(origin) = &limit.origin {
+                evaluate(origin);
+            }
         }
     }
 
@@ -123,7 +143,10 @@ impl Cutoff {
     /// none passes), and whether rows pass them whose distance is NaN, by what [`Self::evaluate`] has found. To the
     /// server NaN is larger than every number, so that no limit of distances but NaN lets it pass, and every one of
     /// similarities, which are NaN as well.
-    pub fn distance(&self) -> (f64, bool) {
+    ///
+    /// # Safety
+    /// As [`Self::evaluate`], after it; `origin` is what the scan measures distances from.
+    pub unsafe fn distance(&self, origin: Option<pg_sys::Datum>) -> (f64, bool) {
         let number = |operand: &Operand, is_real| {
             let (datum, is_null) = operand.value.get();
             // SAFETY: a value of that type, which is passed by value.
@@ -153,6 +176,14 @@ impl Cutoff {
         };
         let (mut distance, mut undirected) = (f64::INFINITY, true);
         for limit in &self.limits {
+            if let Some(operand) = &limit.origin {
+                let (other, is_null) = operand.value.get();
+                // SAFETY: two values of the type that the operator takes on this side, which is a varlena.
+                let same = |own| unsafe { !is_null && have_equal_bytes(own, other) };
+                if !origin.is_some_and(same) {
+                    continue;
+                }
+            }
             let (of_limit, lets_nan_pass) = of(limit);
             // A limit that is NaN, which equals itself, is none.
             if !of_limit.is_nan() {
@@ -161,6 +192,22 @@ impl Cutoff {
             undirected &= lets_nan_pass;
         }
         (distance, undirected)
+    }
+}
+
+/// Whether two values have the same bytes.
+///
+/// # Safety
+/// Varlenas, which may be compressed or out of line.
+unsafe fn have_equal_bytes(a: pg_sys::Datum, b: pg_sys::Datum) -> bool {
+    // SAFETY: by contract. A copy that is made goes with the memory of the row.
+    unsafe {
+        let bytes = |datum: pg_sys::Datum| {
+            let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+            let length = varlena::varsize_any_exhdr(flat);
+            std::slice::from_raw_parts(varlena::vardata_any(flat).cast::<u8>(), length)
+        };
+        bytes(a) == bytes(b)
     }
 }
 
@@ -176,8 +223,23 @@ struct Filter<'a> {
     own: Option<usize>,
 }
 
-/// A measure, the limit that it is compared with, and whether that is of type `real`.
-type Comparison = (Measure<*mut pg_sys::Node>, *mut pg_sys::Node, bool);
+/// What a filter's distance is measured from.
+enum Origin {
+    /// What the scan's is.
+    Same,
+    /// Another constant or parameter, or a cast of it.
+    Other(*mut pg_sys::Node),
+}
+
+/// What a filter compares.
+struct Comparison {
+    measure: Measure<*mut pg_sys::Node>,
+    /// The limit.
+    with: *mut pg_sys::Node,
+    /// Its type is `real`.
+    is_real: bool,
+    origin: Origin,
+}
 
 impl Filter<'_> {
     /// What a filter says of the distance.
@@ -208,45 +270,55 @@ impl Filter<'_> {
                 pg_sys::F_FLOAT8GE,
             ]
             .contains(&function);
-            if self.is_distance(below) {
-                return self
-                    .is_fixed(above)
-                    .then_some((Measure::Distance, above, is_real));
-            }
-            let measure = self.similarity(above)?;
-            self.is_fixed(below).then_some((measure, below, is_real))
+            let (measure, origin, with) = match self.distance(below) {
+                Some(origin) => (Measure::Distance, origin, above),
+                None => {
+                    let (measure, origin) = self.similarity(above)?;
+                    (measure, origin, below)
+                }
+            };
+            self.is_fixed(with).then_some(Comparison {
+                measure,
+                with,
+                is_real,
+                origin,
+            })
         }
     }
 
-    /// What falls as the distance grows.
+    /// What falls as the distance grows, and what that is measured from.
     ///
     /// # Safety
     /// An expression of the plan.
     unsafe fn similarity(
         &self,
         expression: *mut pg_sys::Node,
-    ) -> Option<Measure<*mut pg_sys::Node>> {
+    ) -> Option<(Measure<*mut pg_sys::Node>, Origin)> {
         // SAFETY: by contract.
         unsafe {
             let (function, operands) = call(expression)?;
-            match (function, operands.as_slice()) {
-                (pg_sys::F_FLOAT8MI, &[whole, part]) => {
-                    (self.is_distance(part) && self.is_fixed(whole)).then_some(Measure::Rest(whole))
+            let (measure, part) = match (function, operands.as_slice()) {
+                (pg_sys::F_FLOAT8MI, &[whole, part]) if self.is_fixed(whole) => {
+                    (Measure::Rest(whole), part)
                 }
-                (pg_sys::F_FLOAT8UM, &[part]) => self.is_distance(part).then_some(Measure::Negated),
-                (pg_sys::F_FLOAT8MUL, &[a, b]) => (self.is_distance(a) && is_minus_one(b)
-                    || self.is_distance(b) && is_minus_one(a))
-                .then_some(Measure::Negated),
-                _ => None,
-            }
+                (pg_sys::F_FLOAT8UM, &[part]) => (Measure::Negated, part),
+                (pg_sys::F_FLOAT8MUL, &[part, factor] | &[factor, part])
+                    if is_minus_one(factor) =>
+                {
+                    (Measure::Negated, part)
+                }
+                _ => return None,
+            };
+            Some((measure, self.distance(part)?))
         }
     }
 
-    /// Whether it is the distance that the scan is ordered by, or what reads it where the scan has it.
+    /// What a distance is measured from, if it is the one that the scan is ordered by, or what reads it where the scan has it,
+    /// or is so if what both are measured from has one value.
     ///
     /// # Safety
     /// An expression of the plan.
-    unsafe fn is_distance(&self, expression: *mut pg_sys::Node) -> bool {
+    unsafe fn distance(&self, expression: *mut pg_sys::Node) -> Option<Origin> {
         // SAFETY: by contract; a node is what its tag says.
         unsafe {
             match (*expression).type_ {
@@ -254,24 +326,39 @@ impl Filter<'_> {
                     let other = &*expression.cast::<pg_sys::OpExpr>();
                     let (own, others) = (members(self.distance.args), members(other.args));
                     if own.len() != 2 || others.len() != 2 || other.opno != self.distance.opno {
-                        return false;
+                        return None;
                     }
                     let same =
                         |a: usize, b: usize| pg_sys::equal(own[a].ptr_value, others[b].ptr_value);
-                    same(0, 0) && same(1, 1)
-                        || same(0, 1)
-                            && same(1, 0)
-                            && pg_sys::get_commutator(other.opno) == other.opno
+                    let swaps = pg_sys::get_commutator(other.opno) == other.opno;
+                    if same(0, 0) && same(1, 1) || swaps && same(0, 1) && same(1, 0) {
+                        return Some(Origin::Same);
+                    }
+                    // The index's side of the order has its column.
+                    let column = usize::from(!pg_sys::contain_var_clause(node(&own[0])));
+                    let from = if same(column, column) {
+                        node(&others[1 - column])
+                    } else if swaps && same(column, 1 - column) {
+                        node(&others[column])
+                    } else {
+                        return None;
+                    };
+                    // Two constants are not the same, or would have been found equal.
+                    let constants = [from, node(&own[1 - column])]
+                        .iter()
+                        .all(|operand| (**operand).type_ == NodeTag::T_Const);
+                    (!constants && self.is_origin(from)).then_some(Origin::Other(from))
                 }
                 NodeTag::T_CoalesceExpr => {
                     let args = members((*expression.cast::<pg_sys::CoalesceExpr>()).args);
-                    let &[first, second] = args else { return false };
+                    let &[first, second] = args else { return None };
                     let first = node(&first);
-                    (*first).type_ == NodeTag::T_Param
-                        && self.is_own(&*first.cast())
-                        && self.is_distance(node(&second))
+                    if (*first).type_ != NodeTag::T_Param || !self.is_own(&*first.cast()) {
+                        return None;
+                    }
+                    self.distance(node(&second))
                 }
-                _ => false,
+                _ => None,
             }
         }
     }
@@ -289,6 +376,55 @@ impl Filter<'_> {
     unsafe fn is_fixed(&self, expression: *mut pg_sys::Node) -> bool {
         // SAFETY: by contract; a node is what its tag says.
         unsafe {
+            self.is_known(expression)
+                || call(expression).is_some_and(|(function, operands)| {
+                    ARITHMETIC.contains(&function)
+                        && operands.into_iter().all(|operand| self.is_fixed(operand))
+                })
+        }
+    }
+
+    /// Whether it is a constant or a parameter, also as casts make another type of it: none that runs code of users, which would
+    /// run before a row is found.
+    ///
+    /// # Safety
+    /// An expression of the plan.
+    unsafe fn is_origin(&self, expression: *mut pg_sys::Node) -> bool {
+        // SAFETY: by contract; a node is what its tag says.
+        unsafe {
+            match (*expression).type_ {
+                NodeTag::T_RelabelType => {
+                    self.is_origin((*expression.cast::<pg_sys::RelabelType>()).arg.cast())
+                }
+                // Functions for input and output are C.
+                NodeTag::T_CoerceViaIO => {
+                    self.is_origin((*expression.cast::<pg_sys::CoerceViaIO>()).arg.cast())
+                }
+                NodeTag::T_FuncExpr => {
+                    let call = &*expression.cast::<pg_sys::FuncExpr>();
+                    let is_own = |form: &pg_sys::FormData_pg_proc| {
+                        COMPILED.contains(&form.prolang.to_u32())
+                            && form.provolatile as u8 != pg_sys::PROVOLATILE_VOLATILE
+                    };
+                    let cache = pg_sys::SysCacheIdentifier::PROCOID;
+                    !call.funcretset
+                        && catalogs::row(cache, call.funcid, is_own) == Some(true)
+                        && members(call.args)
+                            .iter()
+                            .all(|cell| self.is_origin(node(cell)))
+                }
+                _ => self.is_known(expression),
+            }
+        }
+    }
+
+    /// Whether it is a constant or a parameter, which is the same for all rows of a scan.
+    ///
+    /// # Safety
+    /// An expression of the plan.
+    unsafe fn is_known(&self, expression: *mut pg_sys::Node) -> bool {
+        // SAFETY: by contract; a node is what its tag says.
+        unsafe {
             match (*expression).type_ {
                 NodeTag::T_Const => true,
                 NodeTag::T_Param => {
@@ -299,14 +435,14 @@ impl Filter<'_> {
                     ];
                     kinds.contains(&parameter.paramkind) && !self.is_own(parameter)
                 }
-                _ => call(expression).is_some_and(|(function, operands)| {
-                    ARITHMETIC.contains(&function)
-                        && operands.into_iter().all(|operand| self.is_fixed(operand))
-                }),
+                _ => false,
             }
         }
     }
 }
+
+/// The languages `internal` and `C` (`src/include/catalog/pg_language.dat`), in which superusers alone make functions.
+const COMPILED: [u32; 2] = [12, 13];
 
 /// Functions of the server that limits may have.
 const ARITHMETIC: [u32; 18] = [

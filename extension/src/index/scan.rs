@@ -437,7 +437,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
             let recheck = state.place.is_none();
             let (mut cutoff, mut undirected) = (f64::INFINITY, false);
             if let Some(limits) = &state.cutoff {
-                (cutoff, undirected) = limits.distance();
+                (cutoff, undirected) = limits.distance((!null).then_some(key.sk_argument));
                 if recheck {
                     cutoff += slack(state.text.as_ref());
                 }
