@@ -89,8 +89,7 @@ impl Build {
                     "{row} has {} dimensions, rows before it have {dims}",
                     x.len()
                 ),
-                "Create an index for each number of dimensions: \
-                 CREATE INDEX … ((column::embedding(1024))) WHERE dimensions(column) = 1024.",
+                self.element.own_index_hint(dims),
             );
         }
         match space::prepare(metric, dims, x).or_report() {

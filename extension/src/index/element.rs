@@ -5,14 +5,16 @@
 use std::rc::Rc;
 
 use half::slice::HalfFloatSliceExt;
+use laser_index::IndexError;
 use laser_index::arithmetic::Arithmetic;
+use laser_index::quantization::Quantization;
 use laser_index::meta::{Parameters, UNDECIDED};
 use laser_index::metric::Metric;
 use laser_index::raw::RawForm;
 use laser_protocol::model_and_language;
 use pgrx::{PgSqlErrorCode as Code, PgTupleDesc, pg_sys, varlena};
 
-use super::errors::OrReport;
+use super::errors::report;
 use super::options;
 use crate::encode::{self, CachedEmbedding, Role};
 use crate::pg::errors::{raise, raise_hint};
@@ -70,6 +72,43 @@ impl Element {
             true => Arithmetic::Plain,
             false => Arithmetic::Own,
         }
+    }
+
+    /// Raises an error of storing a value of this type, with the statements that help there.
+    #[cold]
+    pub fn report(self, error: IndexError) -> ! {
+        match error {
+            IndexError::TooWide {
+                quantization: Quantization::B1,
+                ..
+            } if self != Self::Text => raise_hint(
+                Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                error.to_string(),
+                format!(
+                    "Index a part of the vector: ((subvector(column, 1, 1024)::{}(1024))).",
+                    self.type_name()
+                ),
+            ),
+            // Where the column declares a length, its type refuses others.
+            IndexError::Dimensions { expected, .. } => raise_hint(
+                Code::ERRCODE_DATA_EXCEPTION,
+                error.to_string(),
+                format!(
+                    "The column declares no length, so that the first vector has decided that of the index. {}",
+                    self.own_index_hint(expected)
+                ),
+            ),
+            error => report(error),
+        }
+    }
+
+    /// What to do where a column has vectors of several lengths, one of which is `dims`.
+    pub fn own_index_hint(self, dims: usize) -> String {
+        format!(
+            "Vectors of one length have an index of their own: \
+             CREATE INDEX … ((column::{}({dims}))) WHERE vector_dims(column) = {dims}.",
+            self.type_name()
+        )
     }
 }
 
@@ -150,7 +189,8 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
         _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
     };
-    let raw = RawForm::choose(dims, element.is_half(), options.quantization).or_report();
+    let raw = RawForm::choose(dims, element.is_half(), options.quantization)
+        .unwrap_or_else(|error| element.report(error));
     let undecided = element != Element::Text && typmod < 1;
     Parameters {
         dims,

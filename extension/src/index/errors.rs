@@ -43,9 +43,7 @@ pub fn report(error: IndexError) -> ! {
             Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             message,
             match quantization {
-                Quantization::B1 => {
-                    "Index a part of the vector: ((subvector(column, 1, 1024)::embedding(1024)))."
-                }
+                Quantization::B1 => "Index a part of the vector.",
                 Quantization::I8 => "Use a coarser quantization: WITH (quantization = b1).",
                 _ => "Use a coarser quantization, as in WITH (quantization = i8).",
             },

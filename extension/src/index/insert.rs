@@ -41,7 +41,11 @@ pub unsafe extern "C-unwind" fn insert(
             match put(&store, tid, (!*isnull).then_some(*values)) {
                 // The number of dimensions has been decided or forgotten meanwhile.
                 Err(IndexError::Moved { .. }) if attempts < 100 => attempts += 1,
-                result => break result.or_report(),
+                Ok(put) => break put,
+                Err(error) => {
+                    let parameters = Meta::read(&store).or_report().parameters;
+                    element::of(&parameters).report(error)
+                }
             }
         };
         let limit = maintenance::pages_of(options::of(index).pending_list_limit).max(1);

@@ -15,16 +15,19 @@ use super::errors::OrReport;
 /// Gives an index the dimensions of its first vector, unless another session has come first.
 /// Returns the parameters as they are now.
 pub fn decide(store: &impl PageStore, dims: usize) -> Parameters {
-    Meta::update(store, |meta| {
+    let mut element = None;
+    let decided = Meta::update(store, |meta| {
         let parameters = &mut meta.parameters;
         if parameters.is_undecided() {
             parameters.element &= !UNDECIDED;
-            let half = element::of(parameters).is_half();
-            parameters.raw = RawForm::choose(dims, half, parameters.quantization)?;
+            let own = *element.insert(element::of(parameters));
+            parameters.raw = RawForm::choose(dims, own.is_half(), parameters.quantization)?;
             parameters.dims = dims;
         }
         Ok(())
-    })
-    .or_report()
-    .parameters
+    });
+    match (decided, element) {
+        (Err(error), Some(element)) => element.report(error),
+        (decided, _) => decided.or_report().parameters,
+    }
 }

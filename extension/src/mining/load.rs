@@ -97,7 +97,7 @@ impl Rows {
                 ),
                 format!(
                     "All rows must be embedded by the same model: embed the others again, or leave them out of \
-                     the query (WHERE dimensions(column) = {}).",
+                     the query (WHERE vector_dims(column) = {}).",
                     store.dimensions()
                 ),
             );
