@@ -781,7 +781,8 @@ LEFT JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) p.usesysid;
 CREATE FUNCTION laser_hybrid_statement(
     row_type regtype, text_column name, query text, k integer, config regconfig, embedding_column name,
     words_column name, key_column name, candidates integer, max_distance double precision,
-    meaning_weight double precision, words_weight double precision, rank_constant double precision)
+    meaning_weight double precision, words_weight double precision, rank_constant double precision,
+    query_embedding real[])
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 SET search_path = pg_catalog, pg_temp
@@ -840,6 +841,17 @@ BEGIN
     IF NOT coalesce(rank_constant >= 0 AND rank_constant < 'Infinity', false) THEN
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value', message = 'rank_constant must not be negative';
     END IF;
+    IF query_embedding IS NOT NULL THEN
+        IF embedding_column IS NULL THEN
+            RAISE EXCEPTION USING errcode = 'invalid_parameter_value',
+                message = 'query_embedding needs embedding_column',
+                hint = 'Name the column of the embeddings that it is compared with: embedding_column => ''embedding''.';
+        END IF;
+        IF array_ndims(query_embedding) IS DISTINCT FROM 1 OR array_position(query_embedding, NULL) IS NOT NULL THEN
+            RAISE EXCEPTION USING errcode = 'data_exception',
+                message = 'query_embedding must be an array of one dimension, without nulls';
+        END IF;
+    END IF;
     FOREACH term IN ARRAY ARRAY[text_column, embedding_column, words_column, key_column]::text[] LOOP
         IF term IS NOT NULL AND NOT EXISTS (SELECT FROM pg_attribute a
             WHERE a.attrelid = relation AND a.attname = term AND NOT a.attisdropped)
@@ -852,14 +864,14 @@ BEGIN
     -- Operators and casts that belong to a type, or to a domain's schema, are code of whoever made those: none but
     -- the server's and this extension's may run as the caller.
     FOR typed IN
-        WITH RECURSIVE based(part, attname, type) AS (
-            SELECT r.part, r.attname, a.atttypid
+        WITH RECURSIVE based(part, attname, type, length) AS (
+            SELECT r.part, r.attname, a.atttypid, a.atttypmod
             FROM (VALUES ('text', text_column), ('embedding', embedding_column), ('words', words_column),
                 ('key', key_column)) r(part, attname)
             JOIN pg_attribute a ON a.attrelid = relation AND a.attname = r.attname AND NOT a.attisdropped
             UNION ALL
-            SELECT b.part, b.attname, t.typbasetype FROM based b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
-        SELECT b.part, b.attname, t.oid, t.typname, n.nspname, x.extname,
+            SELECT b.part, b.attname, t.typbasetype, t.typtypmod FROM based b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
+        SELECT b.part, b.attname, b.length, t.oid, t.typname, n.nspname, x.extname,
             EXISTS (SELECT FROM pg_cast c WHERE c.castsource = t.oid AND c.casttarget = 'text'::regtype AND c.castmethod = 'b')
                 AS is_text
         FROM based b JOIN pg_type t ON t.oid = b.type JOIN pg_namespace n ON n.oid = t.typnamespace
@@ -873,8 +885,18 @@ BEGIN
         WHEN 'embedding' THEN
             term := CASE WHEN NOT coalesce((typed.extname, typed.typname) IN (('laser', 'embedding'), ('laser', 'halfembedding'),
                 ('vector', 'vector'), ('vector', 'halfvec')), false) THEN 'embedding' END;
-            measure := format('t.%I OPERATOR(%I.<=>) %s.laser_embed(%L::pg_catalog.text, NULL::pg_catalog.text, ''query''::pg_catalog.text)::%I.%I',
-                typed.attname, typed.nspname, '@extschema@', query, typed.nspname, typed.typname);
+            IF query_embedding IS NULL THEN
+                measure := format('t.%I OPERATOR(%I.<=>) %s.laser_embed(%L::pg_catalog.text, NULL::pg_catalog.text, ''query''::pg_catalog.text)::%I.%I',
+                    typed.attname, typed.nspname, '@extschema@', query, typed.nspname, typed.typname);
+            ELSIF term IS NULL AND typed.length > 0 AND typed.length <> cardinality(query_embedding) THEN
+                RAISE EXCEPTION USING errcode = 'data_exception',
+                    message = format('query_embedding has %s dimensions, column "%s" of "%s" has %s',
+                        cardinality(query_embedding), typed.attname, relation, typed.length),
+                    hint = 'Embed the query with the model that the embeddings of the column are of.';
+            ELSE
+                measure := format('t.%I OPERATOR(%I.<=>) %L::%I.%I', typed.attname, typed.nspname,
+                    '[' || array_to_string(query_embedding, ',') || ']', typed.nspname, typed.typname);
+            END IF;
         WHEN 'words' THEN
             term := CASE WHEN typed.oid <> 'tsvector'::regtype THEN 'tsvector' END;
         WHEN 'key' THEN
@@ -1025,7 +1047,7 @@ END
 $$;
 
 COMMENT ON FUNCTION laser_hybrid_statement(regtype, name, text, integer, regconfig, name, name, name, integer,
-    double precision, double precision, double precision, double precision)
+    double precision, double precision, double precision, double precision, real[])
 IS 'internal: the statement of laser_hybrid for a table';
 
 CREATE FUNCTION laser_hybrid_query(
@@ -1033,19 +1055,19 @@ CREATE FUNCTION laser_hybrid_query(
     config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
     key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
     meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
-    rank_constant double precision DEFAULT 60)
+    rank_constant double precision DEFAULT 60, query_embedding real[] DEFAULT NULL)
 RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000
 AS $$
 BEGIN
     RETURN @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
         embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
-        rank_constant);
+        rank_constant, query_embedding);
 END
 $$;
 
 COMMENT ON FUNCTION laser_hybrid_query(anyelement, name, text, integer, regconfig, name, name, name, integer,
-    double precision, double precision, double precision, double precision)
+    double precision, double precision, double precision, double precision, real[])
 IS 'the statement that laser_hybrid executes, for EXPLAIN and to be changed';
 
 CREATE FUNCTION laser_hybrid(
@@ -1053,7 +1075,7 @@ CREATE FUNCTION laser_hybrid(
     config regconfig DEFAULT NULL, embedding_column name DEFAULT NULL, words_column name DEFAULT NULL,
     key_column name DEFAULT NULL, candidates integer DEFAULT NULL, max_distance double precision DEFAULT NULL,
     meaning_weight double precision DEFAULT 1, words_weight double precision DEFAULT 1,
-    rank_constant double precision DEFAULT 60,
+    rank_constant double precision DEFAULT 60, query_embedding real[] DEFAULT NULL,
     OUT hit anyelement, OUT score double precision, OUT meaning_rank integer, OUT words_rank integer)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 100000 ROWS 10
@@ -1061,12 +1083,12 @@ AS $$
 BEGIN
     RETURN QUERY EXECUTE @extschema@.laser_hybrid_statement(pg_catalog.pg_typeof(rows_of), text_column, query, k, config,
         embedding_column, words_column, key_column, candidates, max_distance, meaning_weight, words_weight,
-        rank_constant);
+        rank_constant, query_embedding);
 END
 $$;
 
 COMMENT ON FUNCTION laser_hybrid(anyelement, name, text, integer, regconfig, name, name, name, integer,
-    double precision, double precision, double precision, double precision)
+    double precision, double precision, double precision, double precision, real[])
 IS 'the k rows that a search by meaning and one by words find together, by reciprocal rank fusion';
 
 CREATE FUNCTION laser_forget_embedding() RETURNS trigger

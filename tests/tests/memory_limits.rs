@@ -316,7 +316,7 @@ const CALLS: [(&str, &str); 28] = [
     ),
     (
         "laser_hybrid_statement",
-        "laser_hybrid_statement('t', 'body', repeat('many words ', 50000), 9, NULL, NULL, NULL, NULL, 9, NULL, 1, 1, 60)",
+        "laser_hybrid_statement('t', 'body', repeat('many words ', 50000), 9, NULL, NULL, NULL, NULL, 9, NULL, 1, 1, 60, NULL)",
     ),
     ("laser_merge", "laser_merge('t_v_idx')"),
     ("laser_prewarm", "laser_prewarm('t_v_idx')"),
