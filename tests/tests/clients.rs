@@ -1,13 +1,13 @@
 //! Programs in Python: the code of each page of `docs/clients/` runs against a server, prints what the page says, and
 //! is answered by a laser index. Those that are for pgvector's columns want pgvector; the others import
-//! `clients/python`.
+//! `clients/python`. `tests/clients/plans.py` has statements as clients send them, with plans as the server chooses them.
 //!
 //! The packages of `tests/clients/requirements.txt` are installed from PyPI into a virtual environment of the
 //! build folder, once; skipped with a message where that cannot be done.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::pgvector::has_pgvector;
@@ -62,6 +62,26 @@ fn block<'a>(page: &'a str, language: &str) -> Result<&'a str> {
     Ok(rest.split_once("```").context("the block ends")?.0)
 }
 
+/// Runs a program in a database.
+fn execute(cluster: &Cluster, python: &Path, database: &str, program: &str) -> Result<Output> {
+    let folder = tempfile::tempdir()?;
+    // Not named like the package that it imports.
+    let file = folder.path().join("page.py");
+    fs::write(&file, program)?;
+    Ok(Command::new(python)
+        .arg(&file)
+        .current_dir(folder.path())
+        .env("HOME", folder.path())
+        .env("PYTHONPATH", root().join("clients/python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("PGHOST", cluster.socket())
+        .env("PGPORT", cluster.port().to_string())
+        .env("PGUSER", "postgres")
+        .env("PGDATABASE", database)
+        .stdin(Stdio::null())
+        .output()?)
+}
+
 /// Runs the program of a page in a database of its own.
 fn run(cluster: &Cluster, python: &Path, name: &str, page: &str) -> Result<()> {
     let database = name.replace('-', "_");
@@ -71,22 +91,7 @@ fn run(cluster: &Cluster, python: &Path, name: &str, page: &str) -> Result<()> {
         "postgres",
         &format!("ALTER DATABASE {database} SET enable_seqscan = off"),
     )?;
-    let folder = tempfile::tempdir()?;
-    // Not named like the package that it imports.
-    let program = folder.path().join("page.py");
-    fs::write(&program, block(page, "python")?)?;
-    let output = Command::new(python)
-        .arg(&program)
-        .current_dir(folder.path())
-        .env("HOME", folder.path())
-        .env("PYTHONPATH", root().join("clients/python"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("PGHOST", cluster.socket())
-        .env("PGPORT", cluster.port().to_string())
-        .env("PGUSER", "postgres")
-        .env("PGDATABASE", &database)
-        .stdin(Stdio::null())
-        .output()?;
+    let output = execute(cluster, python, &database, block(page, "python")?)?;
     ensure!(output.status.success(), "{name}:\n{}", text(&output));
     let printed = String::from_utf8_lossy(&output.stdout);
     ensure!(
@@ -126,5 +131,22 @@ fn every_page_works_as_it_says() -> Result<()> {
         }
     }
     ensure!(pages >= 9, "{pages} pages");
+    Ok(())
+}
+
+#[test]
+fn what_clients_send_is_answered_by_the_index() -> Result<()> {
+    let Some(python) = python()? else {
+        return Ok(());
+    };
+    if !has_pgvector(WHAT)? {
+        return Ok(());
+    }
+    let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
+    let program = fs::read_to_string(root().join("tests/clients/plans.py"))?;
+    let output = execute(&cluster, &python, "postgres", &program)?;
+    ensure!(output.status.success(), "{}", text(&output));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(printed.lines().count() == 10, "{printed}");
     Ok(())
 }
