@@ -19,6 +19,7 @@ use crate::arch::dense::Head;
 use crate::arch::mean_candle::MeanCandle;
 use crate::arch::residual_bilstm::ResidualBilstm;
 use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
+use crate::arch::rotary_candle::RotaryCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
 use crate::{DeviceChoice, EncoderError, Purpose, batch};
@@ -152,6 +153,9 @@ impl Encoder {
                     bilstm::faster_than_f32(&config.bilstm(), &weights)?
                 }
                 Architecture::Transformer(config) => {
+                    transformer::faster_than_f32(config, &weights)?
+                }
+                Architecture::RotaryTransformer(config) => {
                     transformer::faster_than_f32(config, &weights)?
                 }
             };
@@ -466,6 +470,12 @@ fn load_model(
         }
         Architecture::Transformer(c) => {
             Box::new(TransformerCandle::load(c, weights, device, dtype)?)
+        }
+        Architecture::RotaryTransformer(c) if device.is_cpu() => {
+            Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::RotaryTransformer(c) => {
+            Box::new(RotaryCandle::load(c, weights, device, dtype)?)
         }
     })
 }

@@ -612,6 +612,60 @@ fn transformer(
     (config(d, encoder), tensors)
 }
 
+/// With rotary positions; in one of its layers tokens see those near them alone.
+fn rotary() -> (Config, Tensors) {
+    let (d, f, heads, keys, size) = (24, 40, 4, 2, 10);
+    let mut random = Random(5);
+    let mut tensors = Tensors::new();
+    let mut put = |name: String, shape: &[usize], scale| {
+        tensors.insert(format!("{name}.weight"), random.tensor(shape, scale));
+    };
+    put("embed_tokens".into(), &[VOCABULARY, d], 1.0);
+    put("final_norm".into(), &[d], 1.0);
+    for l in 0..2 {
+        for (name, rows, columns) in [
+            ("attention.query", heads * size, d),
+            ("attention.key", keys * size, d),
+            ("attention.value", keys * size, d),
+            ("attention.output", d, heads * size),
+            ("feed_forward.gate", f, d),
+            ("feed_forward.up", f, d),
+            ("feed_forward.down", d, f),
+        ] {
+            put(format!("layers.{l}.{name}"), &[rows, columns], 0.4);
+        }
+        for (name, size) in [
+            ("attention_norm", d),
+            ("attention_output_norm", d),
+            ("feed_forward_norm", d),
+            ("feed_forward_output_norm", d),
+            ("attention.query_norm", size),
+            ("attention.key_norm", size),
+        ] {
+            put(format!("layers.{l}.{name}"), &[size], 1.0);
+        }
+    }
+    let encoder = Architecture::RotaryTransformer(RotaryTransformerConfig {
+        hidden_size: d,
+        layers: vec![Reach::Local, Reach::Full],
+        heads,
+        key_value_heads: keys,
+        head_size: size,
+        intermediate_size: f,
+        max_positions: 70,
+        rms_norm_eps: 1e-6,
+        activation: Activation::GeluTanh,
+        score_scale: 0.3,
+        rotary_base: 1e6,
+        local: Some(LocalAttention {
+            window: 7,
+            rotary_base: 1e4,
+        }),
+        pooling: TransformerPooling::Mean,
+    });
+    (config(d, encoder), tensors)
+}
+
 /// Every architecture in a folder of its own.
 fn folders() -> &'static [(TempDir, &'static str)] {
     static FOLDERS: std::sync::OnceLock<Vec<(TempDir, &'static str)>> = std::sync::OnceLock::new();
@@ -652,6 +706,7 @@ fn folders() -> &'static [(TempDir, &'static str)] {
                     }),
                 ),
             ),
+            ("rotary", rotary()),
         ];
         models
             .into_iter()

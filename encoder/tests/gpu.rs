@@ -70,6 +70,7 @@ fn a_gpu_gives_the_embeddings_of_the_processor() {
     let mut folders: Vec<PathBuf> = vec![manifest().join("models/laser-mean-384")];
     for name in [
         "bert-mean",
+        "embedding-gemma",
         "labse",
         "laser2",
         "laser2-bpe",

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use laser_encoder::{DeviceChoice, Encoder, EncoderError, LoadOptions, Precision, Purpose, verify};
 use laser_import::{Kind, Options, Report, Table};
 use laser_model::ModelError;
-use laser_model::config::Task;
+use laser_model::config::{Architecture, Reach, Task};
 use laser_model::tokenize::SECOND;
 use laser_protocol::Role;
 use proptest::prelude::*;
@@ -246,6 +246,169 @@ fn mpnet_has_relative_positions() {
         error.contains("\"gpnet\" is not supported") && error.contains("distilbert"),
         "{error}"
     );
+}
+
+/// What stands before a text by its role becomes a part of it, as where the prompt is written out.
+fn check_roles(name: &str, encoder: &Encoder, query: &str, passage: &str) {
+    let expected: Expected =
+        serde_json::from_slice(&std::fs::read(fixture(name).join("expected.json")).unwrap())
+            .unwrap();
+    let text = &expected.texts[1];
+    for (role, prefix) in [(Role::Query, query), (Role::Passage, passage)] {
+        let with = expected
+            .texts
+            .iter()
+            .position(|other| *other == format!("{prefix}{text}"));
+        let tokens = encoder.tokenize_for(&Purpose::Embed(role), text).unwrap();
+        assert_eq!(tokens.ids, expected.ids[with.unwrap()], "{name}: {role:?}");
+    }
+    assert!(matches!(
+        encoder.check(&Purpose::Embed(Role::Undecided)),
+        Err(ModelError::Undecided)
+    ));
+}
+
+/// One of its texts is longer than what a token of a local layer sees.
+#[test]
+fn embedding_gemma_has_rotary_positions() {
+    let name = "embedding-gemma";
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("model");
+    let report = import(&fixture(name), None, &out, &Options::default()).unwrap();
+    assert!(report.notes[0].contains("<image_soft_token>"), "{report:?}");
+    let (_dir, encoder) = check(name, Kind::SentenceTransformer, &Options::default());
+    let Architecture::RotaryTransformer(c) = &encoder.config().encoder else {
+        panic!("{:?}", encoder.config().encoder)
+    };
+    assert_eq!(c.layers, [Reach::Local, Reach::Full, Reach::Local]);
+    assert_eq!(c.local.unwrap().window, 5);
+    assert_eq!(encoder.config().dense.len(), 2);
+    check_roles(
+        name,
+        &encoder,
+        "task: search result | query: ",
+        "title: none | text: ",
+    );
+    let expected: Expected =
+        serde_json::from_slice(&std::fs::read(fixture(name).join("expected.json")).unwrap())
+            .unwrap();
+    let exact = encoder.encode_ids(&expected.ids).unwrap();
+    let differences = exact.data.iter().zip(expected.embeddings.iter().flatten());
+    let largest = differences.map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    println!("{name}: f32 differs by {largest:e}");
+    for (precision, least) in [
+        (Precision::Auto, 0.9995),
+        (Precision::Bf16, 0.999),
+        (Precision::I8, 0.995),
+    ] {
+        let options = LoadOptions {
+            device: DeviceChoice::Cpu,
+            precision,
+            threads: 1,
+        };
+        let rounded = Encoder::load(&out, &options).unwrap();
+        let found = rounded.encode_ids(&expected.ids).unwrap();
+        let cosines = found.rows().zip(&expected.embeddings);
+        let smallest = cosines.map(|(a, b)| cosine(a, b)).fold(1.0, f64::min);
+        println!(
+            "{name}: {precision:?} is {:?}, cosine {smallest}",
+            rounded.precision()
+        );
+        assert!(smallest >= least, "{precision:?}: {smallest}");
+    }
+}
+
+/// A JSON file with other fields.
+fn edited(
+    bytes: &[u8],
+    edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>),
+) -> Vec<u8> {
+    let mut json: serde_json::Value = serde_json::from_slice(bytes).unwrap();
+    edit(json.as_object_mut().unwrap());
+    serde_json::to_vec(&json).unwrap()
+}
+
+/// What cannot be computed is refused, by the name of the key.
+#[test]
+fn other_gemmas_are_refused() {
+    for (key, value, expected) in [
+        (
+            "use_bidirectional_attention",
+            "false",
+            "use_bidirectional_attention\" is not true",
+        ),
+        ("use_bidirectional_attention", "null", "is not true"),
+        (
+            "layer_types",
+            r#"["sliding_attention", "chunked_attention", "full_attention"]"#,
+            "layer type \"chunked_attention\" is not supported",
+        ),
+        (
+            "layer_types",
+            r#"["full_attention"]"#,
+            "no list of 3 layers",
+        ),
+        (
+            "rope_scaling",
+            r#"{"rope_type": "linear", "factor": 8.0}"#,
+            "rotary positions that are scaled",
+        ),
+        (
+            "rope_parameters",
+            r#"{"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}}"#,
+            "rotary positions that are scaled",
+        ),
+        (
+            "rope_parameters",
+            r#"{"rope_type": "default", "rope_theta": 1e6}"#,
+            "\"rope_parameters\" has no \"full_attention\"",
+        ),
+        ("attn_logit_softcapping", "50.0", "attn_logit_softcapping"),
+        ("attention_bias", "true", "attention_bias"),
+        ("hidden_activation", "\"silu\"", "activation \"silu\""),
+        (
+            "query_pre_attn_scalar",
+            "-1",
+            "score_scale must be positive",
+        ),
+        ("num_key_value_heads", "3", "self_attn.k_proj.weight"),
+        ("head_dim", "9", "self_attn.q_proj.weight"),
+    ] {
+        let value: serde_json::Value = serde_json::from_str(value).unwrap();
+        let error = broken("embedding-gemma", "config.json", |bytes| {
+            edited(&bytes, |fields| {
+                fields.insert(key.to_owned(), value.clone());
+            })
+        });
+        assert!(error.contains(expected), "{key}: {value}: {error}");
+    }
+}
+
+/// Files of transformers before version 5 have other keys for positions, and may have no list of layers.
+#[test]
+fn older_gemma_configurations_mean_the_same() {
+    let dir = changed("embedding-gemma", "config.json", |bytes| {
+        edited(&bytes, |fields| {
+            fields.remove("rope_parameters").expect("of version 5");
+            fields.insert("rope_theta".into(), 1e6.into());
+            fields.insert("rope_local_base_freq".into(), 1e4.into());
+            fields.insert("rope_scaling".into(), serde_json::Value::Null);
+        })
+    });
+    let import = |source: &Path| {
+        let out = dir.path().join("out");
+        laser_import::import(source, None, &out, &Options::default())
+    };
+    let source = dir.path().join("source");
+    let new = import(&fixture("embedding-gemma")).unwrap().config;
+    assert_eq!(import(&source).unwrap().config, new);
+    let path = source.join("config.json");
+    let without_list = edited(&std::fs::read(&path).unwrap(), |fields| {
+        fields.remove("layer_types").expect("a list");
+        fields.insert("sliding_window_pattern".into(), 2.into());
+    });
+    std::fs::write(&path, without_list).unwrap();
+    assert_eq!(import(&source).unwrap().config, new);
 }
 
 #[derive(Deserialize)]

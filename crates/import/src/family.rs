@@ -223,7 +223,8 @@ impl Family {
             .ok_or_else(|| {
                 let known = FAMILIES.map(|family| family.kind).join(", ");
                 config.error(format!(
-                    "model_type \"{kind}\" is not supported, of those there are: {known}"
+                    "model_type \"{kind}\" is not supported, of those there are: {known}; as an embedder also \
+                     gemma3_text"
                 ))
             })
     }

@@ -5,8 +5,8 @@
 //! | [`Kind::Laser2`] | folder with one `*.pt` and one `*.spm` |
 //! | [`Kind::Laser1`] | folder with one `*.pt`, one `*.fcodes` and one `*.fvocab` |
 //! | [`Kind::Laser3`] | folder with one `*.pt`, one `*.spm` and one `*.cvocab` |
-//! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT, (XLM-)RoBERTa, DistilBERT or MPNet model |
-//! | [`Kind::CrossEncoder`] | folder of a classifier with one label of the same kinds of models |
+//! | [`Kind::SentenceTransformer`] | folder with `modules.json` around a BERT, (XLM-)RoBERTa, DistilBERT or MPNet model, or around a Gemma 3 text model that sees both sides of a token (EmbeddingGemma) |
+//! | [`Kind::CrossEncoder`] | folder of a classifier with one label around a BERT, (XLM-)RoBERTa, DistilBERT or MPNet model |
 //!
 //! Where a folder holds several checkpoints, the `.pt` file is named instead.
 //!
@@ -21,6 +21,7 @@
 mod cross;
 mod family;
 mod files;
+mod gemma;
 mod json;
 mod laser;
 mod laser3;
@@ -29,6 +30,7 @@ mod model;
 mod options;
 pub mod pickle;
 mod sentence;
+mod settings;
 pub mod spm;
 mod state;
 pub mod torch;

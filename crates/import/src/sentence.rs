@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::gemma::{self, gemma};
 use crate::json::Json;
 use crate::model::Model;
 use crate::options::Options;
@@ -40,11 +41,13 @@ pub(super) fn sentence_transformer(source: &Path, options: &Options) -> Result<M
         let folder = source.join(folder);
         let kind = field("type")?;
         match (kind.rsplit('.').next().unwrap_or(kind), &mut model) {
-            ("Transformer", None) => model = Some(transformer(&folder, source, options)?),
+            ("Transformer", None) => model = Some(encoder(&folder, source, options)?),
             ("Pooling", Some(model)) if pooling.is_none() => {
                 let mode = pooling_mode(&Json::open(folder.join("config.json"))?)?;
-                if let Architecture::Transformer(c) = &mut model.config.encoder {
-                    c.pooling = mode;
+                match &mut model.config.encoder {
+                    Architecture::Transformer(c) => c.pooling = mode,
+                    Architecture::RotaryTransformer(c) => c.pooling = mode,
+                    _ => {}
                 }
                 pooling = Some(mode);
             }
@@ -61,6 +64,15 @@ pub(super) fn sentence_transformer(source: &Path, options: &Options) -> Result<M
     }
     prefixes(source, &mut model)?;
     Ok(model)
+}
+
+/// The encoder of a Transformer module, by its `model_type`.
+fn encoder(folder: &Path, source: &Path, options: &Options) -> Result<Model, ModelError> {
+    let config = Json::open(folder.join("config.json"))?;
+    if config.text("model_type")? == gemma::KIND {
+        return gemma(&config, folder, source, options);
+    }
+    transformer(folder, source, options)
 }
 
 /// Takes up the prompts for queries and passages.

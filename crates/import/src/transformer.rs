@@ -9,6 +9,7 @@ use crate::json::Json;
 use crate::layers;
 use crate::model::Model;
 use crate::options::Options;
+use crate::settings::Settings;
 use crate::state::State;
 use crate::wordpiece::tokenizer;
 use laser_model::ModelError;
@@ -123,40 +124,16 @@ pub(super) fn transformer(
         take(name.into(), "relative_positions.weight".into(), &shape)?;
     }
     let limit = encoder.max_positions.saturating_sub(position_offset);
-    let settings = settings(folder, source)?;
-    let longest = match &settings {
-        Some(json)
-            if json
-                .value
-                .get("max_seq_length")
-                .is_some_and(|v| !v.is_null()) =>
-        {
-            json.number("max_seq_length")?.min(limit)
-        }
-        _ => limit,
-    };
-    let lowercase = settings.is_some_and(|json| json.flag("do_lower_case", false));
+    let settings = Settings::of(folder, source)?;
     let text = TextConfig {
-        lowercase,
+        lowercase: settings.lowercase,
         ..TextConfig::default()
     };
     Ok(Model::new(
         Architecture::Transformer(encoder),
-        options.max_tokens.unwrap_or(longest),
+        options.max_tokens.unwrap_or(settings.longest(limit)),
         text,
         tokenizer(folder, family)?,
         tensors,
     ))
-}
-
-/// What sentence-transformers does before it tokenises: lengths and lower-casing, under one of the
-/// names it gave to the file over time.
-fn settings(folder: &Path, source: &Path) -> Result<Option<Json>, ModelError> {
-    ["bert", "roberta", "xlm-roberta", "distilbert"]
-        .into_iter()
-        .map(|kind| format!("sentence_{kind}_config.json"))
-        .flat_map(|name| [folder.join(&name), source.join(&name)])
-        .find(|path| path.exists())
-        .map(Json::open)
-        .transpose()
 }

@@ -9,16 +9,27 @@ use crate::files::read_text;
 use crate::json::Json;
 use laser_model::ModelError;
 
+/// `tokenizer.json`, which cuts and pads nothing; `None` if there is no such file.
+///
+/// # Errors
+/// If it is malformed.
+pub(super) fn tokenizer_json(folder: &Path) -> Result<Option<Value>, ModelError> {
+    let path = folder.join("tokenizer.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut json = Json::open(path)?;
+    if let Some(fields) = json.value.as_object_mut() {
+        fields.insert("truncation".into(), Value::Null);
+        fields.insert("padding".into(), Value::Null);
+    }
+    Ok(Some(json.value))
+}
+
 /// `tokenizer.json`, or WordPiece from `vocab.txt`.
 pub(super) fn tokenizer(folder: &Path, family: &Family) -> Result<Value, ModelError> {
-    let path = folder.join("tokenizer.json");
-    if path.exists() {
-        let mut json = Json::open(path)?;
-        if let Some(fields) = json.value.as_object_mut() {
-            fields.insert("truncation".into(), Value::Null);
-            fields.insert("padding".into(), Value::Null);
-        }
-        return Ok(json.value);
+    if let Some(json) = tokenizer_json(folder)? {
+        return Ok(json);
     }
     let path = folder.join("vocab.txt");
     if !path.exists() {

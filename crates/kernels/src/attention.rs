@@ -1,10 +1,11 @@
 //! Attention over one sequence: `softmax(Q Kᵀ) V`, head by head (Vaswani et al., 2017, section 3.2).
 //!
 //! Keys and values of a head are packed for the products of [`super::gemm`]; scores exist for some
-//! queries at a time. Nothing is masked, since a sequence is alone.
+//! queries at a time, and, where a token sees only those near it, for the keys that some of these see. No padding is
+//! masked, since a sequence is alone.
 
 use super::Isa;
-use super::gemm::{PANEL, Packed, Start, matmul};
+use super::gemm::{PANEL, Packed, Part, Start, matmul_part};
 use super::rows::exponentials;
 
 /// Queries whose scores exist at a time.
@@ -71,33 +72,76 @@ pub(super) fn distances(
     first..first + tokens
 }
 
-/// `out` (rows of the model's width D) from `states`, whose rows of 3 D hold a token's query, key and
-/// value, each split into `heads` parts. Queries have been scaled; `bias` is added to the scores.
+/// The heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Number of queries of a token.
+    pub queries: usize,
+    /// Number of keys, and of values, of a token: each is for as many neighbouring queries (grouped-query attention;
+    /// Ainslie et al., EMNLP 2023). Divides `queries`.
+    pub keys: usize,
+    /// Length of a query, a key or a value.
+    pub size: usize,
+    /// A token sees itself and those fewer than this many tokens away; all of them if there is none.
+    pub window: Option<usize>,
+}
+
+impl Heads {
+    /// Each query with a key and a value of its own, for all tokens.
+    pub fn full(heads: usize, size: usize) -> Self {
+        Self {
+            queries: heads,
+            keys: heads,
+            size,
+            window: None,
+        }
+    }
+
+    /// Length of a row of queries, keys and values.
+    pub fn input(&self) -> usize {
+        (self.queries + 2 * self.keys) * self.size
+    }
+
+    /// Length of a row of results.
+    pub fn output(&self) -> usize {
+        self.queries * self.size
+    }
+}
+
+/// `out` (rows of [`Heads::output`]) from `states`, whose rows of [`Heads::input`] hold a token's queries, then its
+/// keys, then its values. Queries have been scaled; `bias` is added to the scores.
 ///
 /// # Panics
-/// If `out` has no whole rows, `states` has other than three times its length, heads do not divide
-/// the width, or the bias has other heads or fewer positions.
+/// If `out` has no whole rows, `states` has another number of rows, keys do not divide the queries, a window is empty,
+/// or the bias has other heads or fewer positions.
 pub fn attend(
     isa: Isa,
-    width: usize,
-    heads: usize,
+    heads: &Heads,
     states: &[f32],
     out: &mut [f32],
     bias: Option<&Bias>,
     scratch: &mut Scratch,
 ) {
-    assert!(width > 0 && width.is_multiple_of(heads), "heads");
+    let (size, stride, width) = (heads.size, heads.input(), heads.output());
     assert!(
-        out.len().is_multiple_of(width) && states.len() == 3 * out.len(),
+        width > 0 && heads.keys > 0 && heads.queries.is_multiple_of(heads.keys),
+        "heads"
+    );
+    let tokens = out.len() / width;
+    assert!(
+        out.len() == tokens * width && states.len() == tokens * stride,
         "rows"
     );
-    let (tokens, size, stride) = (out.len() / width, width / heads, 3 * width);
+    let window = heads.window.map_or(tokens, |window| window.min(tokens));
+    assert!(window > 0 || tokens == 0, "window");
     let columns = tokens.next_multiple_of(PANEL);
     scratch.scores.resize(QUERIES.min(tokens) * columns, 0.0);
-    for head in 0..heads {
-        let first = head * size;
-        let key = |token: usize| &states[token * stride + width + first..][..size];
-        let value = |token: usize| &states[token * stride + 2 * width + first..][..size];
+    let group = heads.queries / heads.keys;
+    for pair in 0..heads.keys {
+        let first = (heads.queries + pair) * size;
+        let key = |token: usize| &states[token * stride + first..][..size];
+        let first = first + heads.keys * size;
+        let value = |token: usize| &states[token * stride + first..][..size];
         // Whole panels, so that no product has a rest; keys of zeros behind the last one.
         scratch.keys.fill(columns, size, |panel, lines| {
             for lane in 0..PANEL {
@@ -118,36 +162,58 @@ pub fn attend(
                 line[part.len()..].fill(0.0);
             }
         });
-        for start in (0..tokens).step_by(QUERIES) {
+        let blocks = (0..tokens).step_by(QUERIES);
+        let blocks = blocks.flat_map(|start| (0..group).map(move |member| (start, member)));
+        for (start, member) in blocks {
+            let head = pair * group + member;
             let queries = QUERIES.min(tokens - start);
+            // The keys that one of the queries sees, from a panel's first.
+            let from = (start + 1).saturating_sub(window) / PANEL;
+            let seen = from * PANEL..tokens.min(start + queries - 1 + window);
+            let keys = Part {
+                matrix: &scratch.keys,
+                panels: from..seen.end.div_ceil(PANEL),
+                depth: 0..size,
+            };
+            let columns = keys.panels.len() * PANEL;
             let scores = &mut scratch.scores[..queries * columns];
-            let query = &states[start * stride + first..];
-            matmul(
+            let query = &states[start * stride + head * size..];
+            matmul_part(
                 isa,
                 queries,
                 query,
                 stride,
-                &scratch.keys,
+                &keys,
                 Start::Zero,
                 scores,
                 columns,
             );
             let mut sums = [0f32; QUERIES];
             for (i, row) in scores.chunks_exact_mut(columns).enumerate() {
-                let row = &mut row[..tokens];
+                let query = start + i;
+                let own = (query + 1).saturating_sub(window)..tokens.min(query + window);
+                let (before, end) = (own.start - seen.start, own.end - seen.start);
+                row[..before].fill(0.0);
+                row[end..].fill(0.0);
+                let row = &mut row[before..end];
                 if let Some(bias) = bias {
-                    let bias = bias.row(head, start + i, tokens);
+                    let bias = &bias.row(head, query, tokens)[own];
                     row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
                 }
                 sums[i] = exponentials(isa, row);
             }
-            let out = &mut out[start * width + first..];
-            matmul(
+            let values = Part {
+                matrix: &scratch.values,
+                panels: 0..size.div_ceil(PANEL),
+                depth: seen,
+            };
+            let out = &mut out[start * width + head * size..];
+            matmul_part(
                 isa,
                 queries,
                 scores,
                 columns,
-                &scratch.values,
+                &values,
                 Start::Zero,
                 out,
                 width,
@@ -167,46 +233,65 @@ mod tests {
     #[test]
     fn attention_is_that_of_the_definition() {
         let mut scratch = Scratch::default();
-        for (tokens, heads, size) in [(1, 1, 4), (3, 2, 5), (16, 4, 8), (50, 3, 16), (97, 2, 32)] {
-            let width = heads * size;
-            let states: Vec<f32> = (0..tokens * 3 * width)
+        let shapes = [
+            (1, 1, 1, 4),
+            (3, 2, 2, 5),
+            (16, 4, 2, 8),
+            (50, 3, 1, 16),
+            (97, 2, 2, 32),
+            (200, 4, 2, 8),
+        ];
+        let windows = [None, Some(1), Some(2), Some(5), Some(40), Some(1000)];
+        for ((tokens, queries, keys, size), window) in shapes
+            .into_iter()
+            .flat_map(|shape| windows.map(|window| (shape, window)))
+        {
+            let heads = Heads {
+                queries,
+                keys,
+                size,
+                window,
+            };
+            let (stride, width) = (heads.input(), heads.output());
+            let states: Vec<f32> = (0..tokens * stride)
                 .map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 300.0)
                 .collect();
-            let at = |token: usize, part: usize, i: usize| {
-                f64::from(states[token * 3 * width + part * width + i])
-            };
+            let at = |token: usize, i: usize| f64::from(states[token * stride + i]);
             let added = |head: usize, distance: isize| {
                 (head as f32 + 1.0) * (distance * 13 % 7) as f32 / 4.0
             };
-            let bias = Bias::new(heads, tokens + 3, added);
+            let bias = Bias::new(queries, tokens + 3, added);
             for (&isa, bias) in Isa::all()
                 .iter()
                 .flat_map(|isa| [(isa, None), (isa, Some(&bias))])
             {
                 let mut out = vec![f32::NAN; tokens * width];
-                attend(isa, width, heads, &states, &mut out, bias, &mut scratch);
-                for token in 0..tokens {
-                    for head in 0..heads {
-                        let part = head * size..(head + 1) * size;
-                        let weights: Vec<f64> = (0..tokens)
-                            .map(|other| {
-                                let products =
-                                    part.clone().map(|i| at(token, 0, i) * at(other, 1, i));
-                                let distance = other as isize - token as isize;
-                                let added = bias.map_or(0.0, |_| added(head, distance));
-                                (products.sum::<f64>() + f64::from(added)).exp()
-                            })
-                            .collect();
-                        let sum: f64 = weights.iter().sum();
-                        for i in part {
-                            let weighted = weights.iter().enumerate();
-                            let exact: f64 = weighted.map(|(t, w)| w / sum * at(t, 2, i)).sum();
-                            let found = out[token * width + i];
-                            assert!(
-                                (exact - f64::from(found)).abs() < 1e-4,
-                                "{isa:?} {tokens}: {exact} {found}"
-                            );
+                attend(isa, &heads, &states, &mut out, bias, &mut scratch);
+                for (token, head) in
+                    (0..tokens).flat_map(|t| (0..queries).map(move |head| (t, head)))
+                {
+                    let key = (queries + head / (queries / keys)) * size;
+                    let value = key + keys * size;
+                    let weight = |other: usize| -> f64 {
+                        if window.is_some_and(|window| token.abs_diff(other) >= window) {
+                            return 0.0;
                         }
+                        let products =
+                            (0..size).map(|i| at(token, head * size + i) * at(other, key + i));
+                        let distance = other as isize - token as isize;
+                        let added = bias.map_or(0.0, |_| added(head, distance));
+                        (products.sum::<f64>() + f64::from(added)).exp()
+                    };
+                    let weights: Vec<f64> = (0..tokens).map(weight).collect();
+                    let sum: f64 = weights.iter().sum();
+                    for i in 0..size {
+                        let weighted = weights.iter().enumerate();
+                        let exact: f64 = weighted.map(|(t, w)| w / sum * at(t, value + i)).sum();
+                        let found = out[token * width + head * size + i];
+                        assert!(
+                            (exact - f64::from(found)).abs() < 1e-4,
+                            "{isa:?} {heads:?} {tokens}: {exact} {found}"
+                        );
                     }
                 }
             }

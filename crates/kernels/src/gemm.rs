@@ -6,6 +6,8 @@
 //! f32 or as bf16; the arithmetic is f32 either way.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::Isa;
@@ -213,6 +215,25 @@ pub(super) fn check_output(m: usize, n: usize, start: Start<'_>, c: &[f32], ldc:
     }
 }
 
+/// Some panels of a matrix, and a part of its inner dimension.
+#[derive(Clone)]
+pub(super) struct Part<'a> {
+    pub matrix: &'a Packed,
+    pub panels: Range<usize>,
+    pub depth: Range<usize>,
+}
+
+impl<'a> Part<'a> {
+    /// All of a matrix.
+    fn whole(matrix: &'a Packed) -> Self {
+        Self {
+            matrix,
+            panels: 0..matrix.n.div_ceil(PANEL),
+            depth: 0..matrix.k,
+        }
+    }
+}
+
 /// `C[m, n] = A[m, k] Wᵀ`, plus what `start` says. `a` has rows of stride `lda`, `c` of `ldc`.
 ///
 /// # Panics
@@ -228,7 +249,38 @@ pub fn matmul(
     c: &mut [f32],
     ldc: usize,
 ) {
-    let (n, k) = (w.n, w.k);
+    matmul_part(isa, m, a, lda, &Part::whole(w), start, c, ldc);
+}
+
+/// As [`matmul`] with a part of a matrix, whose columns and inner dimension count from its beginning.
+///
+/// # Panics
+/// If the matrix has no such part, or a slice is too short for the sizes given.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn matmul_part(
+    isa: Isa,
+    m: usize,
+    a: &[f32],
+    lda: usize,
+    w: &Part<'_>,
+    start: Start<'_>,
+    c: &mut [f32],
+    ldc: usize,
+) {
+    let Part {
+        matrix,
+        panels: within,
+        depth,
+    } = w;
+    assert!(
+        within.start <= within.end && within.end <= matrix.n.div_ceil(PANEL),
+        "panels"
+    );
+    assert!(depth.start <= depth.end && depth.end <= matrix.k, "depth");
+    let n = (within.end * PANEL)
+        .min(matrix.n)
+        .saturating_sub(within.start * PANEL);
+    let k = depth.len();
     if m == 0 || n == 0 {
         return;
     }
@@ -256,8 +308,8 @@ pub fn matmul(
                     0 => 1,
                     whole => whole.min(tile_panels(isa)),
                 };
-                // SAFETY: k0 <= k.
-                let b = unsafe { w.panel(panel).skip(k0) };
+                // SAFETY: k0 <= k, so that this is within the depth of the matrix.
+                let b = unsafe { matrix.panel(within.start + panel).skip(depth.start + k0) };
                 let mut r = m0;
                 while r < m1 {
                     let rows = rows_per_tile.min(m1 - r);
@@ -294,7 +346,7 @@ pub fn matmul(
                         let b = Panels {
                             first: b,
                             count: panels,
-                            stride: k * PANEL,
+                            stride: matrix.k * PANEL,
                         };
                         tile(isa, rows, k1 - k0, a, lda, b, init, ldi, out, ldo);
                     }
@@ -614,6 +666,34 @@ mod tests {
                         let (x, y) = (c[i], expected[i] + base);
                         prop_assert!((x - y).abs() < 1e-5 + 2e-6 * k as f32, "{isa:?} {storage:?} {i}: {x} {y}");
                     }
+                }
+            }
+        }
+
+        #[test]
+        fn a_part_of_a_matrix_is_a_matrix(
+            m in 1usize..20, n in 1usize..100, k in 1usize..600, seed: u64,
+            panels in (0usize..8, 0usize..8), depth in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+        ) {
+            let sorted = |(a, b): (usize, usize)| a.min(b)..a.max(b);
+            let panels = sorted((panels.0.min(n.div_ceil(PANEL)), panels.1.min(n.div_ceil(PANEL))));
+            let depth = sorted((depth.0.index(k + 1), depth.1.index(k + 1)));
+            let (w, a) = (values(n * k, seed), values(m * k, seed ^ 1));
+            let columns = (panels.start * PANEL).min(n)..(panels.end * PANEL).min(n);
+            let rows: Vec<f32> = columns
+                .clone()
+                .flat_map(|j| &w[j * k..][depth.clone()])
+                .copied()
+                .collect();
+            let (columns, inner) = (columns.len(), depth.len());
+            let expected = naive(m, columns, inner, &a, inner, &rows);
+            let matrix = &Packed::from_rows(n, k, Storage::F32, &w);
+            for &isa in Isa::all() {
+                let mut c = vec![9f32; m * columns];
+                let part = Part { matrix, panels: panels.clone(), depth: depth.clone() };
+                matmul_part(isa, m, &a, inner, &part, Start::Zero, &mut c, columns);
+                for (x, y) in c.iter().zip(&expected) {
+                    prop_assert!((x - y).abs() < 1e-5 + 2e-6 * k as f32, "{isa:?}: {x} {y}");
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The CPU kernels: packed matrix products, LSTM cells, attention, what transformers do row by row,
-//! gather-sums over embedding tables, and the gradients of what is trained.
+//! The CPU kernels: packed matrix products, LSTM cells, attention, rotary positions, what transformers do
+//! row by row, gather-sums over embedding tables, and the gradients of what is trained.
 //!
 //! Every kernel exists in portable Rust and, where it pays, for AVX2 and AVX-512; [`Isa::detect`]
 //! chooses once per process. [`Precision`] and processor decide which of them multiplies:
@@ -45,6 +45,7 @@ pub mod packing;
 mod precision;
 pub mod product;
 pub mod quantized;
+pub mod rotary;
 pub mod rows;
 pub mod slices;
 pub mod strided;

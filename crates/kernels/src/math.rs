@@ -28,16 +28,22 @@ pub fn activate(activation: Activation, values: &mut [f32]) {
 
 /// Layer normalisation of one row in place; statistics in f64.
 pub fn layer_norm(row: &mut [f32], weight: &[f32], bias: &[f32], eps: f64) {
-    let n = row.len() as f64;
-    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = row
-        .iter()
-        .map(|&x| (f64::from(x) - mean).powi(2))
-        .sum::<f64>()
-        / n;
+    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / row.len() as f64;
+    normalize(row, mean, weight, bias, eps);
+}
+
+/// RMS normalisation of one row in place, and a shift; statistics in f64.
+pub fn rms_norm(row: &mut [f32], weight: &[f32], bias: &[f32], eps: f64) {
+    normalize(row, 0.0, weight, bias, eps);
+}
+
+/// Divides the distances of a row from `middle` by the root of the mean of their squares.
+fn normalize(row: &mut [f32], middle: f64, weight: &[f32], bias: &[f32], eps: f64) {
+    let squares = row.iter().map(|&x| (f64::from(x) - middle).powi(2));
+    let variance = squares.sum::<f64>() / row.len() as f64;
     let scale = 1.0 / (variance + eps).sqrt();
     for ((x, w), b) in row.iter_mut().zip(weight).zip(bias) {
-        *x = ((f64::from(*x) - mean) * scale) as f32 * w + b;
+        *x = ((f64::from(*x) - middle) * scale) as f32 * w + b;
     }
 }
 

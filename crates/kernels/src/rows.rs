@@ -1,12 +1,11 @@
-//! What transformers do row by row: layer normalisation of sums, activations, the
-//! exponentials of softmax.
+//! What transformers do row by row: normalisation of sums, activations and gates, the exponentials of softmax.
 #![allow(unsafe_code)]
 
 use super::Isa;
 use super::math;
 use crate::Activation;
 
-/// Scale and shift of a layer normalisation, with what is added to the variance.
+/// Scale and shift of a normalisation, with what is added to the variance.
 pub struct Norm {
     /// Factor of each column.
     pub weight: Vec<f32>,
@@ -14,10 +13,33 @@ pub struct Norm {
     pub bias: Vec<f32>,
     /// Added to the variance.
     pub eps: f64,
+    /// Whether the mean is taken away (layer normalisation; Ba et al., 2016), or the variance is that from zero (RMS
+    /// normalisation; Zhang & Sennrich, NeurIPS 2019).
+    pub centred: bool,
 }
 
 impl Norm {
-    /// Normalises a row in place (Ba et al., 2016), after `residual` was added to it if there is one.
+    /// Layer normalisation.
+    pub fn layer(weight: Vec<f32>, bias: Vec<f32>, eps: f64) -> Self {
+        Self {
+            weight,
+            bias,
+            eps,
+            centred: true,
+        }
+    }
+
+    /// RMS normalisation: a row is divided by the root of the mean of its squares, and shifted by nothing.
+    pub fn rms(weight: Vec<f32>, eps: f64) -> Self {
+        Self {
+            bias: vec![0.0; weight.len()],
+            weight,
+            eps,
+            centred: false,
+        }
+    }
+
+    /// Normalises a row in place, after `residual` was added to it if there is one.
     ///
     /// # Panics
     /// If the row or the residual is not as long as the weights.
@@ -36,7 +58,11 @@ impl Norm {
                 if let Some(residual) = residual {
                     row.iter_mut().zip(residual).for_each(|(x, r)| *x += r);
                 }
-                math::layer_norm(row, &self.weight, &self.bias, self.eps);
+                let norm = match self.centred {
+                    true => math::layer_norm,
+                    false => math::rms_norm,
+                };
+                norm(row, &self.weight, &self.bias, self.eps);
             }
         }
     }
@@ -53,6 +79,27 @@ pub fn activate(isa: Isa, activation: Activation, values: &mut [f32]) {
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::avx2::activate(activation, values) },
         _ => math::activate(activation, values),
+    }
+}
+
+/// Activates a row in place and multiplies it by another one (gated linear units; Shazeer, 2020, arXiv:2002.05202),
+/// as exact as [`activate`].
+///
+/// # Panics
+/// If the rows differ in length.
+pub fn gate(isa: Isa, activation: Activation, row: &mut [f32], by: &[f32]) {
+    assert_eq!(row.len(), by.len(), "rows of a gate");
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` says that the instructions are there.
+        Isa::Avx512 => unsafe { x86::avx512::gate(activation, row, by) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 => unsafe { x86::avx2::gate(activation, row, by) },
+        _ => {
+            math::activate(activation, row);
+            row.iter_mut().zip(by).for_each(|(x, y)| *x *= y);
+        }
     }
 }
 
@@ -138,7 +185,11 @@ mod x86 {
                             *x += r;
                         }
                     }
-                    let mean = sum(fold(row, 0.0, 0.0, |a, x| add(a, x), |a, b| add(a, b))) / n;
+                    let mean = if norm.centred {
+                        sum(fold(row, 0.0, 0.0, |a, x| add(a, x), |a, b| add(a, b))) / n
+                    } else {
+                        0.0
+                    };
                     let middle = set1(mean);
                     let square = |acc, x| {
                         let x = sub(x, middle);
@@ -221,6 +272,17 @@ mod x86 {
                         }),
                     }
                 }
+
+                /// # Safety
+                /// The processor has the instructions.
+                #[target_feature(enable = $features)]
+                pub unsafe fn gate(activation: Activation, row: &mut [f32], by: &[f32]) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { activate(activation, row) };
+                    for (x, y) in row.iter_mut().zip(by) {
+                        *x *= y;
+                    }
+                }
             }
         };
     }
@@ -274,13 +336,17 @@ pub(crate) mod tests {
     #[test]
     fn rows_of_any_length_are_normalised() {
         for n in [1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 384, 769] {
-            let norm = Norm {
-                weight: values(n, 5),
-                bias: values(n, 7),
-                eps: 1e-5,
-            };
-            let (row, residual) = (values(n, 11), values(n, 13));
-            for residual in [None, Some(&residual[..])] {
+            let norms = [
+                Norm::layer(values(n, 5), values(n, 7), 1e-5),
+                Norm::rms(values(n, 5), 1e-5),
+            ];
+            // Away from zero, so that taking the mean away makes a difference.
+            let row: Vec<f32> = values(n, 11).iter().map(|x| x + 0.5).collect();
+            let residual = values(n, 13);
+            for (norm, residual) in norms
+                .iter()
+                .flat_map(|norm| [(norm, None), (norm, Some(&residual[..]))])
+            {
                 let mut exact = row.clone();
                 norm.apply(Isa::Portable, &mut exact, residual);
                 for &isa in Isa::all() {
@@ -288,6 +354,40 @@ pub(crate) mod tests {
                     norm.apply(isa, &mut found, residual);
                     for (a, b) in exact.iter().zip(&found) {
                         assert!((a - b).abs() < 1e-5, "{isa:?} {n}: {a} {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rms_norm_is_that_of_the_definition() {
+        let (row, weight) = (values(100, 3), values(100, 5));
+        let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let root = (squares / 100.0 + 1e-6).sqrt();
+        let norm = Norm::rms(weight.clone(), 1e-6);
+        for &isa in Isa::all() {
+            let mut found = row.clone();
+            norm.apply(isa, &mut found, None);
+            for ((x, w), y) in row.iter().zip(&weight).zip(&found) {
+                let exact = f64::from(*x) / root * f64::from(*w);
+                assert!((exact - f64::from(*y)).abs() < 1e-6, "{isa:?}: {exact} {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn gates_are_activated_and_multiplied() {
+        for n in [1, 7, 16, 33, 100] {
+            let (row, by) = (values(n, 3), values(n, 5));
+            for activation in [Activation::Gelu, Activation::GeluTanh] {
+                let mut exact = row.clone();
+                math::activate(activation, &mut exact);
+                for &isa in Isa::all() {
+                    let mut found = row.clone();
+                    gate(isa, activation, &mut found, &by);
+                    for ((a, by), b) in exact.iter().zip(&by).zip(&found) {
+                        assert!((a * by - b).abs() < 1e-6, "{isa:?} {n}: {a} {by} {b}");
                     }
                 }
             }

@@ -229,6 +229,8 @@ pub enum Architecture {
     ResidualBilstm(ResidualBilstmConfig),
     /// Transformer encoder with learned positions (BERT, LaBSE).
     Transformer(TransformerConfig),
+    /// Transformer encoder with rotary positions (EmbeddingGemma).
+    RotaryTransformer(RotaryTransformerConfig),
 }
 
 /// Mean of token embeddings. Tensors: `embed_tokens.weight` [V, E] and, for weighted pooling,
@@ -472,6 +474,68 @@ pub enum TransformerPooling {
     Mean,
 }
 
+/// Transformer encoder as Gemma 3 (arXiv:2503.19786) has it when every token sees those behind it as well, as in
+/// EmbeddingGemma (arXiv:2509.20354): token embeddings times √D, rotary positions, RMS normalisation before and behind
+/// each part of a layer, keys and values that several queries share, and a gate in the feed-forward part. A layer
+/// computes `x += norm(attention(norm(x)))`, then `x += norm(W_down (activation(W_gate y) · W_up y))` with
+/// `y = norm(x)`. Tensors, without biases: `embed_tokens.weight` [V, D], `final_norm.weight` [D]; per layer l, below
+/// `layers.{l}.`: `attention_norm.weight`, `attention_output_norm.weight`, `feed_forward_norm.weight` and
+/// `feed_forward_output_norm.weight` [D], `attention.query.weight` [HS, D], `attention.key.weight` and
+/// `attention.value.weight` [GS, D], `attention.query_norm.weight` and `attention.key_norm.weight` [S],
+/// `attention.output.weight` [D, HS], `feed_forward.gate.weight` and `feed_forward.up.weight` [F, D],
+/// `feed_forward.down.weight` [D, F].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RotaryTransformerConfig {
+    /// Model width D.
+    pub hidden_size: usize,
+    /// How far attention reaches, layer by layer.
+    pub layers: Vec<Reach>,
+    /// Queries H of a token.
+    pub heads: usize,
+    /// Keys G of a token, and values; each is for H / G neighbouring queries.
+    pub key_value_heads: usize,
+    /// Length S of a query, even.
+    pub head_size: usize,
+    /// Width F of the feed-forward layers.
+    pub intermediate_size: usize,
+    /// Longest token sequence.
+    pub max_positions: usize,
+    /// Added to the mean of squares in normalisation.
+    pub rms_norm_eps: f64,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// What scores of attention are multiplied by: 1/√S, unless a model says otherwise.
+    pub score_scale: f64,
+    /// Base of the angles of positions in layers that reach everywhere.
+    pub rotary_base: f64,
+    /// The layers that do not, if there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<LocalAttention>,
+    /// Pooling over time.
+    pub pooling: TransformerPooling,
+}
+
+/// How far the attention of a layer reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// To all tokens.
+    Full,
+    /// To those of [`LocalAttention`].
+    Local,
+}
+
+/// Layers of [`Reach::Local`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalAttention {
+    /// A token sees itself and those fewer than this many tokens away, on either side.
+    pub window: usize,
+    /// Base of the angles of positions.
+    pub rotary_base: f64,
+}
+
 /// A dense layer. Tensors: `dense.{i}.weight` [out, in], `dense.{i}.bias` [out] and, with
 /// `layer_norm`, `dense.{i}.norm.weight`/`.bias` [out]. Computes `y = activation(W x + b)`, adds
 /// `x` if `residual` (in = out), then normalises if `layer_norm`.
@@ -502,6 +566,7 @@ impl Architecture {
             Self::Bilstm(c) => c.output_size(),
             Self::ResidualBilstm(c) => c.embedding_size,
             Self::Transformer(c) => c.hidden_size,
+            Self::RotaryTransformer(c) => c.hidden_size,
         }
     }
 
@@ -512,6 +577,7 @@ impl Architecture {
             Self::Bilstm(c) => c.embedding_size,
             Self::ResidualBilstm(c) => c.embedding_size,
             Self::Transformer(c) => c.hidden_size,
+            Self::RotaryTransformer(c) => c.hidden_size,
         }
     }
 
@@ -522,6 +588,7 @@ impl Architecture {
             Self::Bilstm(_) => "bilstm",
             Self::ResidualBilstm(_) => "residual_bilstm",
             Self::Transformer(_) => "transformer",
+            Self::RotaryTransformer(_) => "rotary_transformer",
         }
     }
 }
@@ -639,6 +706,7 @@ impl Config {
                     ));
                 }
             }
+            Architecture::RotaryTransformer(c) => self.check_rotary(c, range)?,
         }
         let mut width = self.encoder.output_size();
         for (i, dense) in self.dense.iter().enumerate() {
@@ -658,6 +726,55 @@ impl Config {
             return fail(format!(
                 "dimensions is {}, but the last layer gives {width}",
                 self.dimensions
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks the fields of a transformer with rotary positions; `range` is that of [`Config::validate`].
+    fn check_rotary(
+        &self,
+        c: &RotaryTransformerConfig,
+        range: impl Fn(&str, usize, usize, usize) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let fail = |message: String| Err(ModelError::Config(message));
+        range("hidden_size", c.hidden_size, 1, MAX_WIDTH)?;
+        range("number of layers", c.layers.len(), 1, 256)?;
+        range("head_size", c.head_size, 2, 1024)?;
+        range("heads", c.heads, 1, MAX_WIDTH / c.head_size)?;
+        range("key_value_heads", c.key_value_heads, 1, c.heads)?;
+        range("intermediate_size", c.intermediate_size, 1, 4 * MAX_WIDTH)?;
+        range("max_positions", c.max_positions, 1, MAX_WIDTH)?;
+        if !c.heads.is_multiple_of(c.key_value_heads) {
+            return fail(format!(
+                "heads {} is not a multiple of key_value_heads {}",
+                c.heads, c.key_value_heads
+            ));
+        }
+        if !c.head_size.is_multiple_of(2) {
+            return fail(format!("head_size {} is not even", c.head_size));
+        }
+        let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(ModelError::Config(format!("{name} must be positive"))),
+        };
+        positive("rms_norm_eps", c.rms_norm_eps)?;
+        positive("score_scale", c.score_scale)?;
+        positive("rotary_base", c.rotary_base)?;
+        match &c.local {
+            Some(local) => {
+                range("local.window", local.window, 1, 4 * MAX_WIDTH)?;
+                positive("local.rotary_base", local.rotary_base)?;
+            }
+            None if c.layers.contains(&Reach::Local) => {
+                return fail("a layer is \"local\", but local is missing".into());
+            }
+            None => {}
+        }
+        if self.max_tokens > c.max_positions {
+            return fail(format!(
+                "max_tokens {} does not fit max_positions {}",
+                self.max_tokens, c.max_positions
             ));
         }
         Ok(())
@@ -777,6 +894,59 @@ mod tests {
             "{error}"
         );
         assert!(with(8, r#","directions":1"#).is_err());
+    }
+
+    #[test]
+    fn rotary_transformers_are_checked() {
+        let good = r#"{"format":1,"name":"t","dimensions":6,"max_tokens":16,"normalize":true,"encoder":{
+            "architecture":"rotary_transformer","hidden_size":6,"layers":["local","full"],"heads":4,
+            "key_value_heads":2,"head_size":8,"intermediate_size":9,"max_positions":16,"rms_norm_eps":1e-6,
+            "activation":"gelu_tanh","score_scale":0.0625,"rotary_base":1000000.0,
+            "local":{"window":5,"rotary_base":10000.0},"pooling":"mean"}}"#;
+        let config = Config::from_json(good).expect("valid");
+        assert_eq!(config.encoder.output_size(), 6);
+        assert_eq!(Config::from_json(&config.to_json()).expect("valid"), config);
+        for (from, to, expected) in [
+            ("\"local\",\"full\"", "", "number of layers is 0"),
+            ("\"full\"", "\"half\"", "unknown variant `half`"),
+            (
+                "\"heads\":4",
+                "\"heads\":3",
+                "not a multiple of key_value_heads 2",
+            ),
+            (
+                "key_value_heads\":2",
+                "key_value_heads\":0",
+                "key_value_heads is 0",
+            ),
+            ("head_size\":8", "head_size\":7", "head_size 7 is not even"),
+            (
+                "head_size\":8",
+                "head_size\":4294967296",
+                "head_size is 4294967296",
+            ),
+            ("window\":5", "window\":0", "local.window is 0"),
+            (
+                "\"local\":{\"window\":5,\"rotary_base\":10000.0},",
+                "",
+                "local is missing",
+            ),
+            ("1000000.0", "0", "rotary_base must be positive"),
+            ("10000.0", "-1", "local.rotary_base must be positive"),
+            ("0.0625", "0", "score_scale must be positive"),
+            ("1e-6", "0", "rms_norm_eps must be positive"),
+            (
+                "max_positions\":16",
+                "max_positions\":15",
+                "max_tokens 16 does not fit",
+            ),
+            ("\"pooling\"", "\"causal\":true,\"pooling\"", "causal"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let error = Config::from_json(&good.replacen(from, to, 1)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(expected), "{from}, {to}: {error}");
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod mean;
 pub(crate) mod mean_candle;
 pub(crate) mod residual_bilstm;
 pub(crate) mod residual_bilstm_candle;
+pub(crate) mod rotary_candle;
+mod shape;
 pub(crate) mod transformer;
 pub(crate) mod transformer_candle;
 
@@ -141,8 +143,7 @@ fn with_tokens<'a>(
 }
 
 /// Refuses sequences, longest first, that a transformer has no positions for.
-fn check_positions(config: &TransformerConfig, sequences: &[&[u32]]) -> Result<(), EncoderError> {
-    let limit = config.max_positions - config.position_offset;
+fn check_positions(limit: usize, sequences: &[&[u32]]) -> Result<(), EncoderError> {
     match sequences.first() {
         Some(longest) if longest.len() > limit => Err(EncoderError::Compute(format!(
             "a sequence of {} tokens exceeds the {limit} positions of the model",
@@ -425,6 +426,44 @@ mod tests {
                             tolerance * largest.max(1.0),
                         );
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rotary_transformer_is_that_of_candle_with_all_instructions_and_precisions() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../crates/import/tests/fixtures/embedding-gemma");
+        for pooling in [
+            TransformerPooling::Cls,
+            TransformerPooling::Max,
+            TransformerPooling::Mean,
+        ] {
+            let dir = tempfile::TempDir::new().unwrap();
+            let options = laser_import::Options::default();
+            let report = laser_import::import(&source, None, dir.path(), &options).unwrap();
+            let Architecture::RotaryTransformer(mut config) = report.config.encoder else {
+                panic!("it has rotary positions")
+            };
+            config.pooling = pooling;
+            let weights = Weights::open(&dir.path().join(folder::WEIGHTS)).unwrap();
+            let candle = |dtype| {
+                rotary_candle::RotaryCandle::load(&config, &weights, &Device::Cpu, dtype).unwrap()
+            };
+            let exact = states(&candle(DType::F32));
+            let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
+            assert_close(&exact, &states(&candle(DType::BF16)), 0.06 * largest);
+            for &isa in Isa::all() {
+                for (precision, tolerance) in [
+                    (Precision::F32, 1e-5),
+                    (Precision::Bf16, 0.03),
+                    (Precision::I8, 0.06),
+                ] {
+                    let model =
+                        transformer::Transformer::load(isa, &config, &weights, precision, false);
+                    let found = states(&model.unwrap());
+                    assert_close(&exact, &found, tolerance * largest.max(1.0));
                 }
             }
         }

@@ -1,20 +1,22 @@
-//! Transformer encoder with learned or relative positions, on packed sequences: tokens of all sentences of a batch
-//! lie one behind the other, without padding.
+//! Transformer encoder with learned, relative or rotary positions, on packed sequences: tokens of all sentences of a
+//! batch lie one behind the other, without padding.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::Model;
+use super::shape::{Kind, Shape};
 use crate::EncoderError;
 use crate::batch::Budget;
 use laser_kernels::Precision;
 use laser_kernels::arena::Arena;
-use laser_kernels::attention::{self, Bias, attend};
+use laser_kernels::attention::{self, Bias, Heads, attend};
 use laser_kernels::clock::thread_seconds;
 use laser_kernels::gemm::Start;
 use laser_kernels::product::{Operand, Weights as Product, finer, rounds_rows_to_eight_bits};
-use laser_kernels::rows::{Norm, activate};
+use laser_kernels::rotary::Rotary;
+use laser_kernels::rows::{Norm, activate, gate};
 use laser_kernels::{Isa, gather};
-use laser_model::config::{NormPosition, TransformerConfig, TransformerPooling};
+use laser_model::config::{NormPosition, RotaryTransformerConfig, TransformerPooling};
 use laser_model::folder::{Matrix, Weights};
 use laser_model::tokenize::SECOND;
 
@@ -31,6 +33,7 @@ const BUDGET: Budget = Budget {
 /// y = x Wᵀ + b
 struct Linear {
     weight: Product,
+    /// Empty for zeros.
     bias: Vec<f32>,
     /// What x is multiplied by first, and the columns of W were divided by; empty for ones.
     balance: Vec<f32>,
@@ -60,30 +63,58 @@ fn balance(norm: &Norm, largest: &[f32]) -> Vec<f32> {
     logs.iter().map(|log| (log - mean).exp()).collect()
 }
 
+/// A matrix of the weights file that is a part of a product.
+struct Part {
+    name: String,
+    rows: usize,
+    /// What it is multiplied by.
+    factor: f32,
+}
+
+/// What a layer is loaded with.
+#[derive(Clone, Copy)]
+struct Loading<'a> {
+    arena: &'a Arena,
+    isa: Isa,
+    kind: Kind<'a>,
+    weights: &'a Weights,
+    precision: Precision,
+    angles: &'a Angles,
+}
+
 impl Linear {
-    /// The rows of several matrices below each other, each multiplied by its factor. In int8 columns are balanced with
-    /// what `norm` gives, if that is what they are multiplied by.
+    /// The rows of several matrices below each other. In int8 columns are balanced with what `norm` gives, if that is
+    /// what they are multiplied by.
     fn load(
-        arena: &Arena,
-        isa: Isa,
+        loading: Loading<'_>,
         precision: Precision,
-        weights: &Weights,
-        parts: &[(String, f32)],
-        (rows, columns): (usize, usize),
+        parts: &[Part],
+        columns: usize,
         norm: Option<&Norm>,
     ) -> Result<Self, EncoderError> {
-        let mut matrices = Vec::new();
+        let Loading {
+            arena,
+            isa,
+            kind,
+            weights,
+            ..
+        } = loading;
+        let (mut matrices, mut rows) = (Vec::new(), Vec::new());
         let mut bias = Vec::new();
-        for (name, factor) in parts {
-            matrices.push(weights.matrix(&format!("{name}.weight"), rows, columns)?);
-            let part = weights.vector(&format!("{name}.bias"), rows)?;
-            bias.extend(part.iter().map(|x| x * factor));
+        for (i, part) in parts.iter().enumerate() {
+            let name = &part.name;
+            matrices.push(weights.matrix(&format!("{name}.weight"), part.rows, columns)?);
+            rows.extend((0..part.rows).map(|row| (i, row)));
+            if let Kind::Learned(_) = kind {
+                let part_bias = weights.vector(&format!("{name}.bias"), part.rows)?;
+                bias.extend(part_bias.iter().map(|x| x * part.factor));
+            }
         }
-        let n = rows * parts.len();
-        let row = |j: usize, row: &mut [f32]| {
-            matrices[j / rows].row_into(j % rows, row);
-            let factor = parts[j / rows].1;
-            row.iter_mut().for_each(|x| *x *= factor);
+        let n = rows.len();
+        let row = |j: usize, to: &mut [f32]| {
+            let (part, row) = rows[j];
+            matrices[part].row_into(row, to);
+            to.iter_mut().for_each(|x| *x *= parts[part].factor);
         };
         let balance = match norm {
             // Where rows keep more bits, columns of weights that differ more would lose, and nothing gain.
@@ -130,84 +161,212 @@ impl Linear {
     }
 }
 
+/// Angles of the positions, where they are rotary.
+#[derive(Default)]
+struct Angles {
+    /// For layers that reach everywhere.
+    full: Option<Arc<Rotary>>,
+    local: Option<Arc<Rotary>>,
+}
+
+impl Angles {
+    /// Of sequences of up to `positions` tokens.
+    fn new(kind: Kind<'_>, positions: usize) -> Self {
+        let Kind::Rotary(c) = kind else {
+            return Self::default();
+        };
+        let angles = |base| Arc::new(Rotary::new(c.head_size, base, positions));
+        Self {
+            full: Some(angles(c.rotary_base)),
+            local: c.local.map(|local| angles(local.rotary_base)),
+        }
+    }
+
+    /// Those of a layer.
+    fn of(&self, kind: Kind<'_>, layer: usize) -> Option<Arc<Rotary>> {
+        match kind.window(layer) {
+            Some(_) => self.local.clone(),
+            None => self.full.clone(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let both = self.full.iter().chain(&self.local);
+        both.map(|angles| angles.bytes()).sum()
+    }
+}
+
+/// What queries and keys become before they are multiplied: they are normalised head by head, then turned by their
+/// positions.
+struct Turn {
+    /// Scales the queries as well.
+    query: Norm,
+    key: Norm,
+    angles: Arc<Rotary>,
+}
+
+impl Turn {
+    fn load(
+        loading: Loading<'_>,
+        config: &RotaryTransformerConfig,
+        layer: usize,
+    ) -> Result<Option<Self>, EncoderError> {
+        let norm = |part: &str, scale: f32| {
+            let name = format!("layers.{layer}.attention.{part}_norm.weight");
+            let mut weight = loading.weights.vector(&name, config.head_size)?;
+            weight.iter_mut().for_each(|x| *x *= scale);
+            Ok::<_, EncoderError>(Norm::rms(weight, config.rms_norm_eps))
+        };
+        let Some(angles) = loading.angles.of(loading.kind, layer) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            query: norm("query", config.score_scale as f32)?,
+            key: norm("key", 1.0)?,
+            angles,
+        }))
+    }
+
+    /// Rows of the tokens of one sequence.
+    fn apply(&self, isa: Isa, heads: &Heads, rows: &mut [f32]) {
+        for (position, row) in rows.chunks_exact_mut(heads.input()).enumerate() {
+            let (queries, rest) = row.split_at_mut(heads.output());
+            for (norm, heads_of_one) in [
+                (&self.query, queries),
+                (&self.key, &mut rest[..heads.keys * heads.size]),
+            ] {
+                for head in heads_of_one.chunks_exact_mut(heads.size) {
+                    norm.apply(isa, head, None);
+                }
+                self.angles.apply(isa, position, heads_of_one);
+            }
+        }
+    }
+}
+
 /// Values and the second product of the feed-forward part are [`finer`] than int8: of MiniLM's error
 /// with all products in int8 (cosine to f32 down to 0.995) they make up three quarters, and a sixth of
 /// the time. What queries, keys and the first product of the feed-forward part are made of is balanced ([`balance`]).
 struct Layer {
+    heads: Heads,
     /// Query, key and, unless it is a product of its own, value; queries are scaled by the root of a
-    /// head's size.
+    /// head's size, unless they are normalised.
     input: Linear,
     value: Option<Linear>,
+    turn: Option<Turn>,
     output: Linear,
     attention_norm: Norm,
     up: Linear,
     down: Linear,
     feed_forward_norm: Norm,
+    /// Of what attention and the feed-forward part give, before it is added.
+    output_norms: Option<[Norm; 2]>,
 }
 
 impl Layer {
-    fn load(
-        arena: &Arena,
-        isa: Isa,
-        config: &TransformerConfig,
-        weights: &Weights,
-        layer: usize,
-        precision: Precision,
-    ) -> Result<Self, EncoderError> {
-        let (d, f) = (config.hidden_size, config.intermediate_size);
+    fn load(loading: Loading<'_>, layer: usize) -> Result<Self, EncoderError> {
+        let Loading {
+            isa,
+            kind,
+            weights,
+            precision,
+            ..
+        } = loading;
+        let shape = kind.shape();
+        let (d, f) = (shape.width, shape.inner);
         let name = |what: &str| format!("layers.{layer}.{what}");
-        let linear = |what: &str, shape, precision, norm: Option<&Norm>| {
-            let parts = [(name(what), 1.0)];
-            Linear::load(arena, isa, precision, weights, &parts, shape, norm)
+        let part = |what: &str, rows, factor| Part {
+            name: name(what),
+            rows,
+            factor,
         };
-        let norm = |name: &str| load_norm(weights, name, config);
+        let norm = |name: &str| load_norm(weights, name, kind);
         let attention_norm = norm(&name("attention_norm"))?;
         let feed_forward_norm = norm(&name("feed_forward_norm"))?;
         // The norms that the states come from: that before, or the one behind the part before.
-        let before = match (config.norm, layer) {
+        let before = match (shape.norm, layer) {
             (NormPosition::Pre, _) => None,
-            (NormPosition::Post, 0) => config.embedding_norm.then(|| norm("embed_norm")),
+            (NormPosition::Post, 0) => {
+                let has_one = matches!(kind, Kind::Learned(c) if c.embedding_norm);
+                has_one.then(|| norm("embed_norm"))
+            }
             (NormPosition::Post, _) => {
                 Some(norm(&format!("layers.{}.feed_forward_norm", layer - 1)))
             }
         };
         let before = before.transpose()?;
-        let (to_attention, to_feed_forward) = match config.norm {
+        let (to_attention, to_feed_forward) = match shape.norm {
             NormPosition::Pre => (Some(&attention_norm), &feed_forward_norm),
             NormPosition::Post => (before.as_ref(), &attention_norm),
         };
-        let scale = 1.0 / ((d / config.heads) as f32).sqrt();
-        let parts = [("query", scale), ("key", 1.0), ("value", 1.0)]
-            .map(|(what, factor)| (name(&format!("attention.{what}")), factor));
+        let heads = Heads {
+            window: kind.window(layer),
+            ..shape.heads
+        };
+        let (queries, keys) = (heads.output(), heads.keys * heads.size);
+        let scale = match kind {
+            Kind::Learned(_) => 1.0 / (heads.size as f32).sqrt(),
+            Kind::Rotary(_) => 1.0,
+        };
+        let parts = [
+            part("attention.query", queries, scale),
+            part("attention.key", keys, 1.0),
+            part("attention.value", keys, 1.0),
+        ];
         let finer = finer(isa, precision);
         let (parts, value) = if finer == precision {
             (&parts[..], None)
         } else {
-            let value = Linear::load(arena, isa, finer, weights, &parts[2..], (d, d), None)?;
+            let value = Linear::load(loading, finer, &parts[2..], d, None)?;
             (&parts[..2], Some(value))
         };
+        let (turn, output_norms, up) = match kind {
+            Kind::Learned(_) => (None, None, vec![part("feed_forward.up", f, 1.0)]),
+            Kind::Rotary(c) => (
+                Turn::load(loading, c, layer)?,
+                Some([
+                    norm(&name("attention_output_norm"))?,
+                    norm(&name("feed_forward_output_norm"))?,
+                ]),
+                vec![
+                    part("feed_forward.gate", f, 1.0),
+                    part("feed_forward.up", f, 1.0),
+                ],
+            ),
+        };
+        let output = [part("attention.output", d, 1.0)];
+        let down = [part("feed_forward.down", d, 1.0)];
         Ok(Self {
-            input: Linear::load(arena, isa, precision, weights, parts, (d, d), to_attention)?,
+            heads,
+            input: Linear::load(loading, precision, parts, d, to_attention)?,
             value,
-            output: linear("attention.output", (d, d), precision, None)?,
-            up: linear("feed_forward.up", (f, d), precision, Some(to_feed_forward))?,
-            down: linear("feed_forward.down", (d, f), finer, None)?,
+            turn,
+            output: Linear::load(loading, precision, &output, queries, None)?,
+            up: Linear::load(loading, precision, &up, d, Some(to_feed_forward))?,
+            down: Linear::load(loading, finer, &down, f, None)?,
             attention_norm,
             feed_forward_norm,
+            output_norms,
         })
+    }
+
+    fn bytes(&self) -> usize {
+        [&self.input, &self.output, &self.up, &self.down]
+            .into_iter()
+            .chain(&self.value)
+            .map(Linear::bytes)
+            .sum()
     }
 }
 
-fn load_norm(
-    weights: &Weights,
-    name: &str,
-    config: &TransformerConfig,
-) -> Result<Norm, EncoderError> {
-    let vector = |part: &str| weights.vector(&format!("{name}.{part}"), config.hidden_size);
-    Ok(Norm {
-        weight: vector("weight")?,
-        bias: vector("bias")?,
-        eps: config.layer_norm_eps,
+fn load_norm(weights: &Weights, name: &str, kind: Kind<'_>) -> Result<Norm, EncoderError> {
+    let vector = |part: &str, size| weights.vector(&format!("{name}.{part}"), size);
+    Ok(match kind {
+        Kind::Learned(c) => {
+            let d = c.hidden_size;
+            Norm::layer(vector("weight", d)?, vector("bias", d)?, c.layer_norm_eps)
+        }
+        Kind::Rotary(c) => Norm::rms(vector("weight", c.hidden_size)?, c.rms_norm_eps),
     })
 }
 
@@ -222,7 +381,9 @@ struct Scratch {
     /// Tokens that there is room for.
     tokens: usize,
     narrow: Operand,
-    /// The same for values, where they have a product of their own.
+    /// Results of attention, where they are of another width than the model.
+    mixed: Option<Operand>,
+    /// As `narrow` for values, where they have a product of their own.
     finer: Option<Operand>,
     inner: Operand,
     attention: attention::Scratch,
@@ -230,9 +391,11 @@ struct Scratch {
 
 pub(crate) struct Transformer {
     isa: Isa,
-    config: TransformerConfig,
+    shape: Shape,
     table: Matrix,
-    positions: Matrix,
+    /// Positions that have embeddings, from the row of the first token on.
+    positions: Option<(Matrix, usize)>,
+    angles: Angles,
     /// Rows 0 and 1 of the type table.
     token_types: [Vec<f32>; 2],
     bias: Option<Bias>,
@@ -245,44 +408,59 @@ pub(crate) struct Transformer {
 
 impl Transformer {
     /// Packs the weights, on all threads of the pool it runs in if `parallel`.
-    pub fn load(
+    pub fn load<'a>(
         isa: Isa,
-        config: &TransformerConfig,
+        config: impl Into<Kind<'a>>,
         weights: &Weights,
         precision: Precision,
         parallel: bool,
     ) -> Result<Self, EncoderError> {
         use rayon::prelude::*;
-        let d = config.hidden_size;
+        let kind = config.into();
+        let shape = kind.shape();
+        let d = shape.width;
         let rows = weights.rows("embed_tokens.weight")?;
         let table = weights.matrix("embed_tokens.weight", rows, d)?;
-        let positions = weights.matrix("embed_positions.weight", config.max_positions, d)?;
-        let token_types = super::token_types(config, weights)?;
+        let norm = |name: &str| load_norm(weights, name, kind);
+        let (mut positions, mut embed_norm, mut bias) = (None, None, None);
+        let mut token_types = [vec![0f32; d], vec![0f32; d]];
+        if let Kind::Learned(c) = kind {
+            let table = weights.matrix("embed_positions.weight", c.max_positions, d)?;
+            positions = Some((table, c.position_offset));
+            token_types = super::token_types(c, weights)?;
+            bias = super::attention_bias(c, weights)?;
+            embed_norm = c.embedding_norm.then(|| norm("embed_norm")).transpose()?;
+        }
+        let angles = Angles::new(kind, shape.positions);
         let arena = Arena::default();
-        let load = |l| Layer::load(&arena, isa, config, weights, l, precision);
+        let loading = Loading {
+            arena: &arena,
+            isa,
+            kind,
+            weights,
+            precision,
+            angles: &angles,
+        };
+        let load = |l| Layer::load(loading, l);
         let layers = if parallel {
-            let layers = (0..config.layers).into_par_iter().map(load);
+            let layers = (0..shape.layers).into_par_iter().map(load);
             layers.collect::<Result<_, _>>()?
         } else {
-            (0..config.layers).map(load).collect::<Result<_, _>>()?
+            (0..shape.layers).map(load).collect::<Result<_, _>>()?
         };
-        let norm = |name: &str| load_norm(weights, name, config);
+        let final_norm = (shape.norm == NormPosition::Pre).then(|| norm("final_norm"));
         Ok(Self {
             isa,
-            config: config.clone(),
             table,
             positions,
+            angles,
             token_types,
-            bias: super::attention_bias(config, weights)?,
-            embed_norm: config
-                .embedding_norm
-                .then(|| norm("embed_norm"))
-                .transpose()?,
+            bias,
+            embed_norm,
             layers,
-            final_norm: (config.norm == NormPosition::Pre)
-                .then(|| norm("final_norm"))
-                .transpose()?,
+            final_norm: final_norm.transpose()?,
             scratch: Mutex::default(),
+            shape,
         })
     }
 
@@ -292,23 +470,19 @@ impl Transformer {
         if let Some(scratch) = kept.filter(|scratch| scratch.tokens >= tokens) {
             return scratch;
         }
-        Scratch::new(&self.config, &self.layers[0], tokens.max(BUDGET.tokens))
+        Scratch::new(&self.shape, &self.layers[0], tokens.max(BUDGET.tokens))
     }
 
     fn embed(&self, sequences: &[&[u32]], states: &mut [f32]) {
-        let d = self.config.hidden_size;
-        let scale = if self.config.scale_embedding {
-            (d as f32).sqrt()
-        } else {
-            1.0
-        };
+        let scale = self.shape.embedding_scale;
         let tokens = sequences.iter().flat_map(|ids| ids.iter().enumerate());
-        for ((t, &id), x) in tokens.zip(states.chunks_exact_mut(d)) {
-            let position = t + self.config.position_offset;
+        for ((t, &id), x) in tokens.zip(states.chunks_exact_mut(self.shape.width)) {
             x.copy_from_slice(&self.token_types[usize::from(id & SECOND != 0)]);
             let row = (id & !SECOND) as usize;
             gather::add_row(self.isa, self.table.table(), row, scale, x);
-            gather::add_row(self.isa, self.positions.table(), position, 1.0, x);
+            if let Some((positions, first)) = &self.positions {
+                gather::add_row(self.isa, positions.table(), first + t, 1.0, x);
+            }
             if let Some(norm) = &self.embed_norm {
                 norm.apply(self.isa, x, None);
             }
@@ -317,14 +491,14 @@ impl Transformer {
 
     /// Pools the states of each sequence into its row of `out`.
     fn pool(&self, sequences: &[&[u32]], states: &[f32], out: &mut [f32]) {
-        let d = self.config.hidden_size;
+        let d = self.shape.width;
         let mut rest = states;
         for (ids, out) in sequences.iter().zip(out.chunks_exact_mut(d)) {
             let (states, others) = rest.split_at(ids.len() * d);
             rest = others;
             let (first, behind) = states.split_at(d);
             out.copy_from_slice(first);
-            match self.config.pooling {
+            match self.shape.pooling {
                 TransformerPooling::Cls => {}
                 TransformerPooling::Max => {
                     for state in behind.chunks_exact(d) {
@@ -344,14 +518,15 @@ impl Transformer {
 }
 
 impl Scratch {
-    fn new(config: &TransformerConfig, layer: &Layer, tokens: usize) -> Self {
-        let (d, f) = (config.hidden_size, config.intermediate_size);
+    fn new(shape: &Shape, layer: &Layer, tokens: usize) -> Self {
+        let (d, heads) = (shape.width, &shape.heads);
         Self {
             states: vec![0.0; tokens * d],
-            wide: vec![0.0; (tokens * 3 * d).max(CHUNK * f)],
-            added: vec![0.0; tokens * d],
+            wide: vec![0.0; (tokens * heads.input().max(d)).max(CHUNK * shape.up())],
+            added: vec![0.0; tokens * heads.output().max(d)],
             tokens,
             narrow: layer.input.weight.operand(tokens),
+            mixed: (heads.output() != d).then(|| layer.output.weight.operand(tokens)),
             finer: layer.value.as_ref().map(|v| v.weight.operand(tokens)),
             inner: layer.down.weight.operand(CHUNK),
             attention: attention::Scratch::default(),
@@ -362,52 +537,64 @@ impl Scratch {
     fn layer(
         &mut self,
         isa: Isa,
-        config: &TransformerConfig,
+        shape: &Shape,
         layer: &Layer,
         bias: Option<&Bias>,
         lengths: impl Iterator<Item = usize>,
         tokens: usize,
     ) {
-        let (d, f) = (config.hidden_size, config.intermediate_size);
-        let post = config.norm == NormPosition::Post;
+        let (d, f, up, heads) = (shape.width, shape.inner, shape.up(), &layer.heads);
+        let (row, mixed) = (heads.input(), heads.output());
+        let post = shape.norm == NormPosition::Post;
         let states = &mut self.states[..tokens * d];
-        let added = &mut self.added[..tokens * d];
+        let added = &mut self.added;
         let input = if post {
             &*states
         } else {
-            normalized(isa, &layer.attention_norm, states, added)
+            normalized(isa, &layer.attention_norm, states, &mut added[..tokens * d])
         };
-        let wide = &mut self.wide[..tokens * 3 * d];
-        let balanced = layer.input.balanced(input, wide);
+        let balanced = layer.input.balanced(input, &mut self.wide);
         self.narrow.set(0..tokens, balanced, d);
-        product(isa, &layer.input, &self.narrow, tokens, wide, 3 * d);
+        let wide = &mut self.wide[..tokens * row];
+        product(isa, &layer.input, &self.narrow, tokens, wide, row);
         if let (Some(value), Some(rows)) = (&layer.value, &mut self.finer) {
             rows.set(0..tokens, input, d);
-            product(isa, value, rows, tokens, &mut wide[2 * d..], 3 * d);
+            let first = row - heads.keys * heads.size;
+            product(isa, value, rows, tokens, &mut wide[first..], row);
         }
         let mut first = 0;
         for length in lengths {
             let tokens = first..first + length;
+            let rows = &mut wide[row * tokens.start..row * tokens.end];
+            if let Some(turn) = &layer.turn {
+                turn.apply(isa, heads, rows);
+            }
             attend(
                 isa,
-                d,
-                config.heads,
-                &wide[3 * d * tokens.start..3 * d * tokens.end],
-                &mut added[d * tokens.start..d * tokens.end],
+                heads,
+                rows,
+                &mut added[mixed * tokens.start..mixed * tokens.end],
                 bias,
                 &mut self.attention,
             );
             first = tokens.end;
         }
-        self.narrow.set(0..tokens, added, d);
-        product(isa, &layer.output, &self.narrow, tokens, added, d);
+        let rows = self.mixed.as_mut().unwrap_or(&mut self.narrow);
+        rows.set(0..tokens, &added[..tokens * mixed], mixed);
+        let added = &mut added[..tokens * d];
+        product(isa, &layer.output, rows, tokens, added, d);
+        let (behind_attention, behind_feed_forward) = match &layer.output_norms {
+            Some([attention, feed_forward]) => (Some(attention), Some(feed_forward)),
+            None => (None, None),
+        };
         for start in (0..tokens).step_by(CHUNK) {
             let chunk = start..tokens.min(start + CHUNK);
             let rows = chunk.start * d..chunk.end * d;
             let (states, added) = (&mut states[rows.clone()], &mut added[rows]);
             let n = chunk.len();
             // Rows of the operand are free again.
-            add(isa, post.then_some(&layer.attention_norm), states, added);
+            let norm = post.then_some(&layer.attention_norm);
+            add(isa, norm, behind_attention, states, added);
             let input = if post {
                 &*states
             } else {
@@ -415,25 +602,47 @@ impl Scratch {
             };
             let balanced = layer.up.balanced(input, &mut self.wide);
             self.narrow.set(0..n, balanced, d);
-            let inner = &mut self.wide[..n * f];
-            product(isa, &layer.up, &self.narrow, n, inner, f);
-            activate(isa, config.activation, inner);
-            self.inner.set(0..n, inner, f);
+            let inner = &mut self.wide[..n * up];
+            product(isa, &layer.up, &self.narrow, n, inner, up);
+            if shape.gated {
+                for row in inner.chunks_exact_mut(up) {
+                    let (row, by) = row.split_at_mut(f);
+                    gate(isa, shape.activation, row, by);
+                }
+            } else {
+                activate(isa, shape.activation, inner);
+            }
+            self.inner.set(0..n, inner, up);
             product(isa, &layer.down, &self.inner, n, added, d);
             let norm = post.then_some(&layer.feed_forward_norm);
-            add(isa, norm, states, added);
+            add(isa, norm, behind_feed_forward, states, added);
         }
     }
 }
 
 /// The product of the first `n` rows of an operand, in rows of stride `ldc`.
 fn product(isa: Isa, linear: &Linear, rows: &Operand, n: usize, out: &mut [f32], ldc: usize) {
-    let start = Start::Bias(&linear.bias);
+    let start = match &linear.bias[..] {
+        [] => Start::Zero,
+        bias => Start::Bias(bias),
+    };
     linear.weight.matmul(isa, rows, 0..n, start, out, ldc);
 }
 
-/// Adds to the states, which are normalised afterwards if there is a norm.
-fn add(isa: Isa, norm: Option<&Norm>, states: &mut [f32], added: &[f32]) {
+/// Adds to the states, which are normalised afterwards if there is a norm; what is added is normalised before, if there
+/// is one `behind` what has made it.
+fn add(
+    isa: Isa,
+    norm: Option<&Norm>,
+    behind: Option<&Norm>,
+    states: &mut [f32],
+    added: &mut [f32],
+) {
+    if let Some(norm) = behind {
+        for y in added.chunks_exact_mut(norm.weight.len()) {
+            norm.apply(isa, y, None);
+        }
+    }
     match norm {
         Some(norm) => {
             let d = norm.weight.len();
@@ -441,7 +650,7 @@ fn add(isa: Isa, norm: Option<&Norm>, states: &mut [f32], added: &[f32]) {
                 norm.apply(isa, x, Some(y));
             }
         }
-        None => states.iter_mut().zip(added).for_each(|(x, y)| *x += y),
+        None => states.iter_mut().zip(added).for_each(|(x, y)| *x += *y),
     }
 }
 
@@ -459,22 +668,32 @@ const PROBE: (usize, usize) = (16, 8);
 
 /// Reduced precisions that are faster than f32 on this processor, fastest first, as measured with the
 /// first layer.
-pub(crate) fn faster_than_f32(
-    config: &TransformerConfig,
+pub(crate) fn faster_than_f32<'a>(
+    config: impl Into<Kind<'a>>,
     weights: &Weights,
 ) -> Result<Vec<Precision>, EncoderError> {
     let (isa, tokens) = (Isa::detect(), PROBE.0 * PROBE.1);
+    let kind = config.into();
+    let shape = kind.shape();
     super::faster_than_f32(|precision| {
-        let layer = Layer::load(&Arena::default(), isa, config, weights, 0, precision)?;
-        let mut scratch = Scratch::new(config, &layer, tokens);
-        let config = config.clone();
+        let loading = Loading {
+            arena: &Arena::default(),
+            isa,
+            kind,
+            weights,
+            precision,
+            angles: &Angles::new(kind, PROBE.1),
+        };
+        let layer = Layer::load(loading, 0)?;
+        let mut scratch = Scratch::new(&shape, &layer, tokens);
+        let shape = shape.clone();
         Ok(Box::new(move || {
             for (i, x) in scratch.states.iter_mut().enumerate() {
                 *x = (i % 7) as f32 / 7.0 - 0.5;
             }
             let start = thread_seconds();
             let lengths = std::iter::repeat_n(PROBE.1, PROBE.0);
-            scratch.layer(isa, &config, &layer, None, lengths, tokens);
+            scratch.layer(isa, &shape, &layer, None, lengths, tokens);
             thread_seconds() - start
         }))
     })
@@ -486,7 +705,7 @@ impl Model for Transformer {
     }
 
     fn width(&self) -> usize {
-        self.config.hidden_size
+        self.shape.width
     }
 
     fn encode(
@@ -499,7 +718,7 @@ impl Model for Transformer {
         if sequences.is_empty() {
             return Ok(());
         }
-        super::check_positions(&self.config, sequences)?;
+        super::check_positions(self.shape.positions, sequences)?;
         let tokens: usize = sequences.iter().map(|ids| ids.len()).sum();
         let mut scratch = self.scratch(tokens);
         let size = tokens * self.width();
@@ -507,7 +726,7 @@ impl Model for Transformer {
         for layer in &self.layers {
             let lengths = sequences.iter().map(|ids| ids.len());
             let bias = self.bias.as_ref();
-            scratch.layer(self.isa, &self.config, layer, bias, lengths, tokens);
+            scratch.layer(self.isa, &self.shape, layer, bias, lengths, tokens);
         }
         if let Some(norm) = &self.final_norm {
             for x in scratch.states[..size].chunks_exact_mut(self.width()) {
@@ -525,7 +744,7 @@ impl Model for Transformer {
     }
 
     fn flops_per_token(&self) -> usize {
-        flops_per_token(&self.config)
+        self.shape.flops_per_token()
     }
 
     fn budget(&self) -> Budget {
@@ -533,21 +752,8 @@ impl Model for Transformer {
     }
 
     fn bytes(&self) -> usize {
-        self.layers
-            .iter()
-            .flat_map(|l| {
-                [&l.input, &l.output, &l.up, &l.down]
-                    .into_iter()
-                    .chain(&l.value)
-            })
-            .map(Linear::bytes)
-            .sum()
+        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.angles.bytes()
     }
-}
-
-/// Floating point operations of the products with weights.
-pub(super) fn flops_per_token(c: &TransformerConfig) -> usize {
-    2 * c.layers * (4 * c.hidden_size * c.hidden_size + 2 * c.hidden_size * c.intermediate_size)
 }
 
 #[cfg(test)]
@@ -564,11 +770,7 @@ mod tests {
     /// A norm of which every sixteenth column is thirty times as large as the others.
     fn uneven() -> Norm {
         let weight = (0..COLUMNS).map(|i| if i % 16 == 3 { 30.0 } else { 1.0 });
-        Norm {
-            weight: weight.collect(),
-            bias: (0..COLUMNS).map(value).collect(),
-            eps: 1e-12,
-        }
+        Norm::layer(weight.collect(), (0..COLUMNS).map(value).collect(), 1e-12)
     }
 
     /// The mean error of products of what the norm gives, in int8.

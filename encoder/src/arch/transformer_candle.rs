@@ -7,7 +7,7 @@
 use candle_core::{DType, Device, IndexOp, Tensor};
 
 use super::Model;
-use super::transformer::flops_per_token;
+use super::shape::Kind;
 use crate::EncoderError;
 use crate::batch::Budget;
 use laser_kernels::attention::Bias;
@@ -46,10 +46,10 @@ impl Norm {
 }
 
 /// y = x Wᵀ + b
-struct Linear {
+pub(super) struct Linear {
     /// Transposed, [in, out].
     weight: Tensor,
-    bias: Tensor,
+    bias: Option<Tensor>,
 }
 
 impl Linear {
@@ -60,20 +60,124 @@ impl Linear {
         columns: usize,
         (device, dtype): (&Device, DType),
     ) -> Result<Self, EncoderError> {
-        let matrix = weights.matrix(&format!("{name}.weight"), rows, columns)?;
         let bias = weights.vector(&format!("{name}.bias"), rows)?;
+        let bias = Tensor::from_vec(bias, rows, device)?.to_dtype(dtype)?;
+        Ok(Self {
+            bias: Some(bias),
+            ..Self::unbiased(weights, name, rows, columns, (device, dtype))?
+        })
+    }
+
+    /// One whose b is zero.
+    pub fn unbiased(
+        weights: &Weights,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        (device, dtype): (&Device, DType),
+    ) -> Result<Self, EncoderError> {
+        let matrix = weights.matrix(&format!("{name}.weight"), rows, columns)?;
         Ok(Self {
             weight: Tensor::from_vec(matrix.to_f32(), (rows, columns), device)?
                 .to_dtype(dtype)?
                 .t()?
                 .contiguous()?,
-            bias: Tensor::from_vec(bias, rows, device)?.to_dtype(dtype)?,
+            bias: None,
         })
     }
 
     /// `x` is [rows, in], of the type of products.
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        x.matmul(&self.weight)?.broadcast_add(&self.bias)
+    pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let x = x.matmul(&self.weight)?;
+        match &self.bias {
+            Some(bias) => x.broadcast_add(bias),
+            None => Ok(x),
+        }
+    }
+}
+
+pub(super) fn activate(activation: Activation, x: Tensor) -> candle_core::Result<Tensor> {
+    match activation {
+        Activation::None => Ok(x),
+        Activation::Tanh => x.tanh(),
+        Activation::Gelu => x.gelu_erf(),
+        Activation::GeluTanh => x.gelu(),
+        Activation::Relu => x.relu(),
+    }
+}
+
+/// A batch of sequences, longest first, none of them empty, padded to the longest.
+pub(super) struct Padded<'a> {
+    sequences: &'a [&'a [u32]],
+    device: &'a Device,
+    pub batch: usize,
+    pub steps: usize,
+    /// Zero for a sequence's own tokens and minus infinity for padding, [batch, steps]; `None` without padding.
+    pub padding: Option<Tensor>,
+}
+
+impl<'a> Padded<'a> {
+    pub fn new(sequences: &'a [&'a [u32]], device: &'a Device) -> candle_core::Result<Self> {
+        let (batch, steps) = (sequences.len(), sequences[0].len());
+        let mut padded = Self {
+            sequences,
+            device,
+            batch,
+            steps,
+            padding: None,
+        };
+        if sequences[batch - 1].len() < steps {
+            padded.padding = Some(padded.by_token(&|_| 0.0, f32::NEG_INFINITY)?);
+        }
+        Ok(padded)
+    }
+
+    /// `inside` of a sequence's length for its own tokens and `outside` for padding, [batch, steps].
+    fn by_token(&self, inside: &dyn Fn(usize) -> f32, outside: f32) -> candle_core::Result<Tensor> {
+        let mut values = vec![outside; self.batch * self.steps];
+        for (ids, row) in self
+            .sequences
+            .iter()
+            .zip(values.chunks_exact_mut(self.steps))
+        {
+            row[..ids.len()].fill(inside(ids.len()));
+        }
+        Tensor::from_vec(values, (self.batch, self.steps), self.device)
+    }
+
+    /// Ids of all tokens, without what tells the texts of a pair apart, [batch * steps]. Padding is token 0, which
+    /// attention masks.
+    pub fn ids(&self) -> candle_core::Result<Tensor> {
+        let mut ids = vec![0u32; self.batch * self.steps];
+        for (own, row) in self.sequences.iter().zip(ids.chunks_exact_mut(self.steps)) {
+            for (row, id) in row.iter_mut().zip(*own) {
+                *row = id & !SECOND;
+            }
+        }
+        Tensor::from_vec(ids, self.batch * self.steps, self.device)
+    }
+
+    /// What is added to the scores of keys: those of padding do not count. [batch, 1, 1, steps]
+    pub fn mask(&self) -> candle_core::Result<Option<Tensor>> {
+        let mask = |padding: &Tensor| padding.reshape((self.batch, 1, 1, self.steps));
+        self.padding.as_ref().map(mask).transpose()
+    }
+
+    /// Pools states [batch * steps, width] over each sentence's own tokens: padding takes no part.
+    pub fn pool(&self, x: &Tensor, pooling: TransformerPooling) -> candle_core::Result<Vec<f32>> {
+        let x = x.reshape((self.batch, self.steps, ()))?;
+        let pooled = match pooling {
+            TransformerPooling::Cls => x.i((.., 0, ..))?.contiguous()?,
+            TransformerPooling::Max => match &self.padding {
+                Some(padding) => x.broadcast_add(&padding.unsqueeze(2)?)?.max(1)?,
+                None => x.max(1)?,
+            },
+            TransformerPooling::Mean => {
+                let shares = self.by_token(&|length| 1.0 / length as f32, 0.0)?;
+                x.broadcast_mul(&shares.unsqueeze(2)?)?.sum(1)?
+            }
+        };
+        pooled.flatten_all()?.to_vec1()
     }
 }
 
@@ -200,28 +304,16 @@ impl TransformerCandle {
 
     fn feed_forward(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
         let x = layer.up.forward(&x.to_dtype(self.dtype)?)?;
-        let x = match self.config.activation {
-            Activation::None => x,
-            Activation::Tanh => x.tanh()?,
-            Activation::Gelu => x.gelu_erf()?,
-            Activation::GeluTanh => x.gelu()?,
-            Activation::Relu => x.relu()?,
-        };
+        let x = activate(self.config.activation, x)?;
         layer.down.forward(&x)?.to_dtype(DType::F32)
     }
 
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
-        let (batch, steps) = (sequences.len(), sequences[0].len());
+        let padded = Padded::new(sequences, &self.device)?;
+        let (batch, steps) = (padded.batch, padded.steps);
         let d = self.config.hidden_size;
-        // Padding is token 0, which attention masks.
-        let mut ids = vec![0u32; batch * steps];
-        for (own, row) in sequences.iter().zip(ids.chunks_exact_mut(steps)) {
-            for (row, id) in row.iter_mut().zip(*own) {
-                *row = id & !SECOND;
-            }
-        }
-        let ids = Tensor::from_vec(ids, batch * steps, &self.device)?;
-        let mut x = self.table.index_select(&ids, 0)?.to_dtype(DType::F32)?;
+        let x = self.table.index_select(&padded.ids()?, 0)?;
+        let mut x = x.to_dtype(DType::F32)?;
         if self.config.scale_embedding {
             x = (x * (d as f64).sqrt())?;
         }
@@ -245,24 +337,6 @@ impl TransformerCandle {
             let second = Tensor::from_vec(second, (batch * steps, 1), &self.device)?;
             x = (x + second.matmul(&self.second)?)?;
         }
-        // `inside` for a sentence's own tokens and `outside` for padding, [batch, steps].
-        let by_token = |inside: &dyn Fn(usize) -> f32, outside: f32| {
-            let mut values = vec![outside; batch * steps];
-            for (ids, row) in sequences.iter().zip(values.chunks_exact_mut(steps)) {
-                row[..ids.len()].fill(inside(ids.len()));
-            }
-            Tensor::from_vec(values, (batch, steps), &self.device)
-        };
-        let padding = if sequences[batch - 1].len() < steps {
-            Some(by_token(&|_| 0.0, f32::NEG_INFINITY)?)
-        } else {
-            None
-        };
-        // Added to the scores of keys: those of padding do not count.
-        let mask = match &padding {
-            Some(padding) => Some(padding.reshape((batch, 1, 1, steps))?),
-            None => None,
-        };
         let bias = match &self.bias {
             Some(bias) => {
                 let heads = self.config.heads;
@@ -279,7 +353,7 @@ impl TransformerCandle {
             }
             None => None,
         };
-        let mask = match (mask, bias) {
+        let mask = match (padded.mask()?, bias) {
             (Some(mask), Some(bias)) => Some(mask.broadcast_add(&bias)?),
             (mask, bias) => mask.or(bias),
         };
@@ -306,22 +380,7 @@ impl TransformerCandle {
         if let Some(norm) = &self.final_norm {
             x = norm.forward(&x)?;
         }
-        let x = x.reshape((batch, steps, d))?;
-        if self.config.pooling == TransformerPooling::Cls {
-            return x.i((.., 0, ..))?.contiguous()?.flatten_all()?.to_vec1();
-        }
-        // Pooling over each sentence's own tokens: padding takes no part.
-        let pooled = if self.config.pooling == TransformerPooling::Max {
-            let x = match &padding {
-                Some(padding) => x.broadcast_add(&padding.unsqueeze(2)?)?,
-                None => x,
-            };
-            x.max(1)?
-        } else {
-            let shares = by_token(&|length| 1.0 / length as f32, 0.0)?;
-            x.broadcast_mul(&shares.unsqueeze(2)?)?.sum(1)?
-        };
-        pooled.flatten_all()?.to_vec1()
+        padded.pool(&x, self.config.pooling)
     }
 }
 
@@ -344,13 +403,13 @@ impl Model for TransformerCandle {
         if sequences.is_empty() {
             return Ok(());
         }
-        super::check_positions(&self.config, sequences)?;
+        super::check_positions(Kind::from(&self.config).shape().positions, sequences)?;
         out.copy_from_slice(&self.forward(sequences)?);
         Ok(())
     }
 
     fn flops_per_token(&self) -> usize {
-        flops_per_token(&self.config)
+        Kind::from(&self.config).shape().flops_per_token()
     }
 
     fn lanes(&self, _threads: usize) -> usize {

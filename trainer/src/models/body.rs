@@ -12,6 +12,9 @@ use super::transformer::{self, TransformerSaved};
 use crate::data::Ragged;
 use crate::ops::pool::{self, Occurrences};
 
+/// Why an architecture has nothing here.
+const NOT_TRAINED: &str = "Model::new refuses it";
+
 /// What the backward pass of the body needs.
 #[derive(Debug)]
 pub(super) enum BodySaved {
@@ -47,6 +50,7 @@ pub(super) fn initialise(
             residual::initialise(c, parameters, seed);
         }
         Architecture::Transformer(c) => transformer::initialise(c, parameters, seed),
+        Architecture::RotaryTransformer(_) => unreachable!("{NOT_TRAINED}"),
     }
 }
 
@@ -81,6 +85,7 @@ pub(super) fn forward(
             let (out, saved) = transformer::forward(pass, c, None);
             (out, BodySaved::Transformer(saved))
         }
+        Architecture::RotaryTransformer(_) => unreachable!("{NOT_TRAINED}"),
     })
 }
 

@@ -84,7 +84,7 @@ impl Model {
     /// A model with random parameters.
     ///
     /// # Errors
-    /// [`ModelError::Config`] if the configuration is invalid.
+    /// [`ModelError::Config`] if the configuration is invalid, or of an architecture that is not trained here.
     pub fn new(
         config: Config,
         vocabulary: usize,
@@ -95,6 +95,10 @@ impl Model {
         config
             .validate()
             .map_err(|e| ModelError::Config(e.to_string()))?;
+        if let Architecture::RotaryTransformer(_) = &config.encoder {
+            let message = "architecture \"rotary_transformer\" is for models that are imported: it cannot be trained";
+            return Err(ModelError::Config(message.into()));
+        }
         let append = matches!(&config.encoder, Architecture::Bilstm(c) if c.append_eos);
         if append && eos.is_none() {
             let message = "append_eos is set, but the tokenizer has no token \"</s>\"";

@@ -50,7 +50,9 @@ pub fn prepare(
     let lstm = match &config.model.encoder {
         Architecture::Bilstm(c) => Some(c.clone()),
         Architecture::ResidualBilstm(c) => Some(c.bilstm()),
-        Architecture::Mean(_) | Architecture::Transformer(_) => None,
+        Architecture::Mean(_)
+        | Architecture::Transformer(_)
+        | Architecture::RotaryTransformer(_) => None,
     };
     if let (TrainDevice::Cuda(ordinal), Some(lstm)) = (config.device, lstm) {
         let device = LstmDevice::cuda(ordinal, &lstm).map_err(ModelError::Device)?;

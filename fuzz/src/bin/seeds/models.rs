@@ -73,6 +73,7 @@ pub fn models(corpora: &Corpora) {
     let bilstm = r#"{"architecture":"bilstm","embedding_size":4,"hidden_size":4,"layers":1,"pooling":"max","append_eos":true}"#;
     let residual = r#"{"architecture":"residual_bilstm","embedding_size":4,"pooling":"weighted","hidden_size":4,"layers":1,"state_pooling":"mean","ngrams_from":9}"#;
     let transformer = r#"{"architecture":"transformer","hidden_size":4,"layers":1,"heads":2,"intermediate_size":8,"max_positions":18,"type_vocab_size":1,"layer_norm_eps":1e-12,"activation":"gelu","norm":"post","pooling":"mean","position_offset":2,"scale_embedding":true}"#;
+    let rotary = r#"{"architecture":"rotary_transformer","hidden_size":4,"layers":["local","full"],"heads":2,"key_value_heads":1,"head_size":4,"intermediate_size":8,"max_positions":16,"rms_norm_eps":1e-6,"activation":"gelu_tanh","score_scale":0.5,"rotary_base":1000000.0,"local":{"window":3,"rotary_base":10000.0},"pooling":"mean"}"#;
     let dense =
         r#","dense":[{"in":4,"out":4,"activation":"tanh","residual":true,"layer_norm":true}]"#;
     let text = r#","text":{"non_printing":"space","punctuation":"en","descape":true,"moses":{"language":"en","prefixes":["Mr"]},"romanize_greek":true,"lowercase":true,"fast_bpe":{"merges":["a b"],"vocabulary":["a@@","b"]}}"#;
@@ -81,6 +82,7 @@ pub fn models(corpora: &Corpora) {
         ("bilstm", "unigram", 8, bilstm, r#","checks":["a","the"]"#),
         ("residual", "words", 4, residual, ""),
         ("transformer", "wordpiece", 4, transformer, dense),
+        ("rotary", "bpe", 4, rotary, ""),
         ("prepared", "bpe", 4, mean, text),
     ] {
         let json = format!(
@@ -132,6 +134,32 @@ pub fn models(corpora: &Corpora) {
                 add("layers.0.feed_forward.down.bias", &[4]);
                 add("dense.0.weight", &[4, 4]);
                 add("dense.0.bias", &[4]);
+            }
+            "rotary" => {
+                add("final_norm.weight", &[4]);
+                for layer in 0..2 {
+                    for (part, rows, columns) in [
+                        ("attention.query", 8, 4),
+                        ("attention.key", 4, 4),
+                        ("attention.value", 4, 4),
+                        ("attention.output", 4, 8),
+                        ("feed_forward.gate", 8, 4),
+                        ("feed_forward.up", 8, 4),
+                        ("feed_forward.down", 4, 8),
+                    ] {
+                        add(&format!("layers.{layer}.{part}.weight"), &[rows, columns]);
+                    }
+                    for norm in [
+                        "attention_norm",
+                        "attention_output_norm",
+                        "feed_forward_norm",
+                        "feed_forward_output_norm",
+                        "attention.query_norm",
+                        "attention.key_norm",
+                    ] {
+                        add(&format!("layers.{layer}.{norm}.weight"), &[4]);
+                    }
+                }
             }
             _ => add("token_weight", &[tokens]),
         }
@@ -216,6 +244,7 @@ pub fn checkpoints(corpora: &Corpora, fixtures: &Path) {
         (0, "laser1"),
         (2, "laser3"),
         (3, "labse"),
+        (3, "embedding-gemma"),
         (3, "bert-mean"),
     ] {
         let folder = fixtures.join(name);
