@@ -248,6 +248,14 @@ fn mpnet_has_relative_positions() {
     );
 }
 
+/// Bytes have tokens: none is unknown.
+#[test]
+fn roberta_has_a_tokenizer_of_bytes() {
+    let (_dir, encoder) = check("roberta", Kind::SentenceTransformer, &Options::default());
+    assert_eq!(encoder.config().max_tokens, 50);
+    assert!(encoder.config().normalize);
+}
+
 /// What stands before a text by its role becomes a part of it, as where the prompt is written out.
 fn check_roles(name: &str, encoder: &Encoder, query: &str, passage: &str) {
     let expected: Expected =
@@ -266,6 +274,13 @@ fn check_roles(name: &str, encoder: &Encoder, query: &str, passage: &str) {
         encoder.check(&Purpose::Embed(Role::Undecided)),
         Err(ModelError::Undecided)
     ));
+}
+
+#[test]
+fn e5_is_an_xlm_roberta_with_prompts() {
+    let (_dir, encoder) = check("e5", Kind::SentenceTransformer, &Options::default());
+    assert!(encoder.config().normalize);
+    check_roles("e5", &encoder, "query: ", "passage: ");
 }
 
 /// One of its texts is longer than what a token of a local layer sees.
