@@ -73,7 +73,7 @@ unsafe extern "C-unwind" {
 
 /// Subqueries, casts and functions that are looked through.
 const DEPTH: usize = 16;
-/// Expressions of a list (elements of an array, rows of VALUES, leaves of a UNION) that are looked at.
+/// Expressions of a list (elements of an array, rows of VALUES, leaves of a UNION) that are examined.
 const MEMBERS: usize = 64;
 
 /// A query that an expression is of, last, and the queries around it.
