@@ -227,6 +227,37 @@ fn an_index_keeps_the_model_it_was_made_with() -> Result<()> {
 }
 
 /// Whoever alters an index while it is created neither waits for it nor fails, and is heeded.
+/// An expression without a model embeds rows and queries by whatever `laser.model` is: whoever makes such an index hears it.
+#[test]
+fn an_expression_that_names_no_model_is_warned_of() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute("CREATE TABLE t (body text); INSERT INTO t VALUES ('a text')")?;
+    let (mut client, notices) = cluster.connect_with_notices("d")?;
+    for (expression, warned) in [
+        ("laser_embed(body)", true),
+        ("l2_normalize(laser_embed(body))", true),
+        ("laser_embed(body, NULL, 'query')", true),
+        ("laser_embed(body, 'one')", false),
+        ("laser_embed(body, 'one', 'query')", false),
+    ] {
+        client.batch_execute(&format!(
+            "CREATE INDEX i ON t USING laser (({expression}::embedding(32))); DROP INDEX i"
+        ))?;
+        let heard = notices.take();
+        ensure!(
+            heard.len() == usize::from(warned),
+            "{expression}: {heard:?}"
+        );
+        ensure!(
+            heard
+                .iter()
+                .all(|text| text.starts_with("WARNING: index \"i\" embeds by the model"))
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn an_index_is_altered_while_it_is_made() -> Result<()> {
     let (_models, cluster) = with_two_models()?;

@@ -95,13 +95,13 @@ fn rows(number: usize) -> Vec<Vec<f32>> {
 fn indexes_check_clean() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two, all] = ENDS;
-    for number in 0..SEEDS.len() {
+    for (number, kind) in SEEDS.iter().enumerate() {
         for merged in [false, true] {
             let bytes = seed("index", number, if merged { "-merged" } else { "" });
             // The first byte is the fuzz target's.
             let store = MemoryStore::from_bytes(&bytes[1..]).unwrap();
             let report = check(&store, folder.path()).unwrap();
-            assert_eq!(report.problems, Vec::<String>::new(), "{:?}", SEEDS[number]);
+            assert_eq!(report.problems, Vec::<String>::new(), "{:?}", kind);
             let expected = match merged {
                 true => [1, count(0..all, false), 0, 0, 0],
                 false => [
@@ -112,7 +112,7 @@ fn indexes_check_clean() {
                     count(two..all, true),
                 ],
             };
-            assert_eq!(report.counts, expected, "{:?}", SEEDS[number]);
+            assert_eq!(report.counts, expected, "{:?}", kind);
             let live = (0..all).filter(|row| !is_deleted(*row));
             assert!(report.rows.into_iter().eq(live.map(|row| FIRST + row)));
             let meta = Meta::read(&store).unwrap();
@@ -151,8 +151,7 @@ fn metapages_name_what_there_is() {
 
 #[test]
 fn segments_have_their_vectors() {
-    for number in 0..SEEDS.len() {
-        let (metric, quantization) = SEEDS[number];
+    for (number, &(metric, quantization)) in SEEDS.iter().enumerate() {
         let bytes = seed("segment", number, "");
         let (start, file) = part(&bytes);
         let meta = meta(number, start);

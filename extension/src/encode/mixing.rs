@@ -107,6 +107,10 @@ pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
     };
     let hint = if !by.is_column {
         "Name the same model in both calls of laser_embed.".to_owned()
+    } else if a.is_column && b.is_column {
+        "Embed the texts of one of them by the model of the other. If a label is wrong, change it: SECURITY LABEL FOR \
+         laser ON COLUMN … IS 'model'."
+            .to_owned()
     } else if a.is_of_model(b) {
         format!(
             "Embed {} again. If its embeddings are of this version, change its label: SECURITY LABEL \

@@ -11,8 +11,9 @@ use laser_index::meta::{Meta, Parameters};
 use laser_index::page::{NULL, UNDIRECTED, row_name};
 use laser_index::segment::write_pages;
 use laser_index::{maintain, pending, space};
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum};
-use pgrx::{PgLogLevel, PgSqlErrorCode as Code, ereport};
+use pgrx::{PgLogLevel, PgSqlErrorCode as Code, function_name};
 
 use super::cache;
 use super::element::{self, Element, TextBatch};
@@ -279,15 +280,15 @@ unsafe fn warn_of_setting(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo)
     unsafe {
         let namespace = pg_sys::get_func_namespace((*index).rd_amhandler);
         if encode::embeds_by_setting((*info).ii_Expressions, namespace) {
-            ereport!(
-                PgLogLevel::WARNING,
-                Code::ERRCODE_WARNING,
-                format!(
-                    "index \"{}\" embeds by the model that laser.model names when a row is written",
-                    encoding::shown((*(*index).rd_rel).relname.data.as_ptr())
-                ),
-                "Name the model in the expression, and in queries: laser_embed(column, 'model')."
+            let message = format!(
+                "index \"{}\" embeds by the model that laser.model names when a row is written",
+                encoding::shown((*(*index).rd_rel).relname.data.as_ptr())
             );
+            ErrorReport::new(Code::ERRCODE_WARNING, message, function_name!())
+                .set_hint(
+                    "Name the model in the expression, and in queries: laser_embed(column, 'model').",
+                )
+                .report(PgLogLevel::WARNING);
         }
     }
 }
