@@ -113,6 +113,21 @@ fn a_column_is_not_compared_with_another_model() -> Result<()> {
         client.batch_execute(&query.replace('$', "one"))?;
         refused(&mut client, &query.replace('$', "two"))?;
     }
+    // Queries that each name the one before many times are planned in no time.
+    let mut nested = "SELECT m FROM t".to_owned();
+    let mut with = format!("q0 AS ({nested})");
+    for i in 1..=7 {
+        nested = format!(
+            "SELECT coalesce({}) AS m FROM q{}",
+            ["m"; 60].join(", "),
+            i - 1
+        );
+        with = format!("{with}, q{i} AS MATERIALIZED ({nested})");
+    }
+    client.batch_execute(&format!(
+        "SET statement_timeout = '60s';
+         EXPLAIN WITH {with} SELECT m <=> laser_embed('x', 'one') FROM q7; RESET statement_timeout"
+    ))?;
     // Of which model the column is depends on the session that stored it.
     client.batch_execute("SELECT plain <=> laser_embed('x', 'two') FROM g")?;
     for sql in [

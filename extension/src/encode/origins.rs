@@ -3,6 +3,8 @@
 //! embedded it ([`recent`]).
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::CStr;
 
 use laser_protocol::model_and_language;
@@ -14,6 +16,7 @@ use super::labels::{self, hex};
 use super::{recent, session};
 use crate::pg::catalogs::{self, attribute};
 use crate::pg::encoding;
+use crate::pg::interrupts::pause;
 use crate::pg::lists::{members, node};
 use crate::types::{Embedding, HalfEmbedding, pgvector};
 
@@ -75,6 +78,8 @@ unsafe extern "C-unwind" {
 const DEPTH: usize = 16;
 /// Expressions of a list (elements of an array, rows of VALUES, leaves of a UNION) that are examined.
 const MEMBERS: usize = 64;
+/// Expressions that are examined for one distance: queries of WITH may each name the one before many times.
+const EXPRESSIONS: usize = 1024;
 
 /// A query that an expression is of, last, and the queries around it.
 type Scopes<'q> = &'q [*mut pg_sys::Query];
@@ -144,12 +149,17 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
 pub struct Origins {
     /// Schema of the extension, whose types and functions are meant.
     namespace: pg_sys::Oid,
+    /// Of [`EXPRESSIONS`], how many may still be examined.
+    left: Cell<usize>,
 }
 
 impl Origins {
     /// For the extension in a schema.
     pub fn in_schema(namespace: pg_sys::Oid) -> Self {
-        Self { namespace }
+        Self {
+            namespace,
+            left: Cell::new(EXPRESSIONS),
+        }
     }
 
     /// For the extension wherever it is: in the schema of its access method's handler.
@@ -173,7 +183,7 @@ impl Origins {
     /// An expression of the last of these queries, after parse analysis or as the planner has it.
     pub unsafe fn of(&self, node: *mut pg_sys::Node, scopes: Scopes<'_>) -> Vec<Origin> {
         // SAFETY: by contract.
-        unsafe { self.origin(node, scopes, DEPTH) }
+        unsafe { distinct(self.origin(node, scopes, DEPTH)) }
     }
 
     /// The same of a column of a query's result, counted from 1.
@@ -182,7 +192,7 @@ impl Origins {
     /// A query after parse analysis, which is no part of another.
     pub unsafe fn of_output(&self, query: *mut pg_sys::Query, column: i16) -> Vec<Origin> {
         // SAFETY: by contract.
-        unsafe { self.output(query, &[], column, DEPTH) }
+        unsafe { distinct(self.output(query, &[], column, DEPTH)) }
     }
 
     /// [`Origins::of`], looking through at most `depth` subqueries, casts and functions.
@@ -195,9 +205,12 @@ impl Origins {
         scopes: Scopes<'_>,
         depth: usize,
     ) -> Vec<Origin> {
-        if node.is_null() || depth == 0 {
+        if node.is_null() || depth == 0 || self.left.get() == 0 {
             return Vec::new();
         }
+        self.left.set(self.left.get() - 1);
+        // A column may be that of many partitions.
+        pause();
         let depth = depth - 1;
         // SAFETY: a node is what its tag says; by contract.
         unsafe {
@@ -570,6 +583,13 @@ unsafe fn first_of_array(array: pg_sys::Datum, element: pg_sys::Oid) -> Option<p
         );
         (count > 0 && !*nulls).then(|| *values)
     }
+}
+
+/// One origin for each model and version of it.
+fn distinct(mut origins: Vec<Origin>) -> Vec<Origin> {
+    let mut seen = HashSet::new();
+    origins.retain(|origin| seen.insert((origin.model.clone(), origin.fingerprint.clone())));
+    origins
 }
 
 /// An entry of a query's range table, counted from 1.
