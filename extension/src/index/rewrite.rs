@@ -59,6 +59,11 @@ pub fn init() {
     }
 }
 
+/// Whether the library was loaded while the session's last plan was made, or after that.
+pub fn is_late() -> bool {
+    JUST_LOADED.get()
+}
+
 /// Rewrites the plan of a query that is about to begin where the library was loaded while it was planned, or after
 /// that, so that [`plan`] has not seen it. It and others may be kept by the server, which is to plan them again.
 ///

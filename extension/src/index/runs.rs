@@ -98,7 +98,10 @@ impl Drop for Run {
 unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: i32) {
     // SAFETY: called by the server with a query; afterwards it has a state, and nodes if it is to run.
     unsafe {
-        look_at_plan(query);
+        // A guard costs something, and all statements but one of a session need none here.
+        if rewrite::is_late() {
+            look_at_plan(query);
+        }
         match NEXT_HOOK.get() {
             Some(next) => next(query, flags),
             None => standard_ExecutorStart(query, flags),
