@@ -5,8 +5,12 @@ fn main() -> cudaforge::Result<()> {
     println!("cargo::rerun-if-changed=kernels");
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
     cudaforge::KernelBuilder::new()
-        .source_files(vec!["kernels/lstm.cu"])
-        .watch(vec!["kernels/lstm.cuh", "kernels/platform.cuh"])
+        .source_files(vec!["kernels/lstm.cu", "kernels/transformer.cu"])
+        .watch(vec![
+            "kernels/lstm.cuh",
+            "kernels/transformer.cuh",
+            "kernels/platform.cuh",
+        ])
         .include_path("kernels")
         .args(["-std=c++17", "-O3"])
         .build_ptx()?

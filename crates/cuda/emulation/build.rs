@@ -12,8 +12,11 @@ fn main() {
         }
         build.compile(name);
     };
-    compile("laser_emulation_bf16", "src/lstm.cpp", false);
-    compile("laser_emulation_f32", "src/lstm.cpp", true);
+    for kernels in ["lstm", "transformer"] {
+        let file = format!("src/{kernels}.cpp");
+        compile(&format!("laser_emulation_{kernels}_bf16"), &file, false);
+        compile(&format!("laser_emulation_{kernels}_f32"), &file, true);
+    }
     // Linked last: the others need it.
     compile("laser_emulation_fibers", "src/fibers.cpp", false);
 }

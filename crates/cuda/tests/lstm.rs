@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use half::bf16;
 use laser_cuda::lstm::plan::Plan;
 use laser_cuda::lstm::{self, Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
-use laser_cuda_emulation::{self as emulation, Element, Gradients, Inputs};
+use laser_cuda_emulation::lstm::{self as emulation, Element, Gradients, Inputs};
 use skipped::skipped;
 
 const POOLINGS: [Option<Pooling>; 4] = [

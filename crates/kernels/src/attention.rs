@@ -30,7 +30,7 @@ impl Default for Scratch {
 
 /// What is added to the scores by the distance between two tokens (Raffel et al., JMLR 2020, section 2.1).
 pub struct Bias {
-    /// A row for each head: distances from `1 - positions` to `positions - 1`.
+    /// See [`Bias::values`].
     values: Vec<f32>,
     positions: usize,
 }
@@ -49,6 +49,11 @@ impl Bias {
             values: rows.map(|(head, distance)| of(head, distance)).collect(),
             positions,
         }
+    }
+
+    /// A row for each head: what keys get that stand from 1 - positions to positions - 1 behind the query.
+    pub fn values(&self) -> &[f32] {
+        &self.values
     }
 
     /// For the keys of a sequence of `tokens` tokens.

@@ -32,12 +32,15 @@ struct Block {
   Index index;
   std::unique_ptr<unsigned char, Free> shared;
   unsigned waiting = 0;
+  // Lanes of each warp that wait for the others, and what they exchange.
+  std::vector<unsigned> lanes;
+  std::vector<float> exchanged;
   // The block sits out all but one of this many rounds, on average.
   unsigned pace = 1;
   bool runs = true;
 };
 
-enum class State { READY, BARRIER, ENDED };
+enum class State { READY, BARRIER, WARP, ENDED };
 
 struct Fiber {
   ucontext_t context;
@@ -75,6 +78,23 @@ void block_barrier() {
   pause();
 }
 
+void warp_barrier() {
+  running->state = State::WARP;
+  running->block->lanes[running->thread / 32]++;
+  pause();
+}
+
+float exchange(float value, unsigned lanes) {
+  std::vector<float>& exchanged = running->block->exchanged;
+  const unsigned own = running->thread;
+  exchanged[own] = value;
+  warp_barrier();
+  const float other = exchanged[own ^ lanes];
+  // Nobody writes the next value before all have read this one.
+  warp_barrier();
+  return other;
+}
+
 void defer_copy(void* to, const void* from, std::size_t bytes, std::size_t zeros) {
   running->copies.push_back({to, from, bytes, zeros});
 }
@@ -102,6 +122,8 @@ const char* launch(Index size, unsigned threads, std::size_t bytes, unsigned see
         blocks.push_back(std::make_unique<Block>());
         blocks.back()->index = {x, y, z};
         blocks.back()->pace = 1 + random() % 8;
+        blocks.back()->lanes.resize(threads / 32);
+        blocks.back()->exchanged.resize(threads);
         const std::size_t whole = (bytes + 127) / 128 * 128;
         auto* memory = static_cast<unsigned char*>(std::aligned_alloc(128, whole));
         if (memory == nullptr) return "out of memory";
@@ -155,9 +177,16 @@ const char* launch(Index size, unsigned threads, std::size_t bytes, unsigned see
         f->state = State::READY;
         progressed = true;
       }
+      if (f->state == State::WARP && f->block->lanes[f->thread / 32] == 32) {
+        f->state = State::READY;
+        progressed = true;
+      }
     }
     for (auto& b : blocks) {
       if (b->waiting == threads) b->waiting = 0;
+      for (unsigned& lanes : b->lanes) {
+        if (lanes == 32) lanes = 0;
+      }
     }
   }
   munmap(memory, stacks);

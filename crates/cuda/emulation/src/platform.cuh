@@ -33,6 +33,9 @@ extern Index thread, block, grid;
 
 unsigned char* shared_memory();
 void block_barrier();
+void warp_barrier();
+// The value of the lane whose number differs in these bits.
+float exchange(float value, unsigned lanes);
 // Lets others run; the fiber goes on when they have.
 void pause();
 // Tells that others may be able to go on.
@@ -60,6 +63,11 @@ inline void check_aligned(const void* address, std::size_t bytes) {
 #define gridDim emulation::grid
 
 inline void __syncthreads() { emulation::block_barrier(); }
+inline void __syncwarp() { emulation::warp_barrier(); }
+inline float __shfl_xor_sync(unsigned, float value, int lanes) {
+  return emulation::exchange(value, lanes);
+}
+inline int min(int a, int b) { return a < b ? a : b; }
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes,
                                     std::size_t zeros = 0) {
   emulation::check_aligned(to, 16);

@@ -1,29 +1,11 @@
 //! The layer on candle's CPU device, straight from the definition: slow, and what the kernels are
 //! compared with.
 
-use candle_core::{DType, Device, Result, Tensor, bail};
-use half::bf16;
+use candle_core::{DType, Device, Result, Tensor};
 use laser_kernels::math::sigmoid;
 
 use super::types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
-
-fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
-    tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
-}
-
-/// How elements of a type are rounded.
-fn rounding(dtype: DType) -> Result<fn(f32) -> f32> {
-    match dtype {
-        DType::F32 => Ok(|x| x),
-        DType::BF16 => Ok(|x| bf16::from_f32(x).to_f32()),
-        other => bail!("an LSTM's elements are f32 or bf16, not {other:?}"),
-    }
-}
-
-fn tensor(values: Vec<f32>, width: usize, dtype: DType) -> Result<Tensor> {
-    let rows = values.len() / width;
-    Tensor::from_vec(values, (rows, width), &Device::Cpu)?.to_dtype(dtype)
-}
+use crate::rounding::{numbers, rounding, tensor};
 
 /// See [`super::forward`]; the shapes have been checked.
 pub(super) fn forward(

@@ -1,27 +1,22 @@
 //! Launches of the kernels in `kernels/lstm.cu`.
 #![allow(unsafe_code)]
 
-use std::ops::{Deref, Range};
 use std::ptr::null_mut;
 
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUfunction_attribute,
 };
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaView, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
+    DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
 };
-use candle_core::cuda_backend::{CudaDType, CudaDevice, WrapErr};
-use candle_core::op::BackpropOp;
-use candle_core::{CudaStorage, Result, Storage, Tensor, bail};
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
+use candle_core::{Result, Tensor};
 use half::bf16;
 
 use super::arguments::{Backward, Forward};
 use super::plan::{Limits, Plan, THREADS, UNITS};
 use super::types::{Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
-
-mod ptx {
-    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
-}
+use crate::gpu::{attribute, multiplies_bf16, operand, ptx, tensor};
 
 // SAFETY: plain C structs of addresses and numbers, which the kernels take by value.
 unsafe impl DeviceRepr for Forward<bf16> {}
@@ -29,12 +24,9 @@ unsafe impl DeviceRepr for Forward<bf16> {}
 unsafe impl DeviceRepr for Backward<bf16> {}
 
 fn limits(device: &CudaDevice) -> Result<Limits> {
-    let stream = device.cuda_stream();
-    let attribute = |a: Attribute| stream.context().attribute(a).w();
-    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let attribute = |a: Attribute| attribute(device, a);
     let cooperative = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)?;
-    // Products in bf16 and asynchronous copies came with compute capability 8.
-    if major < 8 || cooperative == 0 {
+    if !multiplies_bf16(device)? || cooperative == 0 {
         return Ok(Limits {
             multiprocessors: 0,
             shared: 0,
@@ -61,37 +53,6 @@ fn plan(device: &CudaDevice, shape: Shape, steps: &Steps) -> Result<Plan> {
             shape.hidden
         ))
     })
-}
-
-/// A contiguous tensor whose storage is locked for reading.
-struct Operand<G> {
-    storage: G,
-    range: Range<usize>,
-}
-
-fn operand(tensor: &Tensor) -> Result<Operand<impl Deref<Target = Storage>>> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let Some((start, end)) = layout.contiguous_offsets() else {
-        bail!("the tensors of an LSTM are contiguous");
-    };
-    Ok(Operand {
-        storage,
-        range: start..end,
-    })
-}
-
-impl<G: Deref<Target = Storage>> Operand<G> {
-    fn view<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
-        match &*self.storage {
-            Storage::Cuda(storage) => Ok(storage.as_cuda_slice::<T>()?.slice(self.range.clone())),
-            _ => bail!("the tensors of an LSTM are on one device"),
-        }
-    }
-}
-
-fn tensor<T: CudaDType>(device: &CudaDevice, slice: CudaSlice<T>, shape: (usize, usize)) -> Tensor {
-    let storage = CudaStorage::wrap_cuda_slice(slice, device.clone());
-    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
 /// Launches a kernel that takes one struct.
