@@ -43,7 +43,7 @@ pub struct BuildOptions {
 impl BuildOptions {
     /// Vectors by which a segment's encoding is decided, within the memory that a build may take.
     pub fn sample_size(&self) -> usize {
-        (self.memory / 8 / (4 * self.parameters.dims)).clamp(64, SAMPLE)
+        (self.memory / 8 / (4 * self.parameters.dims.max(1))).clamp(64, SAMPLE)
     }
 
     /// How to store vectors like these, where nothing is stored yet.

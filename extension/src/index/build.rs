@@ -86,10 +86,7 @@ impl Build {
             let row = row_name(tid);
             raise_hint(
                 Code::ERRCODE_DATA_EXCEPTION,
-                format!(
-                    "{row} has {} dimensions, rows before it have {dims}",
-                    x.len()
-                ),
+                format!("{row} has {} dimensions, others have {dims}", x.len()),
                 self.element.own_index_hint(dims),
             );
         }
@@ -341,11 +338,12 @@ pub unsafe extern "C-unwind" fn build(
         };
         progress(TUPLES_TOTAL, estimate as i64);
         progress(SUBPHASE, SAMPLING);
-        let size = state.options.sample_size();
-        if !parameters.is_undecided()
-            && let Some(sample) = sample::draw(heap, index, info, element, &parameters, size)
-        {
-            state.encoding = Some(state.options.choose(&sample, &pause));
+        if let Some(sample) = sample::draw(heap, index, info, element, &state.options) {
+            // It has vectors, and one of them decides as well as the first of all.
+            if parameters.is_undecided() {
+                state.options.parameters = undecided::decide(&state.store, sample.dims());
+            }
+            state.encoding = Some(state.options.choose(&sample.vectors, &pause));
         }
         progress(SUBPHASE, LOADING);
         let scan = (*(*heap).rd_tableam)

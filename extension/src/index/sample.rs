@@ -4,7 +4,8 @@
 
 use std::ffi::c_void;
 
-use laser_index::meta::Parameters;
+use laser_index::builder::BuildOptions;
+use laser_index::meta::UNDECIDED;
 use laser_index::sampling::stratified;
 use laser_index::space;
 use pgrx::pg_sys;
@@ -18,15 +19,37 @@ const LEAST_BLOCKS: u32 = 64;
 /// Blocks that tell how many rows a block has.
 const FIRST_BLOCKS: u32 = 16;
 
-struct Sample<'a> {
+/// Vectors of rows from all over a table.
+pub struct Sample {
     element: Element,
-    parameters: &'a Parameters,
-    size: usize,
+    /// Those of the index; the first vector gives them its dimensions if they have none.
+    options: BuildOptions,
     rows: usize,
-    vectors: Vec<Vec<f32>>,
+    /// Prepared.
+    pub vectors: Vec<Vec<f32>>,
 }
 
-/// Prepared vectors of rows from all over the table, about `size` of them: those of
+impl Sample {
+    /// Length of the vectors.
+    pub fn dims(&self) -> usize {
+        self.options.parameters.dims
+    }
+
+    fn add(&mut self, x: &[f32]) {
+        let parameters = &mut self.options.parameters;
+        if parameters.is_undecided() {
+            parameters.dims = x.len();
+            parameters.element &= !UNDECIDED;
+        }
+        // The build will refuse a row of another length, and say which.
+        if x.len() == parameters.dims {
+            let prepared = space::prepare(parameters.metric, parameters.dims, x);
+            self.vectors.extend(prepared.or_report());
+        }
+    }
+}
+
+/// Prepared vectors of rows from all over the table, about as many as [`BuildOptions::sample_size`]: those of
 /// scattered blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
 /// twice, and other table access methods may have no blocks.
 ///
@@ -37,9 +60,8 @@ pub unsafe fn draw(
     index: pg_sys::Relation,
     info: *mut pg_sys::IndexInfo,
     element: Element,
-    parameters: &Parameters,
-    size: usize,
-) -> Option<Vec<Vec<f32>>> {
+    options: &BuildOptions,
+) -> Option<Sample> {
     // SAFETY: by contract.
     unsafe {
         let heap_method = std::ptr::eq((*heap).rd_tableam, pg_sys::GetHeapamTableAmRoutine());
@@ -50,8 +72,7 @@ pub unsafe fn draw(
         }
         let mut sample = Sample {
             element,
-            parameters,
-            size: 2 * size,
+            options: options.clone(),
             rows: 0,
             vectors: Vec::new(),
         };
@@ -63,9 +84,9 @@ pub unsafe fn draw(
         };
         look(&mut sample, FIRST_BLOCKS, 0);
         let a_block = (sample.rows as f64 / f64::from(FIRST_BLOCKS)).max(0.5);
-        let wanted = (size as f64 / a_block) as u32;
+        let wanted = (sample.options.sample_size() as f64 / a_block) as u32;
         look(&mut sample, wanted.clamp(FIRST_BLOCKS, blocks), 1);
-        (sample.vectors.len() >= 64).then_some(sample.vectors)
+        (sample.vectors.len() >= 64).then_some(sample)
     }
 }
 
@@ -78,7 +99,7 @@ unsafe fn block(
     index: pg_sys::Relation,
     info: *mut pg_sys::IndexInfo,
     block: u32,
-    sample: &mut Sample<'_>,
+    sample: &mut Sample,
 ) {
     // SAFETY: by contract. No synchronized scan, no progress, one block.
     unsafe {
@@ -118,12 +139,9 @@ unsafe extern "C-unwind" fn collect(
     unsafe {
         let sample = &mut *state.cast::<Sample>();
         sample.rows += 1;
-        if *isnull || sample.vectors.len() >= sample.size {
+        if *isnull || sample.vectors.len() >= 2 * sample.options.sample_size() {
             return;
         }
-        let (metric, dims) = (sample.parameters.metric, sample.parameters.dims);
-        let prepared =
-            element::with_vector(sample.element, *values, |x| space::prepare(metric, dims, x));
-        sample.vectors.extend(prepared.or_report());
+        element::with_vector(sample.element, *values, |x| sample.add(x));
     }
 }
