@@ -37,22 +37,35 @@ impl std::str::FromStr for DeviceChoice {
     }
 }
 
-/// The device for a model.
-pub(crate) fn choose(choice: DeviceChoice, config: &Config) -> Result<Device, EncoderError> {
+/// The device for a model, and why it is not the GPU that it would profit from.
+pub(crate) fn choose(
+    choice: DeviceChoice,
+    config: &Config,
+) -> Result<(Device, Option<String>), EncoderError> {
     // Sums of table rows take less time than copying their result from a GPU.
     let profits = !matches!(config.encoder, Architecture::Mean(_));
     match choice {
-        DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Auto if profits => Ok(cuda(0).unwrap_or(Device::Cpu)),
-        DeviceChoice::Auto => Ok(Device::Cpu),
-        DeviceChoice::Cuda(n) => cuda(n),
+        // A build without CUDA has nothing to complain of.
+        DeviceChoice::Auto if profits && cfg!(feature = "cuda") => match cuda(0) {
+            Ok(device) => Ok((device, None)),
+            Err(error) => Ok((Device::Cpu, Some(error.to_string()))),
+        },
+        DeviceChoice::Auto | DeviceChoice::Cpu => Ok((Device::Cpu, None)),
+        DeviceChoice::Cuda(n) => Ok((cuda(n)?, None)),
     }
 }
 
+/// Bytes of a GPU's memory that are kept between batches: a batch of a transformer of 768 columns takes about as much.
+#[cfg(feature = "cuda")]
+const KEPT: u64 = 1 << 30;
+
 #[cfg(feature = "cuda")]
 fn cuda(n: usize) -> Result<Device, EncoderError> {
-    Device::new_cuda_with_stream(n)
-        .map_err(|e| EncoderError::Device(format!("could not use CUDA device {n}: {e}")))
+    let device = Device::new_cuda_with_stream(n)
+        .map_err(|e| EncoderError::Device(format!("could not use CUDA device {n}: {e}")))?;
+    // Without it batches only take longer.
+    let _ = laser_cuda::keep_freed_memory(&device, KEPT);
+    Ok(device)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -22,6 +22,7 @@ use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::rotary_candle::RotaryCandle;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
+use crate::arch::transformer_packed::TransformerPacked;
 use crate::{DeviceChoice, EncoderError, Purpose, batch};
 
 /// Floating point operations below which a call runs on the caller's thread: at some 50 GFLOP/s it
@@ -75,7 +76,9 @@ pub struct Encoder {
     head: Head,
     pool: Option<rayon::ThreadPool>,
     threads: usize,
-    device_name: String,
+    device: candle_core::Device,
+    /// Why another device than the first choice was taken.
+    device_problem: Option<String>,
     precision: Precision,
     asked: Precision,
 }
@@ -89,7 +92,26 @@ impl Encoder {
     /// content of the folder makes this panic.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, EncoderError> {
         let config = folder::read_config(folder)?;
-        let device = crate::device::choose(options.device, &config)?;
+        let (device, mut problem) = crate::device::choose(options.device, &config)?;
+        let chosen = options.device == DeviceChoice::Auto && !device.is_cpu();
+        let mut encoder = match Self::load_on(folder, config.clone(), options, device) {
+            // That a GPU can be opened does not say that it runs these kernels, or has room for the model.
+            Err(EncoderError::Compute(reason)) if chosen => {
+                problem = Some(reason);
+                Self::load_on(folder, config, options, candle_core::Device::Cpu)?
+            }
+            loaded => loaded?,
+        };
+        encoder.device_problem = problem;
+        Ok(encoder)
+    }
+
+    fn load_on(
+        folder: &Path,
+        config: Config,
+        options: &LoadOptions,
+        device: candle_core::Device,
+    ) -> Result<Self, EncoderError> {
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n.min(1024),
@@ -120,7 +142,16 @@ impl Encoder {
             base::verify(folder, &config, folder::fingerprint)?;
             folder::fingerprint(folder)
         };
-        let model = || load_model(&config, &weights, &device, precision, pool.is_some());
+        // On a GPU, "auto" compares with the processor: f32 there would take memory, and seconds until the driver has
+        // compiled its kernels, for a few sentences.
+        let undecided = options.precision == Precision::Auto
+            && !device.is_cpu()
+            && !matches!(config.encoder, Architecture::Mean(_));
+        let first = match undecided {
+            true => &candle_core::Device::Cpu,
+            false => &device,
+        };
+        let model = || load_model(&config, &weights, first, precision, pool.is_some());
         let (tokenizer, (fingerprint, model)) = match &pool {
             Some(pool) => {
                 pool.install(|| rayon::join(tokenizer, || rayon::join(fingerprint, model)))
@@ -131,7 +162,6 @@ impl Encoder {
         let (fingerprint, tokenizer, model) = (fingerprint?, tokenizer?, model?);
         let head = Head::load(&config.dense, &weights)?;
         tokenizer.check_vocabulary(model.vocabulary(), &weights)?;
-        let device_name = crate::device::name(&device);
         let mut encoder = Self {
             config,
             tokenizer,
@@ -140,14 +170,15 @@ impl Encoder {
             head,
             pool,
             threads,
-            device_name,
+            device,
+            device_problem: None,
             precision,
             asked: options.precision,
         };
         if options.precision == Precision::Auto {
             let faster = match &encoder.config.encoder {
                 Architecture::Mean(_) => vec![],
-                _ if !device.is_cpu() => vec![Precision::Bf16],
+                _ if !encoder.device.is_cpu() => vec![Precision::Bf16],
                 Architecture::Bilstm(config) => bilstm::faster_than_f32(config, &weights)?,
                 Architecture::ResidualBilstm(config) => {
                     bilstm::faster_than_f32(&config.bilstm(), &weights)?
@@ -159,9 +190,25 @@ impl Encoder {
                     transformer::faster_than_f32(config, &weights)?
                 }
             };
-            encoder.choose_precision(&faster, &weights, &device)?;
+            encoder.choose_precision(&faster, &weights)?;
+        }
+        if undecided && encoder.precision == Precision::F32 {
+            encoder.model = encoder.load_model(&weights, Precision::F32)?;
         }
         Ok(encoder)
+    }
+
+    fn load_model(
+        &self,
+        weights: &Weights,
+        precision: Precision,
+    ) -> Result<Box<dyn Model>, EncoderError> {
+        let parallel = self.pool.is_some();
+        let load = || load_model(&self.config, weights, &self.device, precision, parallel);
+        match &self.pool {
+            Some(pool) => pool.install(load),
+            None => load(),
+        }
     }
 
     /// Replaces f32 by the first of `candidates` that is accurate enough on the check sentences.
@@ -169,7 +216,6 @@ impl Encoder {
         &mut self,
         candidates: &[Precision],
         weights: &Weights,
-        device: &candle_core::Device,
     ) -> Result<(), EncoderError> {
         if candidates.is_empty() {
             return Ok(());
@@ -190,12 +236,7 @@ impl Encoder {
         };
         let exact = self.encode_ids(&ids)?;
         for &candidate in candidates {
-            let parallel = self.pool.is_some();
-            let load = || load_model(&self.config, weights, device, candidate, parallel);
-            let model = match &self.pool {
-                Some(pool) => pool.install(load),
-                None => load(),
-            }?;
+            let model = self.load_model(weights, candidate)?;
             let before = std::mem::replace(&mut self.model, model);
             let rounded = self.encode_ids(&ids)?;
             let accurate = match self.config.task {
@@ -332,11 +373,16 @@ impl Encoder {
             let rows: Vec<&[u32]> = batch.iter().map(|&i| &sequences[i][..]).collect();
             self.encode_batch(&rows, parallel)
         };
+        // Of a device that takes one batch after the other, the next is prepared meanwhile. More would only take memory.
+        let at_once = if lanes == 1 { 2 } else { batches.len().max(1) };
         let results: Vec<Vec<f32>> = match pool {
             Some(pool) => pool.install(|| {
                 batches
-                    .par_iter()
-                    .map(|b| run(b, true))
+                    .chunks(at_once)
+                    .flat_map(|some| {
+                        let results: Vec<_> = some.par_iter().map(|b| run(b, true)).collect();
+                        results
+                    })
                     .collect::<Result<Vec<_>, _>>()
             })?,
             None => batches
@@ -356,9 +402,28 @@ impl Encoder {
         })
     }
 
+    /// Encodes sequences, longest first. What is too much for the memory of a GPU at once, which others may use as well,
+    /// is encoded in halves.
+    fn encode_rows(
+        &self,
+        rows: &[&[u32]],
+        pooled: &mut [f32],
+        parallel: bool,
+    ) -> Result<(), EncoderError> {
+        match self.model.encode(rows, pooled, parallel) {
+            Err(error) if rows.len() > 1 && error.is_lack_of_device_memory() => {
+                let half = rows.len() / 2;
+                let (first, second) = pooled.split_at_mut(half * self.model.width());
+                self.encode_rows(&rows[..half], first, parallel)?;
+                self.encode_rows(&rows[half..], second, parallel)
+            }
+            result => result,
+        }
+    }
+
     fn encode_batch(&self, rows: &[&[u32]], parallel: bool) -> Result<Vec<f32>, EncoderError> {
         let mut pooled = vec![0f32; rows.len() * self.model.width()];
-        self.model.encode(rows, &mut pooled, parallel)?;
+        self.encode_rows(rows, &mut pooled, parallel)?;
         let mut out = self.head.apply(rows.len(), pooled);
         if self.config.normalize {
             out.chunks_exact_mut(self.config.dimensions)
@@ -383,8 +448,18 @@ impl Encoder {
     }
 
     /// What the model runs on, for example "cpu (avx2)" or "cuda:0".
-    pub fn device_name(&self) -> &str {
-        &self.device_name
+    pub fn device_name(&self) -> String {
+        crate::device::name(&self.device)
+    }
+
+    /// Why the model is not on the GPU that [`DeviceChoice::Auto`] would have taken.
+    pub fn device_problem(&self) -> Option<&str> {
+        self.device_problem.as_deref()
+    }
+
+    /// Whether the device no longer computes anything in this process, as after an error of a GPU's memory.
+    pub fn device_is_lost(&self) -> bool {
+        !self.device.is_cpu() && self.device.synchronize().is_err()
     }
 
     /// The precision in use, never [`Precision::Auto`].
@@ -467,6 +542,9 @@ fn load_model(
         }
         Architecture::Transformer(c) if device.is_cpu() => {
             Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::Transformer(c) if TransformerPacked::supported(c, device, dtype) => {
+            Box::new(TransformerPacked::load(c, weights, device, dtype)?)
         }
         Architecture::Transformer(c) => {
             Box::new(TransformerCandle::load(c, weights, device, dtype)?)

@@ -17,6 +17,15 @@ pub enum EncoderError {
     Compute(String),
 }
 
+impl EncoderError {
+    /// Whether a GPU had no memory left: with less at once it may be enough.
+    pub(crate) fn is_lack_of_device_memory(&self) -> bool {
+        // candle gives the driver's, and cuBLAS's, name of the error as text.
+        matches!(self, Self::Compute(reason)
+            if reason.contains("CUDA_ERROR_OUT_OF_MEMORY") || reason.contains("CUBLAS_STATUS_ALLOC_FAILED"))
+    }
+}
+
 impl From<candle_core::Error> for EncoderError {
     fn from(error: candle_core::Error) -> Self {
         Self::Compute(error.to_string())

@@ -11,6 +11,7 @@ pub(crate) mod rotary_candle;
 mod shape;
 pub(crate) mod transformer;
 pub(crate) mod transformer_candle;
+pub(crate) mod transformer_packed;
 
 use crate::EncoderError;
 use crate::batch::Budget;
@@ -411,6 +412,16 @@ mod tests {
                 );
                 let exact = states(&candle.unwrap());
                 let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
+                for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 0.03)] {
+                    let packed = transformer_packed::TransformerPacked::load(
+                        &config,
+                        &weights,
+                        &Device::Cpu,
+                        dtype,
+                    );
+                    let found = states(&packed.unwrap());
+                    assert_close(&exact, &found, tolerance * largest.max(1.0));
+                }
                 for &isa in Isa::all() {
                     for (precision, tolerance) in [
                         (Precision::F32, 1e-5),
@@ -489,6 +500,10 @@ mod tests {
                     .unwrap();
             assert_close(&states(&kernels, 0), &states(&candle, 0), 1e-5);
             assert_close(&states(&kernels, SECOND), &states(&candle, SECOND), 1e-5);
+            let packed =
+                transformer_packed::TransformerPacked::load(&config, &weights, &device, DType::F32)
+                    .unwrap();
+            assert_close(&states(&packed, SECOND), &states(&candle, SECOND), 1e-5);
             assert_eq!(states(&kernels, 0) != states(&kernels, SECOND), tells);
         }
     }

@@ -48,7 +48,7 @@ impl Norm {
 /// y = x Wᵀ + b
 pub(super) struct Linear {
     /// Transposed, [in, out].
-    weight: Tensor,
+    pub weight: Tensor,
     bias: Option<Tensor>,
 }
 
@@ -101,7 +101,8 @@ pub(super) fn activate(activation: Activation, x: Tensor) -> candle_core::Result
         Activation::None => Ok(x),
         Activation::Tanh => x.tanh(),
         Activation::Gelu => x.gelu_erf(),
-        Activation::GeluTanh => x.gelu(),
+        // In bf16 candle takes every step of it in bf16, which cancels below -1.
+        Activation::GeluTanh => x.to_dtype(DType::F32)?.gelu()?.to_dtype(x.dtype()),
         Activation::Relu => x.relu(),
     }
 }

@@ -363,7 +363,7 @@ impl Models {
             if let Entry::Loaded(model) = entry {
                 names.push(name.clone());
                 memory += model.memory;
-                device = model.encoder.device_name().to_owned();
+                device = model.encoder.device_name();
             }
         }
         names.sort();
@@ -401,6 +401,11 @@ impl Models {
                         refused.name()
                     ));
                 }
+                if let Some(problem) = model.encoder.device_problem() {
+                    log(&format!(
+                        "model \"{name}\" runs on the processor, since the GPU could not be used: {problem}"
+                    ));
+                }
                 log(&format!(
                     "model \"{name}\" loaded in {seconds:.2} s on {}",
                     model.encoder.device_name()
@@ -418,8 +423,8 @@ impl Models {
                 log(&format!("model \"{name}\" could not be loaded: {message}"));
                 let hint = match error {
                     EncoderError::Device(_) => {
-                        "Set laser.device to auto or cpu. A GPU takes a build of laser for CUDA, and a \
-                         driver."
+                        "laser.device = auto or cpu runs models on the processor. A GPU takes a build of laser for \
+                         CUDA, a driver, and memory that others leave free."
                     }
                     _ => installed::REPAIR,
                 };

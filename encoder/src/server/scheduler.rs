@@ -11,6 +11,7 @@ use laser_protocol::{ErrorCode, Failure, MAX_TEXT_BYTES, Role};
 use super::batch::{Input, cost_of_batch, encode_inputs, failure};
 use super::log::log;
 use super::models::{Lookup, Models};
+use super::process::exit_now;
 use super::queue::{Batch, Budget, INLINE_BYTES, Job, JobId, Queue, SessionId};
 use super::sessions::Sessions;
 use super::stats::Stats;
@@ -291,6 +292,12 @@ impl Scheduler {
                     };
                 }
                 self.deliver(&items, &embeddings, fingerprint, sessions);
+            }
+            // Nothing would be computed on it in this process any more. The texts are not to blame: they are no longer
+            // on record.
+            Err(_) if encoder.device_is_lost() => {
+                log("the GPU has failed: the process ends, to be started again");
+                exit_now(1)
             }
             Err(failure) => self.encode_one_by_one(encoder, fingerprint, &items, failure, sessions),
         }

@@ -36,6 +36,8 @@ const HEALTHY: Duration = Duration::from_secs(10);
 const FEW_FAILURES: u32 = 2;
 /// How long an encoder may take to end when asked to.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long a process that was killed is waited for.
+const KILLED: Duration = Duration::from_secs(5);
 /// How the encoder is run: its command line, but for what changes between two starts.
 #[derive(Clone, PartialEq, Eq)]
 struct Plan {
@@ -363,7 +365,16 @@ impl Running {
     fn end(&mut self, grace: Duration) -> Option<ExitStatus> {
         // SAFETY: the child has not been waited for, so its process id is still its own.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
-        let deadline = Instant::now() + grace;
+        if let Some(status) = self.ended_within(grace) {
+            return Some(status);
+        }
+        let _ = self.child.kill();
+        // One that a device driver holds in the kernel does not end, and must not keep the server from stopping.
+        self.ended_within(KILLED)
+    }
+
+    fn ended_within(&mut self, time: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + time;
         while Instant::now() < deadline {
             match self.child.try_wait() {
                 Ok(Some(status)) => return Some(status),
@@ -371,8 +382,7 @@ impl Running {
                 Err(_) => break,
             }
         }
-        let _ = self.child.kill();
-        self.child.wait().ok()
+        None
     }
 }
 

@@ -38,7 +38,7 @@ impl Plan {
         }
     }
 
-    /// Of an activation of so many elements.
+    /// Of an activation of this number of elements.
     pub fn activate(elements: usize) -> Self {
         Self {
             grid: [elements.div_ceil(VECTOR * THREADS), 1, 1],
