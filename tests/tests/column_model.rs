@@ -516,3 +516,48 @@ fn a_constraint_of_a_child_is_not_taken_for_the_statement() -> Result<()> {
     let sql = "SELECT count(*) FROM pair, parent WHERE x <=> b < 1";
     refused(&mut client, sql)
 }
+
+/// The planner simplifies some expressions of a subquery as if they were of the query around.
+#[test]
+fn what_is_of_a_subquery_is_not_taken_for_the_query_around() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE narrow (id int); CREATE TABLE wide (id int, x int, v embedding(32));
+         CREATE TABLE ta (id int, v embedding(32)); CREATE TABLE tb (id int, v embedding(32));
+         INSERT INTO narrow VALUES (1); INSERT INTO wide VALUES (1, 1, laser_embed('x', 'one'));
+         INSERT INTO ta VALUES (1, laser_embed('x', 'one')); INSERT INTO tb VALUES (1, laser_embed('x', 'two'));
+         SECURITY LABEL FOR laser ON COLUMN ta.v IS 'one'; SECURITY LABEL FOR laser ON COLUMN tb.v IS 'two'",
+    )?;
+    let exists =
+        "EXISTS (SELECT FROM tb WHERE tb.id = ta.id AND tb.v <=> laser_embed('x', '$') < .5)";
+    client.batch_execute(
+        "SELECT narrow.id, EXISTS (SELECT 1 FROM wide WHERE wide.id = narrow.id AND wide.v <=> laser_embed('x', 'one') < .5)
+         FROM narrow",
+    )?;
+    let function = "SELECT (SELECT count(*) FROM tb,
+                        LATERAL (SELECT * FROM generate_series(1, (10 * (tb.v <=> laser_embed('x', '$')))::int) g) s
+                    WHERE ta.id IS NOT NULL) FROM ta";
+    for query in [
+        format!("SELECT id, {exists} FROM ta"),
+        format!("SELECT id FROM ta WHERE id > 5 OR {exists}"),
+        format!("SELECT id FROM ta WHERE {exists}"),
+        format!("SELECT id, {exists} FROM ta ORDER BY v <=> laser_embed('x', 'one')"),
+        format!("SELECT id, {exists} FROM ta WHERE v <=> laser_embed('x', 'one') < .5"),
+        function.to_owned(),
+    ] {
+        client.batch_execute(&query.replace('$', "two"))?;
+        refused(&mut client, &query.replace('$', "one"))?;
+    }
+    // What is of the query around is still found beside it.
+    for query in [
+        format!("SELECT id, {exists} FROM ta ORDER BY v <=> laser_embed('x', 'two')"),
+        format!(
+            "SELECT id FROM ta WHERE (id > 5 OR {exists}) AND v <=> laser_embed('x', 'two') < .5"
+        ),
+        format!("SELECT id, {exists} FROM ta WHERE v <=> laser_embed('x', 'two') < .5"),
+    ] {
+        refused(&mut client, &query.replace('$', "two"))?;
+    }
+    Ok(())
+}

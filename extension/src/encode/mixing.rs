@@ -10,6 +10,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
 use super::origins::{Origin, Origins, scopes_of};
+use crate::pg::calls::has_call;
 use crate::pg::errors::raise_hint;
 use crate::pg::lists::{members, node};
 
@@ -32,12 +33,9 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
             .cast_mut_ptr::<pg_sys::Node>();
         if (*request).type_ == NodeTag::T_SupportRequestSimplify {
             let request = &*request.cast::<pg_sys::SupportRequestSimplify>();
-            // Later the server simplifies what is not the statement's, as CHECK constraints of inheritance children
-            // in numbers of tables of their own (`get_relation_constraints` in `plancat.c`). What is the statement's
-            // was all here before the planner had arrays of its relations.
+            let call = &*request.fcall;
             let root = request.root.as_ref();
-            if let Some(root) = root.filter(|root| root.simple_rel_array.is_null()) {
-                let call = &*request.fcall;
+            if let Some(root) = root.filter(|root| is_of_query(call, root)) {
                 let look = Origins::in_schema(pg_sys::get_func_namespace(call.funcid));
                 check(call.args, &scopes_of(root), &look);
             }
@@ -45,6 +43,47 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
     }
     // Nothing is simplified.
     Datum::from(0)
+}
+
+/// Whether the tables in a call that is simplified are numbered as in the query that the planner says it is of. Each call
+/// of a statement is simplified once where they are; the planner simplifies some again elsewhere:
+///
+/// - CHECK constraints of inheritance children (`get_relation_constraints` in `plancat.c`), when it has arrays of its
+///   relations: what is the statement's was all simplified before.
+/// - The condition of a correlated EXISTS as if it were of the query around, when it tries to make a hashed IN of it
+///   (`convert_EXISTS_to_ANY` in `subselect.c`). That is just after it has planned the EXISTS, without a target list.
+/// - Functions in FROM of a subquery that it pulls up, which it takes for one beside the query around (`subroot` of
+///   `pull_up_simple_subquery` in `prepjointree.c`): outer columns are then of a query too far out. Calls with those
+///   are simplified again where the subquery has gone to.
+///
+/// # Safety
+/// A call of two expressions, and the planner's state that it is simplified with.
+unsafe fn is_of_query(call: &pg_sys::FuncExpr, root: &pg_sys::PlannerInfo) -> bool {
+    // SAFETY: by contract; states and queries of subqueries live as long as the planner's, a range table has entries.
+    unsafe {
+        // Somebody else than the planner may have made a state without a query.
+        let (Some(global), Some(query)) = (root.glob.as_ref(), root.parse.as_ref()) else {
+            return false;
+        };
+        if !root.simple_rel_array.is_null() {
+            return false;
+        }
+        let follows_exists = members(global.subroots).last().is_some_and(|last| {
+            let last = &*node(last).cast::<pg_sys::PlannerInfo>();
+            std::ptr::eq(last.parent_root, root) && (*last.parse).targetList.is_null()
+        });
+        if follows_exists {
+            return false;
+        }
+        let is_outer = |levels| pg_sys::contain_vars_of_level(call.args.cast(), levels);
+        let in_function = |cell: &pg_sys::ListCell| {
+            let entry = &*node(cell).cast::<pg_sys::RangeTblEntry>();
+            entry.rtekind == pg_sys::RTEKind::RTE_FUNCTION
+                && has_call(entry.functions, |function, _| function == call.funcid)
+        };
+        !((1..=root.query_level as i32).any(is_outer)
+            && members(query.rtable).iter().any(in_function))
+    }
 }
 
 /// The same for what an index on pgvector's columns orders by: pgvector's functions have no support function of

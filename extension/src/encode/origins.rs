@@ -408,7 +408,11 @@ impl Origins {
                     .filter_map(|row| members(node(row).cast()).get(column.checked_sub(1)?))
                     .flat_map(|cell| self.origin(node(cell), scopes, depth))
                     .collect(),
-                pg_sys::RTEKind::RTE_RELATION if var.varattno > 0 => {
+                // A column that the table does not have would be one of another query's table.
+                pg_sys::RTEKind::RTE_RELATION
+                    if var.varattno > 0
+                        && pg_sys::get_atttype(entry.relid, var.varattno) == var.vartype =>
+                {
                     let labelled = labelled(entry.relid, var.varattno, entry.inh);
                     match labelled.is_empty() {
                         true => self.generated(entry.relid, var.varattno),

@@ -2,6 +2,7 @@
 //! here knows of embeddings, models or indexes.
 
 pub mod backtraces;
+pub mod calls;
 pub mod catalogs;
 pub mod encoding;
 pub mod errors;
