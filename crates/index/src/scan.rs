@@ -37,6 +37,8 @@ pub enum Iterate {
 const EXHAUSTIVE_DIVISOR: usize = 32;
 /// Most candidates of a walk, which cannot be interrupted, and takes a second for a few hundred thousand.
 const WIDEST_WALK: usize = 1 << 16;
+/// Candidates for which every segment is searched exhaustively.
+pub const EXHAUSTIVE_EF: usize = WIDEST_WALK;
 /// Least and most rows that an exhaustive search keeps. For those behind them it is repeated.
 const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 14, 1 << 20);
 /// How much wider each search is than the one before.

@@ -30,6 +30,7 @@ struct Scan {
     place: Option<DistanceParam>,
     cutoff: Option<Rc<Cutoff>>,
     rows: Option<Rc<Rows>>,
+    limit: Option<Limit>,
 }
 
 thread_local! {
@@ -55,6 +56,8 @@ pub struct ScanContext {
     pub cutoff: Option<Rc<Cutoff>>,
     /// The rows of its table. Without them the executor looks at each by itself.
     pub rows: Option<Rc<Rows>>,
+    /// Whether its `LIMIT` proves to be so large that a plan of known numbers would not have had the scan.
+    pub wants_most: bool,
 }
 
 /// The context of a scan that begins to return rows.
@@ -73,6 +76,9 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
                 rows: own.rows.clone(),
+                wants_most: own
+                    .limit
+                    .is_some_and(|limit| limit.is_most_of((*own.node).ss.ps.plan)),
             }
         }
     })
@@ -126,9 +132,9 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         if state.is_null() || nodes.is_null() {
             return;
         }
-        let mut found: Vec<*mut pg_sys::IndexScanState> = Vec::new();
-        pg_sys::ffi::pg_guard_ffi_boundary(|| visit(nodes, (&raw mut found).cast()));
-        if found.is_empty() {
+        let mut walk = Walk::default();
+        pg_sys::ffi::pg_guard_ffi_boundary(|| visit(nodes, (&raw mut walk).cast()));
+        if walk.found.is_empty() {
             return;
         }
         let (first, end) = distance_param::parameters(&*(*query).plannedstmt);
@@ -137,7 +143,7 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         }
         let run = (*state).es_query_cxt;
         let mut scans = Vec::new();
-        for node in found {
+        for (node, limit) in walk.found {
             let own = distance_param::parameter(&*(*node).ss.ps.plan, first);
             let place = own.and_then(|own| DistanceParam::of(&*state, own));
             scans.push(Scan {
@@ -147,6 +153,7 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
                 place,
                 cutoff: Cutoff::of(&*node, own).map(Rc::new),
                 rows: Rows::of(node).map(Rc::new),
+                limit,
             });
         }
         PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
@@ -167,24 +174,60 @@ unsafe extern "C-unwind" {
     ) -> bool;
 }
 
+/// The node of a `LIMIT`, which knows its number once it runs.
+#[derive(Debug, Clone, Copy)]
+struct Limit(*const pg_sys::LimitState);
+
+impl Limit {
+    /// Whether it wants most of the rows that a scan is expected to give: the condition by which a plan has no such scan
+    /// where the number is known ([`super::cost`]), which is not so of a plan for all parameters.
+    ///
+    /// # Safety
+    /// The run goes on, the plan is that of a scan below the node.
+    unsafe fn is_most_of(self, scan: *const pg_sys::Plan) -> bool {
+        // SAFETY: by contract.
+        unsafe {
+            let limit = &*self.0;
+            let wanted = limit.count as f64 + limit.offset as f64;
+            limit.lstate != pg_sys::LimitStateCond::LIMIT_INITIAL
+                && (limit.noCount || wanted * 2.0 > (*scan).plan_rows)
+        }
+    }
+}
+
+/// What is collected of the nodes of a run.
+#[derive(Default)]
+struct Walk {
+    /// Scans, with the `LIMIT` that is nearest above.
+    found: Vec<(*mut pg_sys::IndexScanState, Option<Limit>)>,
+    /// The nearest one above the node that is visited.
+    limit: Option<Limit>,
+}
+
 /// Collects the scans of indexes of ours that are ordered. Every statement's plan is walked, so that a level of
 /// it costs little: errors of the server (of its limit of stack) pass over this function, which has nothing to be
 /// dropped, and [`write_down`] has the guard.
 unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-    // SAFETY: a state of the executor's, or null; the context is what is collected, which nobody else uses
-    // meanwhile.
+    // SAFETY: a state of the executor's, or null; the context is the walk, which nobody else uses meanwhile.
     unsafe {
         if state.is_null() {
             return false;
+        }
+        let walk = context.cast::<Walk>();
+        let above = (*walk).limit;
+        if (*state).type_ == NodeTag::T_LimitState {
+            (*walk).limit = Some(Limit(state.cast()));
         }
         if (*state).type_ == NodeTag::T_IndexScanState {
             let scan = state.cast::<pg_sys::IndexScanState>();
             let index = (*scan).iss_RelationDesc;
             // EXPLAIN without ANALYZE opens no index.
             if (*scan).iss_NumOrderByKeys > 0 && !index.is_null() && build::is_laser(index) {
-                (*context.cast::<Vec<*mut pg_sys::IndexScanState>>()).push(scan);
+                (*walk).found.push((scan, above));
             }
         }
-        planstate_tree_walker(state, visit, context)
+        let ended = planstate_tree_walker(state, visit, context);
+        (*walk).limit = above;
+        ended
     }
 }

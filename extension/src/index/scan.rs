@@ -6,7 +6,7 @@ use laser_index::metric::Metric;
 use laser_index::page::UNPLACED;
 use laser_index::query::Query;
 use laser_index::reorder::{Rank, Reorder};
-use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
+use laser_index::scan::{Distance, EXHAUSTIVE_EF, Iterate, PendingRows, Scan, Settings};
 use laser_index::{IndexError, Result, pending};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -68,6 +68,9 @@ struct State {
     rows: Option<Rc<Rows>>,
     /// How far rows may be, by the filters of its plan.
     cutoff: Option<Rc<Cutoff>>,
+    /// Whether it looks at every vector from the beginning: a walk misses rows, which would come out of order at the end of a
+    /// scan that goes so far.
+    exhaustive: bool,
     /// Rows that wait for their turn.
     held: Reorder,
     /// A row whose visibility, filters and distance are to be checked, and the result.
@@ -207,6 +210,7 @@ unsafe extern "C-unwind" fn attach(scan: pg_sys::IndexScanDesc) {
         let context = runs::scan_context(scan);
         let state = &mut *(*scan).opaque.cast::<State>();
         (state.place, state.rows, state.cutoff) = (context.place, context.rows, context.cutoff);
+        state.exhaustive = context.wants_most && options::iterate() == Iterate::Strict;
     }
 }
 
@@ -447,7 +451,10 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 }
             }
             let settings = Settings {
-                ef: options::ef_search(options::of(index).ef_search),
+                ef: match state.exhaustive {
+                    true => EXHAUSTIVE_EF,
+                    false => options::ef_search(options::of(index).ef_search),
+                },
                 iterate: options::iterate(),
                 max_tuples: options::max_scan_tuples(),
                 recheck,
