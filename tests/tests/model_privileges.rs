@@ -1,8 +1,8 @@
 //! Who may embed with which model: USAGE on the foreign server of the model's name, if there is one.
 
-use anyhow::{Result, ensure};
-use laser_tests::failure;
+use anyhow::{Context, Result, ensure};
 use laser_tests::model::with_two_models;
+use laser_tests::{failure, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -155,9 +155,28 @@ fn nobody_lends_a_model_unasked() -> Result<()> {
         "ALTER INDEX own_i SET (model = 'two')",
     )?;
     client.batch_execute("ALTER INDEX own_i SET (model = 'two')")?;
-    denied(&mut client, "stranger", "REINDEX INDEX own_i")?;
-    denied(&mut client, "stranger", "TRUNCATE own")?;
-    client.batch_execute("REINDEX INDEX own_i")?;
+    // Which is its own from then on, with all that is done to its table.
+    for sql in [
+        "ALTER INDEX own_i SET (ef_search = 100); ALTER INDEX own_i RESET (ef_search)",
+        "INSERT INTO own VALUES ('x')",
+        "REINDEX INDEX own_i",
+        "REINDEX INDEX CONCURRENTLY own_i",
+        "VACUUM FULL own",
+        "ALTER TABLE own ALTER body TYPE varchar; ALTER TABLE own ALTER body TYPE text",
+        "TRUNCATE own",
+        "CREATE TEMP TABLE own_temp (body text) ON COMMIT DELETE ROWS; DROP TABLE own_temp",
+    ] {
+        as_role(&mut client, "stranger", sql)?;
+    }
+    let built = "SELECT model FROM laser_index_info('own_i')";
+    ensure!(cluster.psql("d", built)? == "two");
+    for sql in [
+        "CREATE INDEX again ON own USING laser (body) WITH (model = 'two')",
+        "CREATE TABLE again (LIKE own INCLUDING INDEXES)",
+        "ALTER INDEX own_i SET (ef_search = 50, model = 'two')",
+    ] {
+        denied(&mut client, "stranger", sql)?;
+    }
     // Nor is it loaded for them.
     for sql in [
         "SELECT laser_model_label('two')",
@@ -223,6 +242,128 @@ fn nobody_lends_a_model_unasked() -> Result<()> {
         "CREATE SERVER s FOREIGN DATA WRAPPER laser_model",
     )
     .expect_err("nobody was granted the wrapper");
+    Ok(())
+}
+
+/// Who builds an index again lends it no default model of his own.
+#[test]
+fn a_default_is_not_lent_by_who_builds_again() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE own (body text); INSERT INTO own VALUES ('x')",
+    )?;
+    client.batch_execute("SET laser.model = 'two'; SET SESSION AUTHORIZATION stranger")?;
+    failure(
+        &mut client,
+        "CREATE INDEX CONCURRENTLY own_i ON own USING laser (body)",
+    )?;
+    client.batch_execute("RESET SESSION AUTHORIZATION")?;
+    let rebuilds = [
+        "REINDEX INDEX own_i",
+        "VACUUM FULL own",
+        "REINDEX TABLE own",
+        "REINDEX INDEX CONCURRENTLY own_i",
+        "TRUNCATE own",
+        "ALTER TABLE own ALTER body TYPE varchar",
+    ];
+    for sql in rebuilds {
+        denied(&mut client, "postgres", sql)?;
+    }
+    client.batch_execute("SET laser.model = 'one'; DROP INDEX own_i, own_i_ccnew; SET SESSION AUTHORIZATION stranger")?;
+    client.batch_execute(
+        "CREATE INDEX own_i ON own USING laser (body); ALTER INDEX own_i RESET (model);
+         RESET SESSION AUTHORIZATION; SET laser.model = 'two'",
+    )?;
+    for sql in rebuilds {
+        denied(&mut client, "postgres", sql)?;
+    }
+    // Whoever makes one, or names the model, does.
+    for sql in [
+        "DROP INDEX own_i_ccnew",
+        "CREATE INDEX lent ON own USING laser (body)",
+        "ALTER INDEX own_i SET (model = 'two')",
+    ] {
+        client.batch_execute(sql).context(sql)?;
+    }
+    for sql in rebuilds {
+        client.batch_execute(sql).context(sql)?;
+    }
+    Ok(())
+}
+
+/// Where the statement has the library loaded, nothing is known of how it began.
+#[test]
+fn what_loads_the_library_counts_as_any_other_statement() -> Result<()> {
+    let (models, cluster) = with_two_models()?;
+    drop(cluster);
+    let cluster = laser_tests::Cluster::builder()
+        .preload(false)
+        .models(models.path(), "one")
+        .start()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE own (body text); INSERT INTO own VALUES ('x');
+         CREATE FUNCTION lend() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS
+         $$ BEGIN CREATE INDEX lent ON public.own USING laser (body) WITH (model = 'two'); END $$",
+    )?;
+    // Each in a session of its own, and each its first statement.
+    for sql in [
+        "CREATE INDEX own_i ON own USING laser (body) WITH (model = 'two')",
+        "ALTER INDEX own_i SET (model = 'two')",
+        "REINDEX INDEX own_i",
+        "REINDEX TABLE own",
+        "VACUUM FULL own",
+        "TRUNCATE own",
+    ] {
+        cluster.psql("d", sql)?;
+    }
+    for role in ["postgres", "reader"] {
+        let mut session = cluster.connect("d")?;
+        denied(&mut session, role, "SELECT lend()")?;
+    }
+    Ok(())
+}
+
+/// What a subscription applies is no statement.
+#[test]
+fn a_subscription_builds_again_what_it_truncates() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    cluster.set("wal_level", "logical")?;
+    let mut cluster = cluster;
+    cluster.restart()?;
+    let mut source = cluster.database("source")?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    client.batch_execute(
+        "CREATE TABLE own (id int PRIMARY KEY, body text); ALTER TABLE own OWNER TO stranger;
+         CREATE INDEX ON own USING laser (body) WITH (model = 'two')",
+    )?;
+    source.batch_execute(
+        "CREATE TABLE own (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR TABLE own",
+    )?;
+    source.query(
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+        &[],
+    )?;
+    let subscription = format!(
+        "CREATE SUBSCRIPTION s CONNECTION '{} user=postgres' PUBLICATION p WITH (create_slot = false, slot_name = 's', copy_data = false)",
+        cluster.conninfo("source").replace('\'', "''")
+    );
+    client.batch_execute(&subscription)?;
+    source.batch_execute("INSERT INTO own VALUES (1, 'x')")?;
+    source.batch_execute("TRUNCATE own")?;
+    source.batch_execute("INSERT INTO own VALUES (2, 'y')")?;
+    wait_until("the rows are there", || {
+        Ok(cluster.psql("d", "SELECT string_agg(id::text, ',') FROM own")? == "2")
+    })?;
+    client.batch_execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s")?;
     Ok(())
 }
 

@@ -41,7 +41,7 @@ pub fn check_privilege(name: &str) {
     }
 }
 
-/// As [`embed_texts`] for rows of an index on text, which is built by those who may use its model alone ([`super::check_build`]).
+/// As [`embed_texts`] for rows of an index on text, which was given its model by those who may use it ([`super::check_parameter`]).
 pub fn embed_rows(model: &str, texts: &[&[u8]]) -> Embedded {
     let name = model_name(Some(model));
     embed_by(&name, Role::Passage, texts, TruncationReport::Count).0

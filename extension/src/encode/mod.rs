@@ -2,7 +2,7 @@
 //! keeps the encoder process running, the client of that process, and the SQL functions on top.
 //!
 //! For the other modules: [`embed_texts`] embeds texts in the encoding of the database,
-//! [`embed_rows`] those of an index, [`check_build`] asks whether that may be built,
+//! [`embed_rows`] those of an index, [`check_parameter`] and [`check_default`] ask whether that may have its model,
 //! [`embed_once`] and [`embed_pair`] those that a statement may ask for again,
 //! [`Origins`] and [`refuse_two_models`] report of which model embeddings are,
 //! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
@@ -98,7 +98,7 @@ pub use embed::{
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};
-pub use privileges::check_build;
+pub use privileges::{check_default, check_parameter};
 pub use recent::{CachedEmbedding, Operand, embed_once, embed_pair, forget as forget_recent};
 pub use search::{Files, Searched, search};
 pub use session::{is_resident, session_model, tells_queries_from_passages};

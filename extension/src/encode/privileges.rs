@@ -4,9 +4,9 @@
 //! The server keeps such privileges: `GRANT` and `REVOKE`, members of roles, owners, dumps, and plans that are made again
 //! when they change. A model with an encoder for each language (`MODEL@LANGUAGE`) goes by the name before the `@`.
 //!
-//! It is asked whenever a text is embedded, of the role that the function runs as, and when an index on text is built. Rows
-//! that come into such an index later are embedded whoever inserts them, as nobody needs a privilege for what a
-//! constraint of a table does.
+//! It is asked whenever a text is embedded, of the role that the function runs as, and when an index on text is given its
+//! model. An index that names its model has been let have it: rows that come into it later are embedded whoever inserts
+//! them, as nobody needs a privilege for what a constraint of a table does, and so they are when it is built again.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_int};
@@ -26,32 +26,53 @@ const WRAPPER: &CStr = c"laser_model";
 /// Raises a SQL error unless the role that the session runs as may embed with a model.
 pub fn check_model(name: &str) {
     // SAFETY: a plain question to the server.
-    check(name, &[unsafe { pg_sys::GetUserId() }]);
+    check(name, &[unsafe { pg_sys::GetUserId() }], "");
 }
 
-/// The same of an index on text that is being built, or is to have a model: for its owner, as whom the server builds it, or
-/// for whoever runs the statement, since pg_dump restores privileges after indexes. Not for the caller of a function that
-/// runs with the rights of its owner, nor for whoever has the server run code of a table's owner, as by ANALYZE: those
-/// could be made to lend theirs. An empty name is that of a default that the session does not know, which is asked for
-/// again when it does.
-pub fn check_build(name: &str) {
+/// The same of a model that a storage parameter of an index names, unless the statement leaves that as it was: for the role that
+/// runs, which is the owner where the server makes the index, or for whoever runs the statement, since pg_dump restores
+/// privileges after indexes. Not for the caller of a function that runs with the rights of its owner, nor for whoever has the
+/// server run code of a table's owner, as by ANALYZE: those could be made to lend theirs.
+pub fn check_parameter(name: &str) {
+    if !statement::leaves_parameter() {
+        check_build(name, statement::is_of_user(), "");
+    }
+}
+
+/// The same of the default model, which an index that names none is built with. Whoever builds an index again lends his to
+/// nobody: the default may have become another since, or the index never have had one. An empty name is that of a default
+/// that the session does not know, which is asked for again when it does.
+pub fn check_default(name: &str) {
     if name.is_empty() {
         return;
     }
-    // SAFETY: plain questions to the server.
-    let roles = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
-    let own = statement::is_of_user();
-    check(name, if own { &roles } else { &roles[..1] });
+    match statement::makes_indexes() {
+        true => check_build(name, statement::is_of_user(), ""),
+        false => check_build(
+            name,
+            false,
+            " Or name the model of the index: ALTER INDEX … SET (model = …).",
+        ),
+    }
 }
 
-fn check(name: &str, roles: &[Oid]) {
+/// `lends` says whether who runs the statement is asked beside the owner of the index.
+fn check_build(name: &str, lends: bool, further_hint: &str) {
+    // SAFETY: plain questions to the server.
+    let roles = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
+    check(name, if lends { &roles } else { &roles[..1] }, further_hint);
+}
+
+fn check(name: &str, roles: &[Oid], further_hint: &str) {
     let (model, _) = model_and_language(name);
     let Some(server) = server(model) else { return };
     if !roles.iter().any(|role| may_use(server, *role)) {
         raise_hint(
             Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!("permission denied for model \"{model}\""),
-            format!("It needs a privilege: GRANT USAGE ON FOREIGN SERVER \"{model}\" TO …;"),
+            format!(
+                "It needs a privilege: GRANT USAGE ON FOREIGN SERVER \"{model}\" TO …;{further_hint}"
+            ),
         );
     }
 }

@@ -308,12 +308,9 @@ pub unsafe extern "C-unwind" fn build(
             statistics::forget((*index).rd_id);
         }
         let began = Instant::now();
-        let parameters = element::parameters(index);
+        let parameters = model::parameters(index);
         let element = element::of(&parameters);
         let model = (element == Element::Text).then(|| parameters.model.clone());
-        if let Some(model) = &model {
-            encode::check_build(model);
-        }
         warn_of_setting(index, info);
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.

@@ -157,6 +157,15 @@ pub unsafe fn is_undeclared(relation: pg_sys::Relation) -> bool {
     element != Element::Text && typmod < 1
 }
 
+/// Whether an index embeds the texts of its column.
+///
+/// # Safety
+/// `relation` is an open index of this access method.
+pub unsafe fn is_of_text(relation: pg_sys::Relation) -> bool {
+    // SAFETY: by contract.
+    unsafe { kind(relation).0 == Element::Text }
+}
+
 /// Parameters for a new index.
 ///
 /// # Safety
@@ -176,8 +185,6 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
     let (options, (element, metric)) = unsafe { (options::of(relation), kind(relation)) };
     let (dims, fingerprint, model) = match element {
         Element::Text => {
-            // Before it is loaded.
-            encode::check_build(&encode::model_name(options.model.as_deref()));
             let model = encode::describe_model(options.model.as_deref());
             (model.dimensions, model.fingerprint, model.name)
         }

@@ -6,10 +6,43 @@
 
 use std::ffi::CString;
 
+use laser_index::meta::Parameters;
 use pgrx::pg_sys::{self, Datum};
 
-use super::options;
+use super::{element, options};
+use crate::encode;
 use crate::pg::encoding::to_server;
+
+/// Whether an index that is built is new, and takes no inserts yet. Otherwise it is built again, perhaps by a role that is
+/// not the owner.
+///
+/// # Safety
+/// The index is open.
+pub unsafe fn is_new(index: pg_sys::Relation) -> bool {
+    // SAFETY: by contract. CREATE INDEX builds in the transaction that makes the index, or, CONCURRENTLY, before it takes
+    // inserts.
+    unsafe { (*index).rd_createSubid != 0 || !(*(*index).rd_index).indisready }
+}
+
+/// Parameters for an index that is built, by a role that may do that with its model.
+///
+/// # Safety
+/// The index is open, and of this access method.
+pub unsafe fn parameters(index: pg_sys::Relation) -> Parameters {
+    // SAFETY: by contract.
+    unsafe {
+        let is_by_default = element::is_of_text(index) && options::of(index).model.is_none();
+        if is_by_default {
+            // Before it is loaded.
+            encode::check_default(&encode::model_name(None));
+        }
+        let parameters = element::parameters(index);
+        if is_by_default {
+            encode::check_default(&parameters.model);
+        }
+        parameters
+    }
+}
 
 /// Makes `model` the storage parameter of an index that is being created and has none. Called when the index is built:
 /// from then until the transaction ends nobody else changes its parameters.
@@ -19,12 +52,9 @@ use crate::pg::encoding::to_server;
 pub unsafe fn remember(index: pg_sys::Relation, model: &str) {
     // SAFETY: by contract.
     unsafe {
-        // CREATE INDEX builds in the transaction that makes the index, or, CONCURRENTLY, before it takes inserts. What
-        // is rebuilt is left as it is: that may be asked for by a role that is not the owner.
-        let is_new = (*index).rd_createSubid != 0 || !(*(*index).rd_index).indisready;
         // A name that the database's encoding may not have cannot be written down.
         let writable = to_server(model) == model;
-        if !is_new || !writable {
+        if !is_new(index) || !writable {
             return;
         }
         // Whoever alters an index that is created CONCURRENTLY has this lock, and is waited for.

@@ -244,9 +244,9 @@ pub unsafe extern "C-unwind" fn parse(
             table.as_ptr(),
             table.len() as c_int,
         );
-        // Of a statement that sets them: a later one that builds the index may be somebody else's.
+        // Of a statement that sets them, together with those that the index had.
         if validate && let Some(model) = options.cast::<Stored>().as_ref().and_then(model_of) {
-            encode::check_build(&model);
+            encode::check_parameter(&model);
         }
         options.cast()
     }

@@ -1,41 +1,164 @@
-//! In whose name the statement runs that the server is executing: the session's user's, or that of somebody whose code is
-//! run for another, as of a function with the rights of its owner (SECURITY DEFINER), or of an index expression that
+//! Which utility statement the server is executing, and in whose name: the session's user's, or that of somebody whose code
+//! is run for another, as of a function with the rights of its owner (SECURITY DEFINER), or of an index expression that
 //! ANALYZE evaluates (`SECURITY_RESTRICTED_OPERATION` in `miscadmin.h`).
 //!
 //! The server changes the user itself while it builds an index, so that the security context then does not tell: it is
-//! noted when the statement begins. Statements within statements have all restrictions of those around them. Where one
-//! ended by an error its context stays noted, which has more restrictions than that of the statement around it.
+//! noted when the statement begins. Statements within statements have all restrictions of those around them. Nothing is
+//! known after a statement has ended by an error, until the next begins: what is noted is of no statement that has ended.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, NodeTag};
 
+use super::lists::{members, node};
 use super::unguarded::standard_ProcessUtility;
+
+/// What is noted of a utility statement.
+#[derive(Debug, Clone, Copy)]
+struct Noted {
+    /// The security context in which it began.
+    restrictions: c_int,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// CREATE INDEX
+    MakesIndex,
+    /// CREATE TABLE, which by itself makes the indexes of a partition alone, as those of its parent are.
+    MakesTable,
+    /// ALTER without the storage parameter that is watched.
+    LeavesParameter,
+    Other,
+}
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::ProcessUtility_hook_type> = const { Cell::new(None) };
-    /// The security context in which the innermost utility statement began, if one has since the library was loaded.
-    static CONTEXT: Cell<Option<c_int>> = const { Cell::new(None) };
+    /// The innermost utility statement.
+    static NOTED: Cell<Option<Noted>> = const { Cell::new(None) };
+    /// The storage parameter that is watched.
+    static PARAMETER: Cell<&CStr> = const { Cell::new(c"") };
 }
 
-/// Called while the library is loaded.
-pub fn init() {
-    // SAFETY: hooks are set by whoever is loaded, and call those that were there before.
+/// Called while the library is loaded, which serves indexes of an access method, and wants to know of statements that set
+/// one of their storage parameters.
+pub fn init(method: &CStr, parameter: &'static CStr) {
+    PARAMETER.set(parameter);
+    // SAFETY: hooks are set by whoever is loaded, and call those that were there before; callbacks stay where they are.
     unsafe {
         NEXT_HOOK.set(pg_sys::ProcessUtility_hook);
         pg_sys::ProcessUtility_hook = Some(run);
+        pg_sys::RegisterXactCallback(Some(transaction_ends), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_ends), std::ptr::null_mut());
+        NOTED.set(loaded_by(method));
     }
 }
 
-/// Whether the utility statement that runs is the session's user's, and no code of another's that is run for him. Where
-/// the library was loaded by the statement itself that is not known, and denied.
+/// The statement that has the library loaded, if it makes or alters an index of the access method and is the session's own:
+/// those open the access method before they run code of anybody, in which the library would have been loaded for a statement
+/// within. What begins in the session itself has no restrictions.
+///
+/// # Safety
+/// Called while the library is loaded.
+unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
+    // SAFETY: a portal that is active lives as long as its statements; a node is what its tag says.
+    unsafe {
+        let portal = pg_sys::ActivePortal.as_ref()?;
+        let [statement] = members(portal.stmts) else {
+            return None;
+        };
+        let statement = node(statement);
+        if (*statement).type_ != NodeTag::T_PlannedStmt {
+            return None;
+        }
+        let statement = (*statement.cast::<pg_sys::PlannedStmt>()).utilityStmt;
+        let is_of_index = match statement.as_ref()?.type_ {
+            NodeTag::T_IndexStmt => {
+                let name = (*statement.cast::<pg_sys::IndexStmt>()).accessMethod;
+                !name.is_null() && CStr::from_ptr(name) == method
+            }
+            NodeTag::T_AlterTableStmt => {
+                let alter = &*statement.cast::<pg_sys::AlterTableStmt>();
+                alter.objtype == pg_sys::ObjectType::OBJECT_INDEX
+            }
+            _ => false,
+        };
+        is_of_index.then(|| Noted {
+            restrictions: 0,
+            kind: kind_of(statement),
+        })
+    }
+}
+
+/// Whether the utility statement that runs is the session's user's, and no code of another's that is run for him. Where that is
+/// not known, it is denied.
 pub fn is_of_user() -> bool {
     let restrictions = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-    CONTEXT
-        .get()
-        .is_some_and(|context| context & restrictions as c_int == 0)
+    let noted = NOTED.get();
+    noted.is_some_and(|noted| noted.restrictions & restrictions as c_int == 0)
+}
+
+/// Whether the utility statement that runs is known to make indexes. Others build again what is there, also what an earlier
+/// one has left unbuilt.
+pub fn makes_indexes() -> bool {
+    let noted = NOTED.get();
+    noted.is_some_and(|noted| matches!(noted.kind, Kind::MakesIndex | Kind::MakesTable))
+}
+
+/// Whether the utility statement that runs is known to leave the storage parameter that is watched as it was.
+pub fn leaves_parameter() -> bool {
+    let noted = NOTED.get();
+    noted.is_some_and(|noted| matches!(noted.kind, Kind::MakesTable | Kind::LeavesParameter))
+}
+
+/// # Safety
+/// A statement as the parser has it.
+unsafe fn kind_of(statement: *mut pg_sys::Node) -> Kind {
+    // SAFETY: by contract; a node is what its tag says, and lists are of these.
+    unsafe {
+        match (*statement).type_ {
+            NodeTag::T_IndexStmt => Kind::MakesIndex,
+            NodeTag::T_CreateStmt => Kind::MakesTable,
+            NodeTag::T_AlterTableStmt => {
+                use pg_sys::AlterTableType::{AT_ReplaceRelOptions, AT_SetRelOptions};
+                let sets = |command: &pg_sys::ListCell| {
+                    let command = &*node(command).cast::<pg_sys::AlterTableCmd>();
+                    [AT_SetRelOptions, AT_ReplaceRelOptions].contains(&command.subtype)
+                        && members(command.def.cast()).iter().any(|parameter| {
+                            let parameter = &*node(parameter).cast::<pg_sys::DefElem>();
+                            CStr::from_ptr(parameter.defname) == PARAMETER.get()
+                        })
+                };
+                let commands = members((*statement.cast::<pg_sys::AlterTableStmt>()).cmds);
+                match commands.iter().any(sets) {
+                    true => Kind::Other,
+                    false => Kind::LeavesParameter,
+                }
+            }
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// Nothing in it panics or raises.
+unsafe extern "C-unwind" fn transaction_ends(event: pg_sys::XactEvent::Type, _state: *mut c_void) {
+    if event == pg_sys::XactEvent::XACT_EVENT_ABORT {
+        NOTED.set(None);
+    }
+}
+
+/// Nothing in it panics or raises.
+unsafe extern "C-unwind" fn subtransaction_ends(
+    event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _state: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        NOTED.set(None);
+    }
 }
 
 /// Errors pass over this function as over one in C, for the reasons that [`super::unguarded`] has.
@@ -53,7 +176,8 @@ unsafe extern "C-unwind" fn run(
     unsafe {
         let (mut user, mut restrictions) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut restrictions);
-        let around = CONTEXT.replace(Some(restrictions));
+        let kind = kind_of((*statement).utilityStmt);
+        let around = NOTED.replace(Some(Noted { restrictions, kind }));
         let next = NEXT_HOOK.get().unwrap_or(standard_ProcessUtility);
         next(
             statement,
@@ -65,6 +189,8 @@ unsafe extern "C-unwind" fn run(
             destination,
             completion,
         );
-        CONTEXT.set(around);
+        // The first statement of a session that has the library loaded ends without this.
+        let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+        NOTED.set(around.filter(|_| !is_outermost));
     }
 }
