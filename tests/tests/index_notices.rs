@@ -77,3 +77,32 @@ fn dead_versions_end_no_scan() -> Result<()> {
     }
     Ok(())
 }
+
+/// An expression that embeds by the setting is warned of when its index is made, not whenever it is built again.
+#[test]
+fn an_index_by_the_setting_is_warned_of_once() -> Result<()> {
+    let cluster = Cluster::new()?;
+    cluster.database("setting")?;
+    let (mut client, notices) = cluster.connect_with_notices("setting")?;
+    client.batch_execute("CREATE TABLE t (body text); INSERT INTO t VALUES ('x')")?;
+    let mut warned = |sql: &str| -> Result<bool> {
+        notices.take();
+        client.batch_execute(sql)?;
+        let said = notices.take();
+        Ok(said
+            .iter()
+            .any(|said| said.contains("embeds by the model that laser.model names")))
+    };
+    let index = "t_i ON t USING laser ((laser_embed(body)::embedding(384)))";
+    ensure!(warned(&format!("CREATE INDEX {index}"))?);
+    for sql in [
+        "REINDEX INDEX t_i",
+        "VACUUM FULL t",
+        "TRUNCATE t",
+        "DROP INDEX t_i",
+    ] {
+        ensure!(!warned(sql)?, "{sql}");
+    }
+    ensure!(warned(&format!("CREATE INDEX CONCURRENTLY {index}"))?);
+    Ok(())
+}

@@ -311,7 +311,9 @@ pub unsafe extern "C-unwind" fn build(
         let parameters = model::parameters(index);
         let element = element::of(&parameters);
         let model = (element == Element::Text).then(|| parameters.model.clone());
-        warn_of_setting(index, info);
+        if model::is_new(index) {
+            warn_of_setting(index, info);
+        }
         let store = RelationStore::new(index);
         // Segments in the making are on nobody's list: a sweep would take their pages.
         let lock = MergeLock::wait(index);
