@@ -18,7 +18,7 @@ mod types;
 pub extern "C-unwind" fn _PG_init() {
     pg::backtraces::off();
     pg::memory::init();
-    pg::statement::init(c"laser", c"model");
+    pg::statement::init(c"laser", c"model", index::check_altered);
     encode::init();
     index::init();
     mining::init();

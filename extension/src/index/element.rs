@@ -188,11 +188,7 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
             let model = encode::describe_model(options.model.as_deref());
             (model.dimensions, model.fingerprint, model.name)
         }
-        _ if options.model.is_some() => raise_hint(
-            Code::ERRCODE_INVALID_PARAMETER_VALUE,
-            "parameter \"model\" applies to indexes on text only",
-            "Omit it: an index on embeddings stores the values of its column, whatever model they are of.",
-        ),
+        _ if options.model.is_some() => refuse_model(),
         _ if typmod < 1 => (NO_DIMENSIONS, [0; 32], String::new()),
         _ => (typmod as usize, [0; 32], String::new()),
     };
@@ -210,6 +206,16 @@ pub unsafe fn parameters(relation: pg_sys::Relation) -> Parameters {
         fingerprint,
         model,
     }
+}
+
+/// Raises the error of a model that is named for an index on embeddings.
+#[cold]
+pub fn refuse_model() -> ! {
+    raise_hint(
+        Code::ERRCODE_INVALID_PARAMETER_VALUE,
+        "parameter \"model\" applies to indexes on text only",
+        "Omit it: an index on embeddings stores the values of its column, whatever model they are of.",
+    )
 }
 
 /// How the column of an index differs from what its metapage says of it, in words.

@@ -5,6 +5,7 @@
 //!  options    settings and storage parameters
 //!  element    indexed columns: their types, metrics and values
 //!  model      the model of an index on text, which rebuilding does not change
+//!  altered    what ALTER INDEX may have made of an index
 //!  undecided  indexes on columns without a declared number of dimensions
 //!  unlogged   indexes of UNLOGGED tables: what they begin with, and after a crash
 //!  pages      buffers and generic WAL records: the store of the crate `laser-index`
@@ -44,6 +45,7 @@
 //! Pages, segments, the pending list and searching are the crate `laser-index`; what is here brings
 //! them together with relations, snapshots and transactions.
 
+mod altered;
 mod bufpage;
 mod build;
 mod cache;
@@ -83,6 +85,8 @@ mod unlogged;
 mod vacuum;
 mod validate;
 mod wanted;
+
+pub use altered::check_altered;
 
 /// Registers settings and storage parameters.
 pub fn init() {

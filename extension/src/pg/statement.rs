@@ -29,7 +29,8 @@ enum Kind {
     MakesIndex,
     /// CREATE TABLE, which by itself makes the indexes of a partition alone, as those of its parent are.
     MakesTable,
-    /// ALTER without the storage parameter that is watched.
+    /// ALTER with the storage parameter that is watched, and without it.
+    SetsParameter,
     LeavesParameter,
     Other,
 }
@@ -40,12 +41,15 @@ thread_local! {
     static NOTED: Cell<Option<Noted>> = const { Cell::new(None) };
     /// The storage parameter that is watched.
     static PARAMETER: Cell<&CStr> = const { Cell::new(c"") };
+    /// What looks at the relation of a statement that has set it.
+    static LOOK: Cell<Option<fn(pg_sys::Oid)>> = const { Cell::new(None) };
 }
 
 /// Called while the library is loaded, which serves indexes of an access method, and wants to know of statements that set
-/// one of their storage parameters.
-pub fn init(method: &CStr, parameter: &'static CStr) {
+/// one of their storage parameters: `look` is called with the relation after each, and may raise an error.
+pub fn init(method: &CStr, parameter: &'static CStr, look: fn(pg_sys::Oid)) {
     PARAMETER.set(parameter);
+    LOOK.set(Some(look));
     // SAFETY: hooks are set by whoever is loaded, and call those that were there before; callbacks stay where they are.
     unsafe {
         NEXT_HOOK.set(pg_sys::ProcessUtility_hook);
@@ -133,7 +137,7 @@ unsafe fn kind_of(statement: *mut pg_sys::Node) -> Kind {
                 };
                 let commands = members((*statement.cast::<pg_sys::AlterTableStmt>()).cmds);
                 match commands.iter().any(sets) {
-                    true => Kind::Other,
+                    true => Kind::SetsParameter,
                     false => Kind::LeavesParameter,
                 }
             }
@@ -158,6 +162,26 @@ unsafe extern "C-unwind" fn subtransaction_ends(
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
         NOTED.set(None);
+    }
+}
+
+/// Shows `look` the relation that a statement has altered, which is locked until the transaction ends.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn look_at(alter: *const pg_sys::AlterTableStmt) {
+    // SAFETY: called by `run`, with a statement that has succeeded.
+    unsafe {
+        let relation = pg_sys::RangeVarGetRelidExtended(
+            (*alter).relation,
+            pg_sys::NoLock as pg_sys::LOCKMODE,
+            pg_sys::RVROption::RVR_MISSING_OK,
+            None,
+            std::ptr::null_mut(),
+        );
+        if let Some(look) = LOOK.get()
+            && relation != pg_sys::InvalidOid
+        {
+            look(relation);
+        }
     }
 }
 
@@ -189,6 +213,9 @@ unsafe extern "C-unwind" fn run(
             destination,
             completion,
         );
+        if kind == Kind::SetsParameter {
+            look_at((*statement).utilityStmt.cast());
+        }
         // The first statement of a session that has the library loaded ends without this.
         let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
         NOTED.set(around.filter(|_| !is_outermost));
