@@ -200,14 +200,26 @@ impl Cutoff {
 /// # Safety
 /// Varlenas, which may be compressed or out of line.
 unsafe fn have_equal_bytes(a: pg_sys::Datum, b: pg_sys::Datum) -> bool {
-    // SAFETY: by contract. A copy that is made goes with the memory of the row.
+    // SAFETY: by contract. Copies are freed: a join scans once for each of its rows, in the memory of the run.
     unsafe {
-        let bytes = |datum: pg_sys::Datum| {
-            let flat = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+        if pg_sys::toast_raw_datum_size(a) != pg_sys::toast_raw_datum_size(b) {
+            return false;
+        }
+        let [a, b] = [a, b].map(|datum| {
+            let stored = datum.cast_mut_ptr::<pg_sys::varlena>();
+            (stored, pg_sys::pg_detoast_datum_packed(stored))
+        });
+        let bytes = |flat: *mut pg_sys::varlena| {
             let length = varlena::varsize_any_exhdr(flat);
             std::slice::from_raw_parts(varlena::vardata_any(flat).cast::<u8>(), length)
         };
-        bytes(a) == bytes(b)
+        let equal = bytes(a.1) == bytes(b.1);
+        for (stored, flat) in [a, b] {
+            if flat != stored {
+                pg_sys::pfree(flat.cast());
+            }
+        }
+        equal
     }
 }
 
