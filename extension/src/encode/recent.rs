@@ -240,14 +240,18 @@ pub fn origin(dimensions: usize, is: impl Fn(usize, f32) -> bool) -> Option<(Str
         let single = recent.entries.iter();
         let single = single.map(|entry| (&entry.model, &entry.embedding));
         let of_arrays = recent.of_arrays.iter().map(|(model, first)| (model, first));
-        single.chain(of_arrays).find_map(|(model, embedding)| {
+        let mut found = single.chain(of_arrays).filter_map(|(model, embedding)| {
             let made = &embedding.data;
             let long_enough = made.len() == dimensions
                 || made.len() > dimensions && dimensions >= LEAST_BEGINNING;
             let mut components = made.iter().take(dimensions).enumerate();
             let same = long_enough && components.all(|(at, x)| is(at, *x));
-            same.then(|| (model.clone(), embedding.fingerprint))
-        })
+            same.then_some((model, embedding.fingerprint))
+        });
+        let (model, fingerprint) = found.next()?;
+        // Models may give one embedding, as those that share a vocabulary of words for a text of one word.
+        let is_one = found.all(|(_, other)| other == fingerprint);
+        is_one.then(|| (model.clone(), fingerprint))
     })
 }
 
