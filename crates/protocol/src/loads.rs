@@ -3,7 +3,8 @@
 //! Where a library gets no memory, or does not survive a file, the process ends, and the next one ends by whoever asks
 //! for that model again: all sessions' texts wait for a process that is always about to start. A model under whose
 //! loading processes have ended several times in a row is refused for a while, twice as long after each further time.
-//! The encoders of one model for different languages count as one: they lie in one folder, and end processes alike.
+//! The encoders of one model for different languages count as one: they lie in one folder, and end processes alike. That
+//! one of them can be loaded says nothing of another, so what is forgotten then is what that one has ended by.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,19 +16,52 @@ use crate::work::{self, DEATHS, Hash, LOADS_AT};
 /// How long a model is refused, at first and at most.
 const REFUSED: (u64, u64) = (30, 600);
 /// Models that are remembered.
-const MOST: usize = 16;
+const MOST: usize = 64;
 
-/// What stands in front of a hash while a model is loaded.
-const LOADING: u64 = 0x3153_4441_4f4c_0000;
-const HASH_AT: usize = 8;
-const COUNT_AT: usize = HASH_AT + size_of::<Hash>();
+/// What stands in front of a model while it is loaded; another number for each layout of the record.
+const LOADING: u64 = 0x3253_4441_4f4c_0000;
+/// What the number of models has beside it, for the same reason.
+const LAYOUT: u64 = 2 << 32;
+const MODEL_AT: usize = 8;
+const COUNT_AT: usize = MODEL_AT + MODEL_BYTES;
 const LOADS: usize = COUNT_AT + 8;
-/// Hash, deaths (u64), time of the last one (u64).
-const LOAD_BYTES: usize = 32;
+/// The model, deaths (u64), time of the last one (u64).
+const LOAD_BYTES: usize = MODEL_BYTES + 16;
 const BYTES: usize = LOADS + MOST * LOAD_BYTES;
 
-fn hash(model: &str) -> Hash {
-    work::hash(model_and_language(model).0, "")
+/// A model by its hashes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Model {
+    /// Of the name of its folder.
+    folder: Hash,
+    /// Of its whole name, with the language.
+    name: Hash,
+}
+
+const MODEL_BYTES: usize = 2 * size_of::<Hash>();
+
+impl Model {
+    fn of(name: &str) -> Self {
+        Self {
+            folder: work::hash(model_and_language(name).0, ""),
+            name: work::hash(name, ""),
+        }
+    }
+
+    fn to_bytes(self) -> [u8; MODEL_BYTES] {
+        let mut bytes = [0; MODEL_BYTES];
+        bytes[..size_of::<Hash>()].copy_from_slice(&self.folder);
+        bytes[size_of::<Hash>()..].copy_from_slice(&self.name);
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let hash = |at: usize| *bytes[at..].first_chunk().expect("a hash");
+        Self {
+            folder: hash(0),
+            name: hash(size_of::<Hash>()),
+        }
+    }
 }
 
 /// Notes what is loaded; one model at a time.
@@ -38,21 +72,22 @@ impl LoadNote {
     pub fn begin(&self, model: &str) {
         let Some(file) = &self.0 else { return };
         let mut bytes = LOADING.to_le_bytes().to_vec();
-        bytes.extend_from_slice(&hash(model));
+        bytes.extend_from_slice(&Model::of(model).to_bytes());
         let _ = file.write_all_at(&bytes, LOADS_AT);
     }
 
     /// Afterwards, however it went.
     pub fn end(&self) {
         if let Some(file) = &self.0 {
-            let _ = file.write_all_at(&[0; HASH_AT], LOADS_AT);
+            let _ = file.write_all_at(&[0; MODEL_AT], LOADS_AT);
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Load {
-    hash: Hash,
+    /// The last one of its folder that a process has ended by.
+    model: Model,
     deaths: u64,
     seconds: u64,
 }
@@ -73,6 +108,7 @@ impl Load {
 /// Models under whose loading processes have ended.
 pub struct Loads {
     file: Option<File>,
+    /// One for each folder, in the order of their last deaths.
     known: Vec<Load>,
 }
 
@@ -93,9 +129,8 @@ impl Loads {
         if file.read_exact_at(&mut bytes, LOADS_AT).is_ok() {
             loads.known = read(&bytes);
             if number(&bytes, 0) == LOADING {
-                let mut hash = Hash::default();
-                hash.copy_from_slice(&bytes[HASH_AT..COUNT_AT]);
-                loads.count(hash, work::now());
+                let model = Model::from_bytes(&bytes[MODEL_AT..COUNT_AT]);
+                loads.count(model, work::now());
             }
         }
         // It counts once: this process may end by something else before it loads anything.
@@ -104,17 +139,19 @@ impl Loads {
         (note, loads)
     }
 
-    fn count(&mut self, hash: Hash, now: u64) {
-        let before = self.known.iter().position(|load| load.hash == hash);
+    fn count(&mut self, model: Model, now: u64) {
+        let same = |load: &Load| load.model.folder == model.folder;
+        let before = self.known.iter().position(same);
         let deaths = before.map_or(0, |at| self.known.remove(at).deaths);
         if self.known.len() == MOST {
-            // Of those with the fewest deaths the one whose last was the longest ago, so that none that is refused is
-            // forgotten for others that ended a process once.
-            let least = (0..MOST).min_by_key(|at| self.known[*at].deaths);
-            self.known.remove(least.unwrap_or(0));
+            // None that is refused for others that ended a process once; of these the one whose last death was the longest
+            // ago, so that none that ends processes now is forgotten for what did so before.
+            let not_refused = |load: &Load| load.deaths < u64::from(DEATHS);
+            let oldest = self.known.iter().position(not_refused);
+            self.known.remove(oldest.unwrap_or(0));
         }
         self.known.push(Load {
-            hash,
+            model,
             deaths: deaths.saturating_add(1),
             seconds: now,
         });
@@ -122,9 +159,9 @@ impl Loads {
 
     fn write(&self) {
         let Some(file) = &self.file else { return };
-        let mut bytes = (self.known.len() as u64).to_le_bytes().to_vec();
+        let mut bytes = (LAYOUT | self.known.len() as u64).to_le_bytes().to_vec();
         for load in &self.known {
-            bytes.extend_from_slice(&load.hash);
+            bytes.extend_from_slice(&load.model.to_bytes());
             bytes.extend_from_slice(&load.deaths.to_le_bytes());
             bytes.extend_from_slice(&load.seconds.to_le_bytes());
         }
@@ -134,17 +171,17 @@ impl Loads {
 
     /// For how long a model is still refused.
     pub fn refused(&self, model: &str) -> Option<Duration> {
-        let hash = hash(model);
-        let load = self.known.iter().find(|load| load.hash == hash)?;
+        let folder = Model::of(model).folder;
+        let load = self.known.iter().find(|load| load.model.folder == folder)?;
         let rest = load.refused_for(work::now());
         (rest > 0).then(|| Duration::from_secs(rest))
     }
 
     /// A model was loaded, or could not be, and the process lives.
     pub fn clear(&mut self, model: &str) {
-        let hash = hash(model);
+        let model = Model::of(model);
         let before = self.known.len();
-        self.known.retain(|load| load.hash != hash);
+        self.known.retain(|load| load.model != model);
         if self.known.len() < before {
             self.write();
         }
@@ -156,12 +193,18 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn read(bytes: &[u8; BYTES]) -> Vec<Load> {
-    let count = usize::try_from(number(bytes, COUNT_AT)).unwrap_or(usize::MAX);
-    let entries = bytes[LOADS..].chunks_exact(LOAD_BYTES).take(count);
+    let count = number(bytes, COUNT_AT);
+    // What an older version has left is of another layout.
+    let count = if count & LAYOUT == LAYOUT {
+        count & !LAYOUT
+    } else {
+        0
+    };
+    let entries = bytes[LOADS..].chunks_exact(LOAD_BYTES).take(count as usize);
     let load = |entry: &[u8]| Load {
-        hash: *entry.first_chunk().expect("thirty-two bytes"),
-        deaths: number(entry, 16),
-        seconds: number(entry, 24),
+        model: Model::from_bytes(entry),
+        deaths: number(entry, MODEL_BYTES),
+        seconds: number(entry, MODEL_BYTES + 8),
     };
     entries.map(load).collect()
 }
@@ -232,6 +275,42 @@ mod tests {
     }
 
     #[test]
+    fn an_encoder_that_can_be_loaded_does_not_excuse_another_of_its_model() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..3 {
+            let (note, mut loads) = Loads::open(Some(&file));
+            note.begin("pair@en");
+            note.end();
+            loads.clear("pair@en");
+            note.begin("pair@de");
+        }
+        let (_, mut loads) = Loads::open(Some(&file));
+        loads.clear("pair@en");
+        assert!(loads.refused("pair@de").is_some());
+        assert!(loads.refused("pair@en").is_some());
+        loads.clear("pair@de");
+        assert!(loads.refused("pair@de").is_none());
+    }
+
+    #[test]
+    fn two_in_turn_are_refused_where_all_places_are_taken() {
+        let file = tempfile::tempfile().unwrap();
+        for model in 0..MOST {
+            for _ in 0..2 {
+                Loads::open(Some(&file)).0.begin(&format!("model {model}"));
+            }
+        }
+        for _ in 0..3 {
+            for model in ["bad", "worse"] {
+                Loads::open(Some(&file)).0.begin(model);
+            }
+        }
+        let (_, loads) = Loads::open(Some(&file));
+        assert!(loads.refused("bad").is_some());
+        assert!(loads.refused("worse").is_some());
+    }
+
+    #[test]
     fn others_do_not_make_a_refused_model_be_forgotten() {
         let file = tempfile::tempfile().unwrap();
         for _ in 0..3 {
@@ -246,7 +325,7 @@ mod tests {
     #[test]
     fn a_clock_that_was_ahead_refuses_nothing_for_long() {
         let load = Load {
-            hash: Hash::default(),
+            model: Model::default(),
             deaths: 3,
             seconds: 1 << 40,
         };
