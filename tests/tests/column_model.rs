@@ -561,3 +561,41 @@ fn what_is_of_a_subquery_is_not_taken_for_the_query_around() -> Result<()> {
     }
     Ok(())
 }
+
+/// A CASE may choose the model of each row; a UNION does not.
+#[test]
+fn a_choice_agrees_where_one_of_it_does() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE d (id int, kind text, v embedding(32)) PARTITION BY LIST (kind);
+         CREATE TABLE d1 PARTITION OF d FOR VALUES IN ('one'); CREATE TABLE d2 PARTITION OF d FOR VALUES IN ('two');
+         INSERT INTO d VALUES (1, 'one', laser_embed('x', 'one')), (2, 'two', laser_embed('x', 'two'));
+         SECURITY LABEL FOR laser ON COLUMN d1.v IS 'one'; SECURITY LABEL FOR laser ON COLUMN d2.v IS 'two';
+         CREATE TABLE own (id int, v embedding(32)); SECURITY LABEL FOR laser ON COLUMN own.v IS 'one';
+         CREATE VIEW united AS SELECT 'one' AS kind, id, v FROM d1 UNION ALL SELECT 'two', id, v FROM d2",
+    )?;
+    let case = "CASE kind WHEN 'two' THEN laser_embed('x', 'two') ELSE laser_embed('x', 'one') END";
+    for sql in [
+        format!("SELECT id FROM d ORDER BY v <=> {case} LIMIT 5"),
+        format!("SELECT id FROM united ORDER BY v <=> {case} LIMIT 5"),
+        "SELECT d1.id FROM d1 LEFT JOIN own USING (id) ORDER BY coalesce(own.v, d1.v) <=> laser_embed('x', 'one')".to_owned(),
+    ] {
+        client.batch_execute(&sql)?;
+    }
+    for sql in [
+        "SELECT id FROM own ORDER BY v <=> CASE WHEN id > 3 THEN laser_embed('x', 'two') ELSE laser_embed('y', 'two') END",
+        "SELECT id FROM d1 ORDER BY coalesce(v, laser_embed('x', 'one')) <=> laser_embed('x', 'two')",
+    ] {
+        refused(&mut client, sql)?;
+    }
+    let sql =
+        "SELECT id FROM united WHERE kind = 'one' ORDER BY v <=> laser_embed('x', 'one') LIMIT 5";
+    refused(&mut client, sql)?;
+    let (_, _, hint) = failure(&mut client, sql)?;
+    ensure!(
+        hint.contains("name the table that is to be searched"),
+        "{hint}"
+    );
+    Ok(())
+}

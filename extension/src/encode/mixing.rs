@@ -128,8 +128,11 @@ unsafe fn check(arguments: *mut pg_sys::List, scopes: &[*mut pg_sys::Query], loo
 
 /// Raises a SQL error if embeddings of these origins are of two models.
 pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
-    let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
-    let Some((a, b)) = pairs.into_iter().find(|(a, b)| a.differs(b)) else {
+    let pairs = || a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
+    // Whoever writes a CASE chooses by the row, also the one that is of the other side's model.
+    let agree = pairs().any(|(a, b)| !a.differs(b));
+    let is_chosen = |(a, b): &(&Origin, &Origin)| agree && (a.is_choice || b.is_choice);
+    let Some((a, b)) = pairs().find(|pair| pair.0.differs(pair.1) && !is_chosen(pair)) else {
         return;
     };
     let by = if a.is_column { a } else { b };
@@ -163,11 +166,14 @@ pub fn refuse_two_models(a: &[Origin], b: &[Origin]) {
             by.model, by.what
         )
     };
-    let hint = match by.is_child {
-        true => format!(
+    let hint = match (by.is_child, a.is_united || b.is_united) {
+        (true, _) => format!(
             "{hint} Tables whose partitions are of different models are searched by naming a partition."
         ),
-        false => hint,
+        (_, true) => format!(
+            "{hint} Where a UNION has columns of different models, name the table that is to be searched."
+        ),
+        _ => hint,
     };
     raise_hint(
         Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

@@ -32,6 +32,10 @@ pub struct Origin {
     pub is_column: bool,
     /// Whether the column is that of a partition or another child of the table in the query.
     pub is_child: bool,
+    /// Whether it is one of several in a UNION.
+    pub is_united: bool,
+    /// Whether it is one of several of which a CASE or COALESCE chooses by the row.
+    pub is_choice: bool,
 }
 
 impl Origin {
@@ -47,6 +51,8 @@ impl Origin {
             fingerprint,
             is_column: false,
             is_child: false,
+            is_united: false,
+            is_choice: false,
         }
     }
 
@@ -129,6 +135,8 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
                 fingerprint: label.fingerprint,
                 is_column: true,
                 is_child: table != parent,
+                is_united: false,
+                is_choice: false,
             })
         };
         if !with_children {
@@ -258,13 +266,13 @@ impl Origins {
                 }
                 NodeTag::T_CoalesceExpr => {
                     let either = &*node.cast::<pg_sys::CoalesceExpr>();
-                    self.any(either.args, scopes, depth)
+                    choice(self.any(either.args, scopes, depth))
                 }
                 NodeTag::T_CaseExpr => {
                     let case = &*node.cast::<pg_sys::CaseExpr>();
                     let mut origins = self.any(case.args, scopes, depth);
                     origins.extend(self.origin(case.defresult.cast(), scopes, depth));
-                    origins
+                    choice(origins)
                 }
                 NodeTag::T_CaseWhen => {
                     let when = &*node.cast::<pg_sys::CaseWhen>();
@@ -327,6 +335,10 @@ impl Origins {
                 let entries = leaves.iter().filter_map(|at| range_table_entry(query, *at));
                 return entries
                     .flat_map(|entry| self.output(entry.subquery, &scopes, column, depth))
+                    .map(|origin| Origin {
+                        is_united: true,
+                        ..origin
+                    })
                     .collect();
             }
             // What a statement that writes returns is another list than what it writes.
@@ -589,9 +601,21 @@ unsafe fn first_of_array(array: pg_sys::Datum, element: pg_sys::Oid) -> Option<p
     }
 }
 
-/// One origin for each model and version of it.
+/// Origins of which an expression has one in each row.
+fn choice(origins: Vec<Origin>) -> Vec<Origin> {
+    let origins = origins.into_iter();
+    origins
+        .map(|origin| Origin {
+            is_choice: true,
+            ..origin
+        })
+        .collect()
+}
+
+/// One origin for each model and version of it, of those that are no choice the first.
 fn distinct(mut origins: Vec<Origin>) -> Vec<Origin> {
     let mut seen = HashSet::new();
+    origins.sort_by_key(|origin| origin.is_choice);
     origins.retain(|origin| seen.insert((origin.model.clone(), origin.fingerprint.clone())));
     origins
 }
