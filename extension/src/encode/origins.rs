@@ -431,6 +431,15 @@ impl Origins {
                         false => labelled,
                     }
                 }
+                // From PostgreSQL 18 on columns that are grouped by are those of an entry of their own.
+                #[cfg(feature = "pg18")]
+                pg_sys::RTEKind::RTE_GROUP => {
+                    let grouped = members(entry.groupexprs);
+                    match column.checked_sub(1).and_then(|at| grouped.get(at)) {
+                        Some(cell) => self.origin(node(cell), scopes, depth),
+                        None => Vec::new(),
+                    }
+                }
                 _ => Vec::new(),
             }
         }
