@@ -404,6 +404,23 @@ fn partitions_of_different_models_are_not_compared_with_one_text() -> Result<()>
     client.batch_execute(&search("one", "p1"))?;
     client.batch_execute(&search("two", "p2"))?;
     client.batch_execute(&search("one", "ONLY p"))?;
+
+    // Labels of many are read in one pass, beside those of other tables and columns.
+    client.batch_execute(
+        "RESET laser.model;
+         CREATE TABLE many (id integer, other embedding(32), m embedding(32)) PARTITION BY LIST (id);
+         DO $$ BEGIN FOR i IN 1..40 LOOP
+             EXECUTE format('CREATE TABLE many%s PARTITION OF many FOR VALUES IN (%s)', i, i);
+             EXECUTE format('SECURITY LABEL FOR laser ON COLUMN many%s.other IS %L', i, 'two');
+         END LOOP; END $$;
+         SECURITY LABEL FOR laser ON COLUMN many39.m IS 'one'",
+    )?;
+    client.batch_execute(&search("one", "many"))?;
+    refused(&mut client, &search("two", "many"))?;
+    client.batch_execute("SECURITY LABEL FOR laser ON COLUMN many7.m IS 'two'")?;
+    for model in ["one", "two"] {
+        refused(&mut client, &search(model, "many"))?;
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 pub use laser_model::base::hex;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
 
 use laser_protocol::valid_model_name;
@@ -20,7 +21,7 @@ use crate::pg::errors::{raise, raise_hint};
 const PROVIDER: &CStr = c"laser";
 
 /// What a label says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Label {
     /// Name of the model.
     pub model: String,
@@ -69,6 +70,46 @@ pub fn of(table: pg_sys::Oid, column: i16) -> Option<Label> {
             .flatten()
             .and_then(Label::parse)
     }
+}
+
+/// The labels of all columns, by their tables, from one pass over the catalogue: for who asks of many tables, each of which
+/// would be a search in it.
+pub fn of_all_tables() -> HashMap<pg_sys::Oid, Vec<(i16, Label)>> {
+    let mut found = HashMap::<_, Vec<_>>::new();
+    // SAFETY: rows of pg_seclabel, which are read before the next one is fetched; none of its columns is null, and the last
+    // two are texts.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(pg_sys::SecLabelRelationId, lock);
+        let (no_index, null) = (pg_sys::InvalidOid, std::ptr::null_mut());
+        let scan =
+            pg_sys::systable_beginscan(catalog, no_index, false, null, 0, std::ptr::null_mut());
+        loop {
+            let row = pg_sys::systable_getnext(scan);
+            if row.is_null() {
+                break;
+            }
+            const COLUMNS: usize = pg_sys::Natts_pg_seclabel as usize;
+            let (mut values, mut nulls) = ([pg_sys::Datum::from(0); COLUMNS], [true; COLUMNS]);
+            let description = (*catalog).rd_att;
+            pg_sys::heap_deform_tuple(row, description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let [table, class, column, provider, label] = values;
+            let oid = |value: pg_sys::Datum| pg_sys::Oid::from(value.value() as u32);
+            let text = |value: pg_sys::Datum| {
+                CStr::from_ptr(pg_sys::text_to_cstring(value.cast_mut_ptr()))
+            };
+            if oid(class) == pg_sys::RelationRelationId
+                && text(provider) == PROVIDER
+                && let Some(label) = text(label).to_str().ok().and_then(Label::parse)
+            {
+                let of_table = found.entry(oid(table)).or_default();
+                of_table.push((column.value() as i16, label));
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+    }
+    found
 }
 
 /// Called by the server for a new label, of which it has checked who sets it; null takes it away.

@@ -12,7 +12,7 @@ use laser_vector::f16;
 use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
 
-use super::labels::{self, hex};
+use super::labels::{self, Label, hex};
 use super::{recent, session};
 use crate::pg::catalogs::{self, attribute};
 use crate::pg::encoding;
@@ -87,6 +87,9 @@ const MEMBERS: usize = 64;
 /// Expressions that are examined for one distance: queries of WITH may each name the one before many times.
 const EXPRESSIONS: usize = 1024;
 
+/// Tables whose labels are looked up one by one.
+const FEW_TABLES: usize = 16;
+
 /// A query that an expression is of, last, and the queries around it.
 type Scopes<'q> = &'q [*mut pg_sys::Query];
 
@@ -122,34 +125,53 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
         if name.is_null() {
             return Vec::new();
         }
-        let parent = table;
-        let origin = |table: pg_sys::Oid| {
-            let label = labels::of(table, pg_sys::get_attnum(table, name))?;
+        let origin = |of: pg_sys::Oid, label: Label| {
             Some(Origin {
                 what: format!(
                     "column \"{}\" of table \"{}\"",
                     shown(name)?,
-                    shown(pg_sys::get_rel_name(table))?,
+                    shown(pg_sys::get_rel_name(of))?,
                 ),
                 model: label.model,
                 fingerprint: label.fingerprint,
                 is_column: true,
-                is_child: table != parent,
+                is_child: of != table,
                 is_united: false,
                 is_choice: false,
             })
         };
         if !with_children {
-            return origin(table).into_iter().collect();
+            let label = labels::of(table, column);
+            return label
+                .and_then(|label| origin(table, label))
+                .into_iter()
+                .collect();
         }
         let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-        let tables = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+        let tables = members(pg_sys::ffi::pg_guard_ffi_boundary(|| {
             find_all_inheritors(table, no_lock, std::ptr::null_mut())
-        });
-        members(tables)
-            .iter()
-            .filter_map(|cell| origin(cell.oid_value))
-            .collect()
+        }));
+        let all = (tables.len() > FEW_TABLES).then(labels::of_all_tables);
+        let label = |of: pg_sys::Oid| {
+            let column = pg_sys::get_attnum(of, name);
+            let Some(all) = &all else {
+                return labels::of(of, column);
+            };
+            let mut of_table = all.get(&of)?.iter();
+            let (_, label) = of_table.find(|(at, _)| *at == column)?;
+            Some(label.clone())
+        };
+        let mut seen = HashSet::new();
+        let mut origins = Vec::new();
+        for cell in tables {
+            let of = cell.oid_value;
+            if let Some(label) = label(of)
+                && seen.insert(label.clone())
+            {
+                origins.extend(origin(of, label));
+            }
+        }
+        origins
     }
 }
 
