@@ -256,6 +256,11 @@ unsafe extern "C-unwind" fn collect(
     }
 }
 
+/// Rows to prepare for, by an estimate that may be old.
+fn expected(estimate: usize) -> usize {
+    (estimate + estimate / 8).max(10_000)
+}
+
 /// Whether an index is of this access method.
 ///
 /// # Safety
@@ -322,7 +327,7 @@ pub unsafe extern "C-unwind" fn build(
         let mut state = Build {
             index,
             store,
-            options: build_options(&parameters, (estimate + estimate / 8).max(10_000)),
+            options: build_options(&parameters, expected(estimate)),
             element,
             encoding: None,
             held: Vec::new(),
@@ -341,6 +346,10 @@ pub unsafe extern "C-unwind" fn build(
             // It has vectors, and one of them decides as well as the first of all.
             if parameters.is_undecided() {
                 state.options.parameters = undecided::decide(&state.store, sample.dims());
+            }
+            // A table that was not analyzed yet, as one that has just been restored, has no estimate.
+            if estimate == 0 {
+                state.options.expected = expected(sample.table_rows());
             }
             state.encoding = Some(state.options.choose(&sample.vectors, &pause));
         }

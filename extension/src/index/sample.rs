@@ -24,7 +24,12 @@ pub struct Sample {
     element: Element,
     /// Those of the index; the first vector gives them its dimensions if they have none.
     options: BuildOptions,
+    /// Rows that the index will have, of the blocks that were read.
     rows: usize,
+    blocks_read: u32,
+    blocks: u32,
+    /// Vectors of the block that is being read.
+    of_block: usize,
     /// Prepared.
     pub vectors: Vec<Vec<f32>>,
 }
@@ -33,6 +38,12 @@ impl Sample {
     /// Length of the vectors.
     pub fn dims(&self) -> usize {
         self.options.parameters.dims
+    }
+
+    /// How many rows the index will have, as far as the blocks that were read tell.
+    pub fn table_rows(&self) -> usize {
+        let a_block = self.rows as f64 / f64::from(self.blocks_read.max(1));
+        (a_block * f64::from(self.blocks)) as usize
     }
 
     fn add(&mut self, x: &[f32]) {
@@ -74,11 +85,16 @@ pub unsafe fn draw(
             element,
             options: options.clone(),
             rows: 0,
+            blocks_read: 0,
+            blocks,
+            of_block: 0,
             vectors: Vec::new(),
         };
         let look = |sample: &mut Sample, count: u32, skipped: u32| {
             for at in stratified((blocks - skipped) as usize, count as usize) {
                 pause();
+                sample.of_block = 0;
+                sample.blocks_read += 1;
                 block(heap, index, info, at as u32 + skipped, sample);
             }
         };
@@ -139,9 +155,15 @@ unsafe extern "C-unwind" fn collect(
     unsafe {
         let sample = &mut *state.cast::<Sample>();
         sample.rows += 1;
-        if *isnull || sample.vectors.len() >= 2 * sample.options.sample_size() {
+        // So few of each that the last block has its share.
+        let most = (sample.options.sample_size() / FIRST_BLOCKS as usize).max(1);
+        if *isnull
+            || sample.of_block >= most
+            || sample.vectors.len() >= 2 * most * FIRST_BLOCKS as usize
+        {
             return;
         }
+        sample.of_block += 1;
         element::with_vector(sample.element, *values, |x| sample.add(x));
     }
 }
