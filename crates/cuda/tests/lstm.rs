@@ -4,7 +4,10 @@
 #[path = "../../../tests/src/skipped.rs"]
 mod skipped;
 
+mod common;
+
 use candle_core::{DType, Device, Tensor, WithDType};
+use common::{Random, assert_close, floats, numbers, wide};
 use half::bf16;
 use laser_cuda::lstm::plan::Plan;
 use laser_cuda::lstm::{self, Gradient, Outputs, Pooling, Saved, Shape, Steps, Weights};
@@ -17,24 +20,6 @@ const POOLINGS: [Option<Pooling>; 4] = [
     Some(Pooling::Sum),
     Some(Pooling::Last),
 ];
-
-/// Numbers between -1 and 1.
-struct Random(u64);
-
-impl Random {
-    fn tensor(&mut self, shape: &[usize], scale: f32, dtype: DType) -> Tensor {
-        let values: Vec<f32> = (0..shape.iter().product())
-            .map(|_| {
-                self.0 ^= self.0 << 13;
-                self.0 ^= self.0 >> 7;
-                self.0 ^= self.0 << 17;
-                ((self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * scale
-            })
-            .collect();
-        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
-        tensor.to_dtype(dtype).unwrap()
-    }
-}
 
 /// A layer with numbers that fill the range of the gates.
 struct Case {
@@ -97,27 +82,6 @@ impl Case {
             d_states: there(&self.d_states),
             d_pooled: there(&self.d_pooled),
         }
-    }
-}
-
-fn numbers<T: WithDType>(tensor: &Tensor) -> Vec<T> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn floats(tensor: &Tensor) -> Vec<f32> {
-    numbers(&tensor.to_dtype(DType::F32).unwrap())
-}
-
-fn wide<T: WithDType>(values: &[T]) -> Vec<f32> {
-    values.iter().map(|x| x.to_f64() as f32).collect()
-}
-
-fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
-    assert_eq!(a.len(), b.len());
-    for (i, (a, b)) in a.iter().zip(b).enumerate() {
-        // Written so that NaN fails.
-        let close = (a - b).abs() <= tolerance * b.abs().max(1.0);
-        assert!(close, "{i}: {a} {b}");
     }
 }
 

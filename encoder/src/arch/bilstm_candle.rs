@@ -275,11 +275,7 @@ impl LayersCandle {
 
     /// What a batch may have at most.
     pub fn budget(&self) -> Budget {
-        if self.device.is_cpu() {
-            Budget::PROCESSOR
-        } else {
-            Budget::GPU
-        }
+        super::budget_on(&self.device)
     }
 
     /// Bytes of the weights in host memory.

@@ -13,6 +13,8 @@ pub(crate) mod transformer;
 pub(crate) mod transformer_candle;
 pub(crate) mod transformer_packed;
 
+use candle_core::Device;
+
 use crate::EncoderError;
 use crate::batch::Budget;
 use laser_kernels::Precision;
@@ -154,11 +156,37 @@ fn check_positions(limit: usize, sequences: &[&[u32]]) -> Result<(), EncoderErro
     }
 }
 
+/// Encodes on a device that takes one batch after the other, by `forward`, which pools sequences, longest first and none
+/// of them empty; see [`Model::encode`]. `positions` is the longest sequence that the model takes.
+fn encode_on_device(
+    sequences: &[&[u32]],
+    out: &mut [f32],
+    (width, positions): (usize, usize),
+    forward: impl FnOnce(&[&[u32]]) -> candle_core::Result<Vec<f32>>,
+) -> Result<(), EncoderError> {
+    let (sequences, out) = with_tokens(sequences, out, width);
+    if sequences.is_empty() {
+        return Ok(());
+    }
+    check_positions(positions, sequences)?;
+    out.copy_from_slice(&forward(sequences)?);
+    Ok(())
+}
+
+/// What a batch of a candle model may have.
+fn budget_on(device: &Device) -> Budget {
+    if device.is_cpu() {
+        Budget::PROCESSOR
+    } else {
+        Budget::GPU
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use candle_core::{DType, Device};
+    use candle_core::DType;
 
     use super::*;
     use laser_kernels::Isa;

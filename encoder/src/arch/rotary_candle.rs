@@ -231,13 +231,8 @@ impl Model for RotaryCandle {
         out: &mut [f32],
         _parallel: bool,
     ) -> Result<(), EncoderError> {
-        let (sequences, out) = super::with_tokens(sequences, out, self.width());
-        if sequences.is_empty() {
-            return Ok(());
-        }
-        super::check_positions(self.shape.positions, sequences)?;
-        out.copy_from_slice(&self.forward(sequences)?);
-        Ok(())
+        let size = (self.width(), self.shape.positions);
+        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
     }
 
     fn flops_per_token(&self) -> usize {
@@ -254,11 +249,7 @@ impl Model for RotaryCandle {
     }
 
     fn budget(&self) -> Budget {
-        if self.device.is_cpu() {
-            Budget::PROCESSOR
-        } else {
-            Budget::GPU
-        }
+        super::budget_on(&self.device)
     }
 
     fn bytes(&self) -> usize {

@@ -268,13 +268,8 @@ impl Model for TransformerPacked {
         out: &mut [f32],
         _parallel: bool,
     ) -> Result<(), EncoderError> {
-        let (sequences, out) = super::with_tokens(sequences, out, self.width());
-        if sequences.is_empty() {
-            return Ok(());
-        }
-        super::check_positions(Kind::from(&self.config).shape().positions, sequences)?;
-        out.copy_from_slice(&self.forward(sequences)?);
-        Ok(())
+        let size = (self.width(), Kind::from(&self.config).shape().positions);
+        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
     }
 
     fn flops_per_token(&self) -> usize {

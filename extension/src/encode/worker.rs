@@ -38,6 +38,7 @@ const FEW_FAILURES: u32 = 2;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process that was killed is waited for.
 const KILLED: Duration = Duration::from_secs(5);
+
 /// How the encoder is run: its command line, but for what changes between two starts.
 #[derive(Clone, PartialEq, Eq)]
 struct Plan {
