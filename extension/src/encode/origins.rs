@@ -71,15 +71,6 @@ impl Origin {
     }
 }
 
-unsafe extern "C-unwind" {
-    /// OIDs of a table and all below it (`src/backend/catalog/pg_inherits.c`), a list in the current context.
-    fn find_all_inheritors(
-        table: pg_sys::Oid,
-        lock: pg_sys::LOCKMODE,
-        parents: *mut *mut pg_sys::List,
-    ) -> *mut pg_sys::List;
-}
-
 /// Subqueries, casts and functions that are looked through.
 const DEPTH: usize = 16;
 /// Expressions of a list (elements of an array, rows of VALUES, leaves of a UNION) that are examined.
@@ -147,10 +138,7 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
                 .into_iter()
                 .collect();
         }
-        let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-        let tables = members(pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            find_all_inheritors(table, no_lock, std::ptr::null_mut())
-        }));
+        let tables = catalogs::all_below(table);
         let all = (tables.len() > FEW_TABLES).then(labels::of_all_tables);
         let label = |of: pg_sys::Oid| {
             let column = pg_sys::get_attnum(of, name);
@@ -163,8 +151,7 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
         };
         let mut seen = HashSet::new();
         let mut origins = Vec::new();
-        for cell in tables {
-            let of = cell.oid_value;
+        for of in tables {
             if let Some(label) = label(of)
                 && seen.insert(label.clone())
             {

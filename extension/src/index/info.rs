@@ -2,13 +2,10 @@
 //! `sql/index.sql`.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
-
-use laser_index::codec::Format;
-use laser_index::maintain::{self, Plan};
+use laser_index::maintain::Plan;
 use laser_index::meta::Meta;
 use laser_index::page::row_name;
-use laser_index::{IndexError, Result, check, pending, sweep};
+use laser_index::{IndexError, Result, check, sweep};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use pgrx::{PgRelation, PgSqlErrorCode as Code};
@@ -196,112 +193,6 @@ pub fn retry<R>(mut look: impl FnMut() -> Result<R>) -> R {
             result => return result.or_report(),
         }
     }
-}
-
-/// Live entries of the pending list.
-fn pending_len(store: &RelationStore, meta: &Meta) -> Result<usize> {
-    let mut len = 0;
-    pending::read(store, &meta.parameters, &meta.pending, true, |entry| {
-        len += usize::from(entry.is_live());
-    })?;
-    Ok(len)
-}
-
-/// What the segments of an index have taken as quantization, and why.
-fn taken(store: &RelationStore, meta: &Meta) -> Result<Option<String>> {
-    let mut kinds: BTreeMap<&str, (usize, Option<f32>)> = BTreeMap::new();
-    for entry in &meta.segments {
-        let encoding = maintain::encoding(store, &meta.parameters, entry)?;
-        let mut name = encoding.codec.quantization.name();
-        if encoding.codec.format == Format::First {
-            name = "i8 of format 1";
-        }
-        let (count, noise) = kinds.entry(name).or_default();
-        *count += 1;
-        *noise = match (*noise, encoding.noise) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (a, b) => a.or(b),
-        };
-    }
-    let words: Vec<String> = kinds
-        .into_iter()
-        .map(|(name, (count, noise))| {
-            let segments = if count == 1 { "segment" } else { "segments" };
-            match noise {
-                Some(noise) => format!(
-                    "{name} in {count} {segments} (8 bits blur distances by {:.1} % of the gap between near neighbors, {:.0} % are allowed)",
-                    100.0 * noise,
-                    100.0 * laser_index::choice::LARGEST_NOISE
-                ),
-                None => format!("{name} in {count} {segments}"),
-            }
-        })
-        .collect();
-    Ok((!words.is_empty()).then(|| words.join("; ")))
-}
-
-#[pg_extern(sql = "")]
-#[allow(clippy::type_complexity)]
-fn laser_index_info(
-    index: pg_sys::Oid,
-) -> TableIterator<
-    'static,
-    (
-        name!(segments, i32),
-        name!(live, i64),
-        name!(dead, i64),
-        name!(pending, i64),
-        name!(pending_bytes, i64),
-        name!(bytes, i64),
-        name!(type_name, String),
-        name!(dimensions, Option<i32>),
-        name!(metric, String),
-        name!(quantization, String),
-        name!(m, i32),
-        name!(ef_construction, i32),
-        name!(model, Option<String>),
-        name!(fingerprint, Option<String>),
-        name!(generation, i64),
-        name!(format_version, i32),
-        name!(stored_as, Option<String>),
-    ),
-> {
-    let opened = Opened::new(index, Use::Look, pg_sys::AccessShareLock);
-    opened.expect_ready();
-    let store = opened.store();
-    let (meta, list, taken) = retry(|| {
-        let meta = Meta::read(&store)?;
-        let list = pending_len(&store, &meta)?;
-        let taken = taken(&store, &meta)?;
-        Ok((meta, list, taken))
-    });
-    let p = &meta.parameters;
-    let element = element::of(p);
-    let text = element == Element::Text;
-    let page = i64::from(pg_sys::BLCKSZ);
-    let live: i64 = meta.segments.iter().map(|s| i64::from(s.live())).sum();
-    let dead: i64 = meta.segments.iter().map(|s| i64::from(s.dead)).sum();
-    use laser_index::store::PageStore;
-    let row = (
-        meta.segments.len() as i32,
-        live,
-        dead,
-        list as i64,
-        meta.pending.pages() as i64 * page,
-        i64::from(store.blocks()) * page,
-        element.type_name().to_owned(),
-        (!p.is_undecided()).then_some(p.dims as i32),
-        p.metric.name().to_owned(),
-        p.quantization.map_or("auto", |q| q.name()).to_owned(),
-        p.m as i32,
-        p.ef_construction as i32,
-        text.then(|| p.model.clone()),
-        text.then(|| hex(&p.fingerprint)),
-        meta.generation as i64,
-        meta.format as i32,
-        taken,
-    );
-    TableIterator::once(row)
 }
 
 /// Name and fingerprint of the model of an index on text. No row for other indexes, and for one that somebody

@@ -78,6 +78,7 @@ mod scan;
 mod size;
 mod statistics;
 mod storage;
+mod summary;
 mod table;
 mod text;
 mod undecided;

@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_int};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgLogLevel, PgSqlErrorCode as Code};
 
-use crate::pg::catalogs::{owns, reads_all_statistics};
+use crate::pg::catalogs::{self, owns, reads_all_statistics};
 use crate::pg::encoding;
 use crate::pg::errors::{raise, raise_hint};
 
@@ -19,6 +19,8 @@ use crate::pg::errors::{raise, raise_hint};
 pub enum Use {
     /// It tells of its size and parameters.
     Look,
+    /// It tells of them as of a part of a partitioned index that the role may look at ([`parts_of`]).
+    LookAtPart,
     /// It reads or changes all of it, and may evaluate its expressions as the owner.
     Maintain,
 }
@@ -29,9 +31,8 @@ pub const NAME_AN_INDEX: &str = "Give the name of an index that was created with
 /// A role that may run what reads whole tables to report on them, as pgstattuple does.
 const STAT_SCAN_TABLES: u32 = pg_sys::ROLE_PG_STAT_SCAN_TABLES;
 
-/// The table of an index, if the current role may use the index so; an error otherwise. Locks
-/// nothing.
-pub fn table_of(index: Oid, wanted: Use) -> Oid {
+/// Name and kind of an index, and its table. Locks nothing.
+fn look_up(index: Oid) -> (String, u8, Oid) {
     // SAFETY: look-ups in system caches, within a transaction. The name is copied at once.
     let (name, kind, table) = unsafe {
         let name = pg_sys::get_rel_name(index);
@@ -46,11 +47,43 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
             NAME_AN_INDEX,
         );
     };
+    (name, kind, table)
+}
+
+/// The indexes with pages that a partitioned index consists of, if the current role may look at it; `None`
+/// for any other relation. Locks nothing. Whoever may read a partitioned table may read its partitions
+/// through it, and needs no right to each.
+pub fn parts_of(index: Oid) -> Option<Vec<Oid>> {
+    let (name, kind, table) = look_up(index);
+    if kind != pg_sys::RELKIND_PARTITIONED_INDEX {
+        return None;
+    }
+    if !(owns(index) || maintains(table) || reads(table)) {
+        deny_look(&name);
+    }
+    let mut below = catalogs::all_below(index);
+    // SAFETY: a look-up in a system cache.
+    below.retain(|part| unsafe { pg_sys::get_rel_relkind(*part) } as u8 == pg_sys::RELKIND_INDEX);
+    Some(below)
+}
+
+fn deny_look(name: &str) -> ! {
+    raise_hint(
+        Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied for index {name}"),
+        "It needs SELECT on its table, or the role pg_stat_scan_tables.",
+    )
+}
+
+/// The table of an index, if the current role may use the index so; an error otherwise. Locks
+/// nothing.
+pub fn table_of(index: Oid, wanted: Use) -> Oid {
+    let (name, kind, table) = look_up(index);
     if kind == pg_sys::RELKIND_PARTITIONED_INDEX {
         raise_hint(
             Code::ERRCODE_WRONG_OBJECT_TYPE,
             format!("\"{name}\" is a partitioned index, which has no pages of its own"),
-            "Call the function on the index of each partition: FROM pg_partition_tree('…') AS p, laser_index_info(p.relid) WHERE p.isleaf",
+            "Call the function on the index of each partition: FROM pg_partition_tree('…') AS p, laser_index_check(p.relid) WHERE p.isleaf",
         );
     }
     if kind != pg_sys::RELKIND_INDEX || table == pg_sys::InvalidOid {
@@ -64,12 +97,9 @@ pub fn table_of(index: Oid, wanted: Use) -> Oid {
         return table;
     }
     match wanted {
+        Use::LookAtPart => table,
         Use::Look if reads(table) => table,
-        Use::Look => raise_hint(
-            Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            format!("permission denied for index {name}"),
-            "It needs SELECT on its table, or the role pg_stat_scan_tables.",
-        ),
+        Use::Look => deny_look(&name),
         Use::Maintain => raise(
             Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!("must be owner of index {name}"),

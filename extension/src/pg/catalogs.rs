@@ -5,6 +5,17 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
+use super::lists::members;
+
+unsafe extern "C-unwind" {
+    /// OIDs of a relation and all below it (`src/backend/catalog/pg_inherits.c`), a list in the current context.
+    fn find_all_inheritors(
+        relation: Oid,
+        lock: pg_sys::LOCKMODE,
+        parents: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
+}
+
 /// What `look` copies from the row with this key, of a cache that has one key; `None` where there is no such row.
 ///
 /// # Safety
@@ -78,6 +89,19 @@ pub unsafe fn indexes_of(method: &CStr) -> Vec<Oid> {
         pg_sys::table_close(relation, lock);
     }
     found
+}
+
+/// A table, or an index, and all that inherit from it, its partitions at every level among them. Locks none: what
+/// has become of them meanwhile is found out when they are opened.
+pub fn all_below(relation: Oid) -> Vec<Oid> {
+    let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+    // SAFETY: a scan of a catalog, whose result is a list of OIDs in the current context.
+    unsafe {
+        let list = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            find_all_inheritors(relation, no_lock, std::ptr::null_mut())
+        });
+        members(list).iter().map(|cell| cell.oid_value).collect()
+    }
 }
 
 /// Whether the current role owns a relation: as a member of the owner's role, or as a superuser.
