@@ -81,6 +81,7 @@ mod storage;
 mod summary;
 mod table;
 mod text;
+mod uncompared;
 mod undecided;
 mod unlogged;
 mod vacuum;

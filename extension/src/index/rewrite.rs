@@ -19,11 +19,10 @@
 //! its operator, and all of its own expressions that have it read the parameter. Queries around a subquery
 //! know its order by the columns that it gives them.
 //!
-//! Columns are not replaced where a node of their query may compare them, as joins do, sorts by more than the distance, groups,
-//! ranks and `WITH TIES`: texts that are equal have one distance, and an index may have stored them in segments with a
-//! rounding each. Nor are they in statements that write, or lock rows: a row that changed meanwhile is another one than the scan has seen (`EvalPlanQual` in
-//! `src/backend/executor/execMain.c`). Filters are not, where a table with row-level security or a
-//! security-barrier view is part of the statement. Nothing is in subqueries where some process, or run, may not know the
+//! Nothing is replaced where distances of several rows may be compared ([`uncompared`]): texts that are equal have one
+//! distance, and an index may have stored them in segments with a rounding each. Nor are columns in statements that write, or lock
+//! rows: a row that changed meanwhile is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`).
+//! Filters are not, where a table with row-level security or a security-barrier view is part of the statement. Nothing is in subqueries where some process, or run, may not know the
 //! distances, or somebody else's filter hear of them: views and policies may have subqueries, each process of a
 //! parallel plan may run one, and `EvalPlanQual` runs them again. Nor is anything below a Gather.
 #![allow(unsafe_code)]
@@ -33,7 +32,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
 
-use super::{build, mentions};
+use super::{build, mentions, uncompared};
 use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
 use crate::pg::unguarded::standard_planner;
@@ -153,19 +152,32 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
             {
                 continue;
             }
-            // Columns of a subquery may come to any of the others.
-            let groups = !level.outermost && levels.0.iter().any(|level| level.groups());
-            let in_columns = reads_only && !level.compares_columns() && !groups;
             for operator in level.operators() {
                 let scans =
                     || (level.scans.iter()).filter(|scan| operator_of(&***scan) == operator);
                 let own: usize = scans()
                     .filter_map(|scan| mentions::in_node(scan.cast(), operator))
                     .sum();
-                if level.mentions(operator) == Some(own) {
-                    for scan in scans() {
-                        take_distance(&mut **scan, statement, (in_columns, in_filters));
-                    }
+                if level.mentions(operator) != Some(own) {
+                    continue;
+                }
+                let in_columns = reads_only
+                    && scans().all(|scan| {
+                        uncompared::reaches_client(statement, *scan, ordering(&**scan))
+                    });
+                // Distances that some other (sub)query computes may come here as parameters.
+                let is_only = || {
+                    let others = levels.0.iter().filter(|other| !std::ptr::eq(*other, level));
+                    others
+                        .map(|other| other.mentions(operator))
+                        .sum::<Option<usize>>()
+                        == Some(0)
+                };
+                let in_filters = in_filters
+                    && (scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)))
+                        || is_only());
+                for scan in scans() {
+                    take_distance(&mut **scan, statement, (in_columns, in_filters));
                 }
             }
         }
@@ -210,44 +222,6 @@ impl Level {
         nodes
             .map(|node| unsafe { mentions::in_node(*node, operator) })
             .sum()
-    }
-
-    /// Whether one of its nodes may compare columns of the scans below it.
-    ///
-    /// # Safety
-    /// The plan exists still.
-    unsafe fn compares_columns(&self) -> bool {
-        let kinds = [
-            NodeTag::T_NestLoop,
-            NodeTag::T_MergeJoin,
-            NodeTag::T_HashJoin,
-            NodeTag::T_Sort,
-            NodeTag::T_IncrementalSort,
-        ];
-        // SAFETY: by contract.
-        unsafe { self.has_any(&kinds) || self.groups() }
-    }
-
-    /// Whether one of its nodes treats rows with equal columns as one, or alike.
-    ///
-    /// # Safety
-    /// The plan exists still.
-    unsafe fn groups(&self) -> bool {
-        let kinds = [
-            NodeTag::T_Group,
-            NodeTag::T_Agg,
-            NodeTag::T_WindowAgg,
-            NodeTag::T_Unique,
-            NodeTag::T_SetOp,
-        ];
-        // SAFETY: by contract; a node is what its tag says.
-        let has_ties = |node: &*mut pg_sys::Plan| unsafe {
-            (**node).type_ == NodeTag::T_Limit
-                && (*node.cast::<pg_sys::Limit>()).limitOption
-                    == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES
-        };
-        // SAFETY: by contract.
-        unsafe { self.has_any(&kinds) || self.nodes.iter().any(has_ties) }
     }
 
     /// Whether one of its nodes is of one of these kinds.
