@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bench_filter [--rows 100000] [--dimensions 384] [--sentences FILE] [--queries 50]
-//!              [--shares 0.5,0.1,0.01,0.001,0.0001] [--ef 40,100,200,400] [--recall 0.98] [--output FILE]
+//!              [--shares 0.5,0.1,0.01,0.001,0.0001] [--ef 40,100,200,400] [--recall 0.98] [--curves FILE] [--output FILE]
 //! ```
 //!
 //! Data are Gaussian clusters, or lines of `--sentences` embedded by the model that ships; the order is by cosine, the
@@ -13,7 +13,8 @@
 //! otherwise as it is by default, which ends after 20,000 rows. Each has the first width of `--ef` at which its recall
 //! reaches `--recall`, or the last; laser's first is its default. Recall is the share of the ten (or all, if there are
 //! fewer) nearest rows that pass; a row that does not come counts as missed. Figures: recall, rows in the mean, ms in
-//! the mean of the faster of two runs.
+//! the mean of the faster of two runs. With `--curves` all widths are measured, and recall against queries a second of
+//! both indexes is drawn for filters at random that leave at least [`DRAWN`] of the rows.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -22,12 +23,15 @@ use anyhow::{Result, ensure};
 use laser_tests::bench::{
     Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
 };
+use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const K: usize = 10;
+/// Least share of the rows that a curve is drawn for.
+const DRAWN: f64 = 0.01;
 
 struct Settings {
     rows: usize,
@@ -37,6 +41,7 @@ struct Settings {
     shares: Vec<f64>,
     ef: Vec<u32>,
     recall: f64,
+    curves: Option<PathBuf>,
     output: PathBuf,
 }
 
@@ -49,6 +54,7 @@ fn settings() -> Result<Settings> {
         shares: vec![0.5, 0.1, 0.01, 0.001, 0.0001],
         ef: vec![40, 100, 200, 400],
         recall: 0.98,
+        curves: None,
         output: std::env::current_exe()?.with_file_name("../../bench-filter.txt"),
     };
     arguments(|name, value| {
@@ -60,6 +66,7 @@ fn settings() -> Result<Settings> {
             "--shares" => s.shares = list(&value)?,
             "--ef" => s.ef = list(&value)?,
             "--recall" => s.recall = value.parse()?,
+            "--curves" => s.curves = Some(value.into()),
             "--output" => s.output = value.into(),
             _ => return Ok(false),
         }
@@ -272,6 +279,7 @@ fn main() -> Result<()> {
         s.rows,
         set.dimensions
     );
+    let mut curves = Vec::new();
     for kind in [Kind::Random, Kind::Far] {
         let values = match kind {
             Kind::Random => &filters.random,
@@ -294,24 +302,33 @@ fn main() -> Result<()> {
                 }
                 client.batch_execute(c.set)?;
                 let first = c.has_default.then_some(0);
-                let mut cell = String::new();
+                let mut points = Vec::new();
+                let mut chosen: Option<(u32, Outcome)> = None;
                 for ef in first.into_iter().chain(s.ef.iter().copied()) {
-                    client.batch_execute(&format!("SET {}.ef_search = {ef}", c.prefix))?;
-                    let o = ask(&mut client, &set, &queries, &query_at, &filter, c.table)?;
-                    cell = format!(
-                        "{} {:.3}, {:.1}, {:.2} ({ef})",
-                        c.name, o.recall, o.rows, o.ms
-                    );
-                    if times.len() < cells.len() + 1 {
-                        times.push(o.ms);
-                    } else {
-                        times[cells.len()] = o.ms;
-                    }
-                    if o.recall >= s.recall {
+                    let is_enough = |o: &Outcome| o.recall >= s.recall;
+                    if s.curves.is_none() && chosen.as_ref().is_some_and(|(_, o)| is_enough(o)) {
                         break;
                     }
+                    client.batch_execute(&format!("SET {}.ef_search = {ef}", c.prefix))?;
+                    let o = ask(&mut client, &set, &queries, &query_at, &filter, c.table)?;
+                    // A default that is wider than the widths beside it is no part of their curve.
+                    if ef > 0 {
+                        points.push((o.recall, 1e3 / o.ms));
+                    }
+                    if !chosen.as_ref().is_some_and(|(_, o)| is_enough(o)) {
+                        chosen = Some((ef, o));
+                    }
                 }
-                cells.push(cell);
+                let (ef, o) = chosen.expect("a width at least");
+                cells.push(format!(
+                    "{} {:.3}, {:.1}, {:.2} ({ef})",
+                    c.name, o.recall, o.rows, o.ms
+                ));
+                times.push(o.ms);
+                if kind == Kind::Random && *share >= DRAWN && c.set.contains("off") {
+                    let name = format!("{}, {} % pass", c.name, share * 100.0);
+                    curves.push(Curve { name, points });
+                }
             }
             let ratio = match times[..] {
                 [laser, _, theirs] => format!("; {:.1} times", theirs / laser),
@@ -324,6 +341,14 @@ fn main() -> Result<()> {
             };
             say!("{name} {share}: {}{ratio}", cells.join("; "));
         }
+    }
+    if let Some(file) = &s.curves {
+        let title = format!(
+            "{} rows x {}, filtered, ten nearest",
+            s.rows, set.dimensions
+        );
+        curve::draw(file, &title, &curves)?;
+        say!("{} has recall against queries a second", file.display());
     }
     Ok(())
 }

@@ -79,15 +79,15 @@ fn cluster_that_loads(
          CREATE TABLE q (body text);
          INSERT INTO q VALUES ('one question'), ('another'), ('a third');
          ANALYZE;
-         CREATE FUNCTION nearest(query text) RETURNS integer LANGUAGE plpgsql AS $$
+         CREATE FUNCTION nearest(query text) RETURNS bigint LANGUAGE plpgsql AS $$
          DECLARE
              row record;
-             sum float8 := 0;
+             sum bigint := 0;
          BEGIN
-             FOR row IN SELECT id, body <=> query AS d FROM t ORDER BY body <=> query LIMIT 30 LOOP
-                 sum := sum + row.d;
+             FOR row IN SELECT id, body FROM t ORDER BY body <=> query LIMIT 30 LOOP
+                 sum := sum + row.id;
              END LOOP;
-             RETURN row.id;
+             RETURN sum;
          END $$;
          ALTER DATABASE d SET enable_seqscan = off;
          ALTER DATABASE d SET laser.scan_notices = off",

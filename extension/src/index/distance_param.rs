@@ -8,8 +8,8 @@
 //! - A place is read by expressions of its scan's node alone, which the executor evaluates between one row
 //!   of the scan and the next.
 //! - It is NULL unless the scan knows the distance of its current row; the expression then computes it.
-//! - Rows that are kept, as by CREATE TABLE AS, have what is computed: places stay NULL, and the scan gives
-//!   rows in the order of that. So do scans in parallel workers, which do not
+//! - Rows that go elsewhere than to the client, as to CREATE TABLE AS and functions, have what is computed: places stay
+//!   NULL, and the scan gives rows in the order of that. So do scans in parallel workers, which do not
 //!   know what becomes of their rows; what workers and their leader both run has no places ([`super::rewrite`]).
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 
 use pgrx::pg_sys::{self, ParamExecData};
 
-use super::rewrite::TYPE;
+use super::rewrite::{READ, UNREAD};
 use crate::pg::lists::members;
 
 /// Where a scan leaves the distance of its current row, as long as it lives.
@@ -56,7 +56,7 @@ pub unsafe fn parameters(statement: &pg_sys::PlannedStmt) -> (usize, usize) {
     // SAFETY: by contract, a list of types.
     unsafe {
         let types = members(statement.paramExecTypes);
-        let is_ours = |cell: &&pg_sys::ListCell| cell.oid_value == TYPE;
+        let is_ours = |cell: &&pg_sys::ListCell| [READ, UNREAD].contains(&cell.oid_value);
         let ours = types.iter().rev().take_while(is_ours).count();
         (types.len() - ours, types.len())
     }
@@ -72,17 +72,44 @@ pub unsafe fn parameter(plan: &pg_sys::Plan, first: usize) -> Option<usize> {
     usize::try_from(own).ok()
 }
 
-/// Whether what a query gives is kept in a table: it then computes what it keeps.
+/// Whether a parameter of ours is one that nothing reads.
 ///
 /// # Safety
-/// A receiver of rows, or null.
-pub unsafe fn is_kept(receiver: *mut pg_sys::DestReceiver) -> bool {
-    // SAFETY: by contract.
-    let receiver = unsafe { receiver.as_ref() };
-    receiver.is_some_and(|receiver| {
-        matches!(
-            receiver.mydest,
-            pg_sys::CommandDest::DestIntoRel | pg_sys::CommandDest::DestTransientRel
-        )
-    })
+/// A statement that has it.
+pub unsafe fn is_unread(statement: &pg_sys::PlannedStmt, parameter: usize) -> bool {
+    // SAFETY: by contract, a list of types.
+    let types = unsafe { members(statement.paramExecTypes) };
+    types
+        .get(parameter)
+        .is_some_and(|cell| unsafe { cell.oid_value } == UNREAD)
+}
+
+/// Whether what a query gives goes to the client, or nowhere, as EXPLAIN's. A function, a table and whatever else may
+/// compare it with what is computed elsewhere.
+///
+/// # Safety
+/// A query that runs.
+pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
+    use pg_sys::CommandDest as To;
+    // SAFETY: by contract; a portal that is active lives.
+    unsafe {
+        let Some(receiver) = (*query).dest.as_ref() else {
+            return false;
+        };
+        match receiver.mydest {
+            To::DestRemote
+            | To::DestRemoteExecute
+            | To::DestRemoteSimple
+            | To::DestCopyOut
+            | To::DestDebug
+            | To::DestNone => true,
+            // EXECUTE and a cursor that outlives its transaction collect the rows of a portal of their own; functions
+            // those of a query in the portal of whoever has called them.
+            To::DestTuplestore => {
+                let portal = pg_sys::ActivePortal.as_ref();
+                portal.is_some_and(|portal| std::ptr::eq(portal.queryDesc, query))
+            }
+            _ => false,
+        }
+    }
 }

@@ -37,9 +37,11 @@ use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
 use crate::pg::unguarded::standard_planner;
 
-/// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No
-/// other parameter is of this type.
-pub const TYPE: pg_sys::Oid = pg_sys::INTERNALOID;
+/// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No type has such a
+/// number (`pg_type.dat` begins with 16), so that no other parameter does.
+pub const READ: pg_sys::Oid = pg_sys::Oid::from_u32(1);
+/// The same for parameters which nothing reads: their scans compute no distance that anybody sees.
+pub const UNREAD: pg_sys::Oid = pg_sys::Oid::from_u32(2);
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::planner_hook_type> = const { Cell::new(None) };
@@ -165,17 +167,8 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                     && scans().all(|scan| {
                         uncompared::reaches_client(statement, *scan, ordering(&**scan))
                     });
-                // Distances that some other (sub)query computes may come here as parameters.
-                let is_only = || {
-                    let others = levels.0.iter().filter(|other| !std::ptr::eq(*other, level));
-                    others
-                        .map(|other| other.mentions(operator))
-                        .sum::<Option<usize>>()
-                        == Some(0)
-                };
                 let in_filters = in_filters
-                    && (scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)))
-                        || is_only());
+                    && scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)));
                 for scan in scans() {
                     take_distance(&mut **scan, statement, (in_columns, in_filters));
                 }
@@ -451,8 +444,8 @@ unsafe fn take_distance(
         let distance = ordering(scan);
         let operator = operator_of(scan);
         let parameter = members(statement.paramExecTypes).len() as i32;
-        // The list with the distance replaced; none where it may not be, or where some other distance of this
-        // operator stays in it.
+        // The list with the distance replaced, and whether it had any; none where it may not be, or where some other
+        // distance of this operator stays in it.
         let replaced = |list: *mut pg_sys::List, allowed: bool| {
             let mut replacement = Replacement {
                 distance,
@@ -463,16 +456,22 @@ unsafe fn take_distance(
                 replace(list.cast(), (&raw mut replacement).cast())
             });
             let all = replacement.done == mentions::in_expression(list, operator);
-            (all && (allowed || replacement.done == 0)).then_some(new.cast())
+            let has_any = replacement.done > 0;
+            (all && (allowed || !has_any)).then_some((new.cast(), has_any))
         };
         let plan = &mut scan.scan.plan;
-        if let Some(columns) = replaced(plan.targetlist, in_columns)
-            && let Some(filters) = replaced(plan.qual, in_filters)
+        if let Some((columns, columns_read)) = replaced(plan.targetlist, in_columns)
+            && let Some((filters, filters_read)) = replaced(plan.qual, in_filters)
         {
             plan.targetlist = columns;
             plan.qual = filters;
             plan.allParam = pg_sys::bms_add_member(plan.allParam, parameter);
-            statement.paramExecTypes = pg_sys::lappend_oid(statement.paramExecTypes, TYPE);
+            let of_type = if columns_read || filters_read {
+                READ
+            } else {
+                UNREAD
+            };
+            statement.paramExecTypes = pg_sys::lappend_oid(statement.paramExecTypes, of_type);
         }
     }
 }

@@ -28,6 +28,8 @@ struct Scan {
     node: *const pg_sys::IndexScanState,
     query: *const pg_sys::QueryDesc,
     place: Option<DistanceParam>,
+    /// Whether nothing reads that.
+    is_unread: bool,
     cutoff: Option<Rc<Cutoff>>,
     rows: Option<Rc<Rows>>,
     limit: Option<Limit>,
@@ -70,8 +72,8 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
             let Some(own) = scans.iter().rev().find(own) else {
                 return ScanContext::default();
             };
-            let reads =
-                pg_sys::ParallelWorkerNumber < 0 && !distance_param::is_kept((*own.query).dest);
+            let reads = pg_sys::ParallelWorkerNumber < 0
+                && (own.is_unread || distance_param::goes_to_client(own.query));
             ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
@@ -151,6 +153,8 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
                 node,
                 query,
                 place,
+                is_unread: own
+                    .is_some_and(|own| distance_param::is_unread(&*(*query).plannedstmt, own)),
                 cutoff: Cutoff::of(&*node, own).map(Rc::new),
                 rows: Rows::of(node).map(Rc::new),
                 limit,

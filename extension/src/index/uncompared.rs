@@ -2,8 +2,12 @@
 //!
 //! Texts that are equal have one distance, but an index may have stored them in segments with a rounding each, and what
 //! is computed of the texts themselves is another one again. So [`super::rewrite`] lets columns and filters have the
-//! index's distances only where no row is taken or left out, nor a column computed, by one of them beside another.
-//! What is not known here compares.
+//! index's distances only where no row is taken or left out, put before another, nor a column computed, by one of them
+//! beside something else than constants. What is not known here compares. Statements whose rows go elsewhere than to
+//! the client have no distances of the index at all ([`super::distance_param`]).
+//!
+//! Invariant: what is followed are columns by their places, from node to node, so that no cast, whole row or function
+//! hides one.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,14 +17,19 @@ use pgrx::pg_sys::{self, NodeTag};
 use crate::pg::lists::{members, node};
 use crate::pg::unguarded::expression_tree_walker;
 
+/// Numbers that columns of the nodes below have in a plan; unsigned before PostgreSQL 15.
+#[allow(clippy::unnecessary_cast)]
+const OUTER: i32 = pg_sys::OUTER_VAR as i32;
+#[allow(clippy::unnecessary_cast)]
+const INNER: i32 = pg_sys::INNER_VAR as i32;
+
 unsafe extern "C-unwind" {
     /// `src/backend/nodes/equalfuncs.c`
     fn equal(a: *const c_void, b: *const c_void) -> bool;
 }
 
-/// Whether columns of a scan go to the client so. Their values come to the nodes above it alone: to those between it
-/// and the top of the statement, by parameters of a nested loop to the loop's right side, and by those of subplans to
-/// these. Scans in subplans are left out: their rows come to whoever has the expression.
+/// Whether the distances in a scan's columns go to the client so. Those of scans in subplans do not: their rows come to
+/// whatever has the expression.
 ///
 /// # Safety
 /// A scan of the statement, which is complete, and the distance that it is ordered by.
@@ -31,10 +40,11 @@ pub unsafe fn reaches_client(
 ) -> bool {
     // SAFETY: by contract.
     unsafe {
-        let mut own = columns_of((*scan).scan.plan.targetlist);
-        let mut is_joined = false;
-        own.all(|column| Found::in_expression(column, distance).is_alone())
-            && passes(statement.planTree, scan.cast(), &mut is_joined)
+        let target = Target {
+            scan: scan.cast(),
+            distance,
+        };
+        target.columns_of(statement.planTree).is_some()
     }
 }
 
@@ -43,127 +53,224 @@ pub unsafe fn reaches_client(
 /// # Safety
 /// As [`reaches_client`].
 pub unsafe fn filters_alone(scan: &pg_sys::IndexScan, distance: *mut pg_sys::Node) -> bool {
+    let sought = Sought::Distance(distance);
     // SAFETY: by contract.
     unsafe {
-        let mut own = members(scan.scan.plan.qual).iter();
-        own.all(|cell| Found::in_expression(node(cell), distance).is_alone())
+        let mut filters = members(scan.scan.plan.qual).iter();
+        filters.all(|filter| sought.is_beside_constants(node(filter)))
     }
 }
 
-/// Whether a scan is at this node or below it, and the nodes between pass its columns on; and whether one of these
-/// joins, so that rows have columns of other scans beside its.
-///
-/// # Safety
-/// Nodes of a complete plan.
-unsafe fn passes(plan: *mut pg_sys::Plan, scan: *mut pg_sys::Plan, is_joined: &mut bool) -> bool {
-    // SAFETY: by contract: a node is what its tag says, and has lists of expressions.
-    unsafe {
-        if plan.is_null() {
-            return false;
-        }
-        if plan == scan {
-            return true;
-        }
-        let mut below = |list| {
-            let mut plans = members(list).iter();
-            plans.any(|cell| passes(cell.ptr_value.cast(), scan, is_joined))
-        };
-        let passes_rows = match (*plan).type_ {
-            NodeTag::T_Limit => {
-                let option = (*plan.cast::<pg_sys::Limit>()).limitOption;
-                option == pg_sys::LimitOption::LIMIT_OPTION_COUNT
-                    && passes((*plan).lefttree, scan, is_joined)
-            }
-            NodeTag::T_Material
-            | NodeTag::T_Memoize
-            | NodeTag::T_ProjectSet
-            | NodeTag::T_Result => {
-                (*plan).qual.is_null() && passes((*plan).lefttree, scan, is_joined)
-            }
-            NodeTag::T_SubqueryScan => passes(
-                (*plan.cast::<pg_sys::SubqueryScan>()).subplan,
-                scan,
-                is_joined,
-            ),
-            NodeTag::T_Append => below((*plan.cast::<pg_sys::Append>()).appendplans),
-            // Of equal distances any may come first.
-            NodeTag::T_MergeAppend => below((*plan.cast::<pg_sys::MergeAppend>()).mergeplans),
-            NodeTag::T_NestLoop => {
-                let join = &*plan.cast::<pg_sys::NestLoop>();
-                let compares = !join.join.joinqual.is_null() || !join.join.plan.qual.is_null();
-                let hands_on = !join.nestParams.is_null();
-                let passes = !compares
-                    && (passes((*plan).righttree, scan, is_joined)
-                        || !hands_on && passes((*plan).lefttree, scan, is_joined));
-                *is_joined = true;
-                passes
-            }
-            _ => false,
-        };
-        let is_harmless = |expression| {
-            let found = Found::in_expression(expression, std::ptr::null_mut());
-            found.is_bare || !found.others && (found.columns <= 1 || !*is_joined)
-        };
-        passes_rows
-            && columns_of((*plan).targetlist).all(is_harmless)
-            && members((*plan).qual)
-                .iter()
-                .all(|cell| is_harmless(node(cell)))
-    }
-}
-
-/// The expressions of a node's columns.
-///
-/// # Safety
-/// A list of columns, or null.
-unsafe fn columns_of<'a>(
-    list: *mut pg_sys::List,
-) -> impl Iterator<Item = *mut pg_sys::Node> + use<'a> {
-    // SAFETY: by contract.
-    unsafe {
-        let column = |cell| (*node(cell).cast::<pg_sys::TargetEntry>()).expr.cast();
-        members(list).iter().map(column)
-    }
-}
-
-/// What an expression has in it.
-struct Found {
-    /// That of the scan, or null.
+/// The scan that is looked for in a plan.
+struct Target {
+    scan: *mut pg_sys::Plan,
     distance: *mut pg_sys::Node,
-    /// How often it was met.
-    distances: usize,
-    /// Columns of a type that a distance has.
-    columns: usize,
-    /// Subplans, or what they or other nodes hand on.
-    others: bool,
-    /// No more than a column, or something that subplans or other nodes hand on.
-    is_bare: bool,
 }
 
-impl Found {
+impl Target {
+    /// The columns of a node that have distances of the scan, which is this node or below it; `None` if it is not, or
+    /// if something between compares them.
+    ///
     /// # Safety
-    /// Expressions of a plan; the distance may be null.
-    unsafe fn in_expression(expression: *mut pg_sys::Node, distance: *mut pg_sys::Node) -> Self {
-        let bare = [NodeTag::T_Var, NodeTag::T_Param];
-        let mut found = Self {
-            distance,
-            distances: 0,
-            columns: 0,
+    /// A node of a complete plan, or null.
+    unsafe fn columns_of(&self, plan: *mut pg_sys::Plan) -> Option<Vec<i16>> {
+        // SAFETY: by contract: a node is what its tag says, and has lists of expressions.
+        unsafe {
+            if plan.is_null() {
+                return None;
+            }
+            if plan == self.scan {
+                return self.own_columns();
+            }
+            let (left, right) = ((*plan).lefttree, (*plan).righttree);
+            let of_any = |list| {
+                let plans = members(list).iter();
+                plans
+                    .filter_map(|cell| self.columns_of(cell.ptr_value.cast()))
+                    .next()
+            };
+            let outer = |columns| Sought::Columns(OUTER, columns);
+            let inner = |columns| Sought::Columns(INNER, columns);
+            let sought = match (*plan).type_ {
+                NodeTag::T_Limit => {
+                    let option = (*plan.cast::<pg_sys::Limit>()).limitOption;
+                    if option != pg_sys::LimitOption::LIMIT_OPTION_COUNT {
+                        return None;
+                    }
+                    outer(self.columns_of(left)?)
+                }
+                NodeTag::T_Material
+                | NodeTag::T_Memoize
+                | NodeTag::T_ProjectSet
+                | NodeTag::T_Result => outer(self.columns_of(left)?),
+                NodeTag::T_Hash => {
+                    let sought = outer(self.columns_of(left)?);
+                    sought.is_not_in((*plan.cast::<pg_sys::Hash>()).hashkeys)?;
+                    sought
+                }
+                NodeTag::T_Sort | NodeTag::T_IncrementalSort => {
+                    // Each begins with a Sort.
+                    let sort = &*plan.cast::<pg_sys::Sort>();
+                    let columns = self.columns_of(left)?;
+                    let keys = std::slice::from_raw_parts(sort.sortColIdx, sort.numCols as usize);
+                    if keys.iter().any(|key| columns.contains(key)) {
+                        return None;
+                    }
+                    outer(columns)
+                }
+                NodeTag::T_SubqueryScan => {
+                    let scan = &*plan.cast::<pg_sys::SubqueryScan>();
+                    let table = scan.scan.scanrelid as i32;
+                    Sought::Columns(table, self.columns_of(scan.subplan)?)
+                }
+                NodeTag::T_Append => outer(of_any((*plan.cast::<pg_sys::Append>()).appendplans)?),
+                // Of equal distances any may come first.
+                NodeTag::T_MergeAppend => {
+                    outer(of_any((*plan.cast::<pg_sys::MergeAppend>()).mergeplans)?)
+                }
+                NodeTag::T_NestLoop | NodeTag::T_HashJoin => {
+                    let sought = match self.columns_of(left) {
+                        Some(columns) => outer(columns),
+                        None => inner(self.columns_of(right)?),
+                    };
+                    sought.is_not_in((*plan.cast::<pg_sys::Join>()).joinqual)?;
+                    if (*plan).type_ == NodeTag::T_NestLoop {
+                        let handed = (*plan.cast::<pg_sys::NestLoop>()).nestParams;
+                        for parameter in members(handed) {
+                            let parameter = &*node(parameter).cast::<pg_sys::NestLoopParam>();
+                            sought.is_not_in(parameter.paramval)?;
+                        }
+                    } else {
+                        let join = &*plan.cast::<pg_sys::HashJoin>();
+                        sought.is_not_in(join.hashclauses)?;
+                        sought.is_not_in(join.hashkeys)?;
+                    }
+                    sought
+                }
+                _ => return None,
+            };
+            let mut filters = members((*plan).qual).iter();
+            if !filters.all(|filter| sought.is_beside_constants(node(filter))) {
+                return None;
+            }
+            let mut given = Vec::new();
+            for column in members((*plan).targetlist) {
+                let column = &*node(column).cast::<pg_sys::TargetEntry>();
+                let expression = column.expr.cast::<pg_sys::Node>();
+                if sought.is(expression) {
+                    given.push(column.resno);
+                } else {
+                    sought.is_not_in(expression)?;
+                }
+            }
+            Some(given)
+        }
+    }
+
+    /// The scan's own columns that have its distance; `None` if one has something else beside it.
+    ///
+    /// # Safety
+    /// The scan exists still.
+    unsafe fn own_columns(&self) -> Option<Vec<i16>> {
+        let sought = Sought::Distance(self.distance);
+        let mut given = Vec::new();
+        // SAFETY: by contract.
+        unsafe {
+            for column in members((*self.scan).targetlist) {
+                let column = &*node(column).cast::<pg_sys::TargetEntry>();
+                let found = sought.look_at(column.expr);
+                if found.is_met {
+                    given.push(column.resno);
+                    if found.others {
+                        return None;
+                    }
+                }
+            }
+        }
+        Some(given)
+    }
+}
+
+/// What is looked for in expressions.
+enum Sought {
+    Distance(*mut pg_sys::Node),
+    /// Columns of the node below, by the number that its columns have.
+    Columns(i32, Vec<i16>),
+}
+
+impl Sought {
+    /// Whether an expression is that and nothing more.
+    ///
+    /// # Safety
+    /// An expression of a plan.
+    unsafe fn is(&self, expression: *mut pg_sys::Node) -> bool {
+        // SAFETY: by contract: a node is what its tag says.
+        unsafe {
+            if expression.is_null() {
+                return false;
+            }
+            match self {
+                Self::Distance(distance) => equal(expression.cast(), distance.cast()),
+                Self::Columns(table, columns) => {
+                    (*expression).type_ == NodeTag::T_Var && {
+                        let column = &*expression.cast::<pg_sys::Var>();
+                        is_of(column, *table) && columns.contains(&column.varattno)
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// An expression of a plan, a list of some, or null.
+    unsafe fn look_at<T>(&self, expression: *mut T) -> Found<'_> {
+        let mut found = Found {
+            sought: self,
+            is_met: false,
             others: false,
-            // SAFETY: by contract.
-            is_bare: unsafe { expression.is_null() || bare.contains(&(*expression).type_) },
         };
         // SAFETY: by contract.
         unsafe {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| find(expression, (&raw mut found).cast()));
+            pg_sys::ffi::pg_guard_ffi_boundary(|| find(expression.cast(), (&raw mut found).cast()));
         }
         found
     }
 
-    /// Whether a distance, if there is one, is beside nothing but constants and what else the row has.
-    fn is_alone(&self) -> bool {
-        self.distances == 0 || !self.others
+    /// `None` if it is in an expression, or in a list of some.
+    ///
+    /// # Safety
+    /// As [`Self::look_at`].
+    unsafe fn is_not_in<T>(&self, expression: *mut T) -> Option<()> {
+        // SAFETY: by contract.
+        let found = unsafe { self.look_at(expression) };
+        (!found.is_met).then_some(())
     }
+
+    /// Whether a filter does not have it, or compares it with what has no columns, subplans or what other nodes hand on.
+    ///
+    /// # Safety
+    /// As [`Self::look_at`].
+    unsafe fn is_beside_constants(&self, filter: *mut pg_sys::Node) -> bool {
+        // SAFETY: by contract.
+        unsafe {
+            let found = self.look_at(filter);
+            !found.is_met || (!found.others && (*filter).type_ == NodeTag::T_OpExpr)
+        }
+    }
+}
+
+/// Whether a column is of the node, or the table, of this number.
+#[allow(clippy::unnecessary_cast)]
+fn is_of(column: &pg_sys::Var, table: i32) -> bool {
+    column.varno as i32 == table
+}
+
+/// What an expression has in it.
+struct Found<'s> {
+    sought: &'s Sought,
+    is_met: bool,
+    /// Columns, subplans, or what they or other nodes hand on, outside of what is sought.
+    others: bool,
 }
 
 /// Errors of the server (of its limit of stack) pass over this function: it has nothing to be dropped.
@@ -175,14 +282,19 @@ unsafe extern "C-unwind" fn find(expression: *mut pg_sys::Node, context: *mut c_
             return false;
         }
         let found = &mut *context.cast::<Found>();
-        if !found.distance.is_null() && equal(expression.cast(), found.distance.cast()) {
-            found.distances += 1;
+        if found.sought.is(expression) {
+            found.is_met = true;
             return false;
         }
         match (*expression).type_ {
             NodeTag::T_Var => {
+                found.others = true;
+                // A whole row has all columns.
                 let column = &*expression.cast::<pg_sys::Var>();
-                found.columns += usize::from(column.vartype == pg_sys::FLOAT8OID);
+                if let Sought::Columns(table, columns) = found.sought {
+                    found.is_met |=
+                        is_of(column, *table) && column.varattno == 0 && !columns.is_empty();
+                }
             }
             NodeTag::T_Param => {
                 let kind = (*expression.cast::<pg_sys::Param>()).paramkind;
