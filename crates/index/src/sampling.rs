@@ -2,11 +2,24 @@
 //!
 //! Rows come in turn from several sources, in batches, by hours: every n-th of them may be of one kind.
 
-/// Every index below `nodes`, again and again, scattered by Weyl's sequence of the golden ratio: any first few of them lie
-/// evenly among the nodes.
+/// Every index below `nodes`, again and again, scattered: any first few of them lie evenly among the nodes, and each anywhere
+/// in its part. These are van der Corput's numbers, scrambled as Owen does (Laine and Karras 2011, with Vegdahl's constants):
+/// multiples of one number, as the golden ratio, would lie alike in all batches where there are as many batches as one of its
+/// convergents has in the denominator.
 pub fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
-    let place = |i: u32| u64::from(i.wrapping_mul(0x9e37_79b9));
-    (0..u32::MAX).map(move |i| ((place(i) * nodes as u64) >> u32::BITS) as u32)
+    (0..u32::MAX).map(move |i| {
+        let place = u64::from(scrambled(i).reverse_bits());
+        ((place * nodes as u64) >> u32::BITS) as u32
+    })
+}
+
+/// A permutation of the numbers of 32 bits, of which each bit changes by those below it.
+fn scrambled(i: u32) -> u32 {
+    let mut x = i.wrapping_add(0x9e37_79b9);
+    for factor in [0x6c50_b47c, 0xb82f_1e52, 0xc7af_e638, 0x8d22_f6e6_u32] {
+        x ^= x.wrapping_mul(factor);
+    }
+    x
 }
 
 /// From one state of SplitMix64 to the next.
@@ -53,6 +66,42 @@ mod tests {
                         "{total} {wanted} {period}: {count}, {share}"
                     );
                 }
+            }
+        }
+    }
+
+    /// However many batches there are, of whatever length, all parts of them have their share.
+    #[test]
+    fn scattered_places_are_in_step_with_no_batches() {
+        for length in [50, 100, 333] {
+            for batches in 2..1200 {
+                let mut counts = [0; 3];
+                for node in scattered(batches * length).take(100) {
+                    counts[node as usize % length * 3 / length] += 1;
+                }
+                assert!(
+                    counts.iter().all(|count| *count >= 14),
+                    "{batches} of {length}: {counts:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn scattered_places_are_spread_evenly() {
+        for nodes in [1000, 144 * 610, 1 << 20] {
+            for wanted in [64, 100, 2048] {
+                let mut counts = [0; 16];
+                for node in scattered(nodes).take(wanted) {
+                    counts[node as usize * 16 / nodes] += 1;
+                }
+                let share = wanted as i32 / 16;
+                assert!(
+                    counts
+                        .iter()
+                        .all(|count| (count - share).abs() <= share / 2),
+                    "{wanted} of {nodes}: {counts:?}"
+                );
             }
         }
     }

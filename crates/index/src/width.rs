@@ -81,9 +81,8 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
     walk.pass_by(hubs);
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let mut queries: Vec<Searched> = Vec::new();
-    // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind. The first
-    // row of a series is like no other.
-    let sample: BTreeSet<u32> = scattered(nodes).skip(1).take(QUERIES).collect();
+    // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind.
+    let sample: BTreeSet<u32> = scattered(nodes).take(QUERIES).collect();
     for node in sample {
         let probe = probe(codec, space, walk.vector(graph, node))?;
         let mut all: Vec<(f32, u32)> = Vec::new();
