@@ -2,6 +2,7 @@
 //! stored: rows that happen to come first may be unlike the others.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use laser_index::builder::BuildOptions;
@@ -16,8 +17,14 @@ use crate::pg::interrupts::pause;
 
 /// Of smaller tables the first rows are as good.
 const LEAST_BLOCKS: u32 = 64;
-/// Blocks that tell how many rows a block has.
+/// Blocks that tell how many vectors a block has.
 const FIRST_BLOCKS: u32 = 16;
+/// How many times as many blocks are read next where those before had hardly a vector.
+const WIDEN: u32 = 8;
+/// A gigabyte of blocks is enough to be read twice; what they hold is the sample then.
+const MOST_BLOCKS: u32 = 1 << 17;
+/// Fewer vectors than this part of a sample are worth less than as many as a build keeps of the first rows.
+const LEAST_PART: usize = 8;
 
 /// Vectors of rows from all over a table.
 pub struct Sample {
@@ -26,7 +33,7 @@ pub struct Sample {
     options: BuildOptions,
     /// Rows that the index will have, of the blocks that were read.
     rows: usize,
-    blocks_read: u32,
+    blocks_read: BTreeSet<u32>,
     blocks: u32,
     /// Vectors of the block that is being read.
     of_block: usize,
@@ -42,8 +49,33 @@ impl Sample {
 
     /// How many rows the index will have, as far as the blocks that were read tell.
     pub fn table_rows(&self) -> usize {
-        let a_block = self.rows as f64 / f64::from(self.blocks_read.max(1));
+        let a_block = self.rows as f64 / self.blocks_read.len().max(1) as f64;
         (a_block * f64::from(self.blocks)) as usize
+    }
+
+    /// How many blocks are to be read yet for as many vectors as are wanted, by those that were; none where these are
+    /// nearly enough.
+    fn blocks_wanted(&self) -> u32 {
+        let read = self.blocks_read.len() as u32;
+        let (wanted, found) = (self.options.sample_size(), self.vectors.len());
+        let most = self.blocks.min(MOST_BLOCKS);
+        if read >= most || found >= wanted - wanted / 8 {
+            return 0;
+        }
+        let a_block = found as f64 / f64::from(read.max(1));
+        let more = ((wanted - found) as f64 / a_block).ceil() as u32;
+        more.clamp(FIRST_BLOCKS, read * WIDEN).min(most)
+    }
+
+    /// Whether the vectors tell more than the first ones of the table.
+    fn is_enough(&self) -> bool {
+        let is_whole = self.blocks_read.len() as u32 >= self.blocks;
+        let least = if is_whole {
+            0
+        } else {
+            self.options.sample_size() / LEAST_PART
+        };
+        self.vectors.len() >= least.max(64)
     }
 
     fn add(&mut self, x: &[f32]) {
@@ -60,8 +92,8 @@ impl Sample {
     }
 }
 
-/// Prepared vectors of rows from all over the table, about as many as [`BuildOptions::sample_size`]: those of
-/// scattered blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
+/// Prepared vectors of rows from all over the table, about as many as [`BuildOptions::sample_size`], or all there are: those
+/// of scattered blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
 /// twice, and other table access methods may have no blocks.
 ///
 /// # Safety
@@ -85,24 +117,28 @@ pub unsafe fn draw(
             element,
             options: options.clone(),
             rows: 0,
-            blocks_read: 0,
+            blocks_read: BTreeSet::new(),
             blocks,
             of_block: 0,
             vectors: Vec::new(),
         };
-        let look = |sample: &mut Sample, count: u32, skipped: u32| {
-            for at in stratified((blocks - skipped) as usize, count as usize) {
+        let mut wanted = FIRST_BLOCKS;
+        while wanted > 0 {
+            let before = sample.blocks_read.len();
+            for at in stratified(blocks as usize, wanted as usize) {
                 pause();
-                sample.of_block = 0;
-                sample.blocks_read += 1;
-                block(heap, index, info, at as u32 + skipped, sample);
+                if sample.blocks_read.insert(at as u32) {
+                    sample.of_block = 0;
+                    block(heap, index, info, at as u32, &mut sample);
+                }
             }
-        };
-        look(&mut sample, FIRST_BLOCKS, 0);
-        let a_block = (sample.rows as f64 / f64::from(FIRST_BLOCKS)).max(0.5);
-        let wanted = (sample.options.sample_size() as f64 / a_block) as u32;
-        look(&mut sample, wanted.clamp(FIRST_BLOCKS, blocks), 1);
-        (sample.vectors.len() >= 64).then_some(sample)
+            // Where all those had been read before, more are next.
+            wanted = match sample.blocks_read.len() > before {
+                true => sample.blocks_wanted(),
+                false => blocks.min(MOST_BLOCKS),
+            };
+        }
+        sample.is_enough().then_some(sample)
     }
 }
 
