@@ -10,9 +10,10 @@ use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::unguarded::expression_tree_walker;
 
-/// An operator, and how often it was met.
+/// An operator, and how often it was met, or its function.
 struct Counted {
     operator: pg_sys::Oid,
+    function: pg_sys::Oid,
     count: usize,
 }
 
@@ -26,27 +27,35 @@ unsafe extern "C-unwind" fn count(expression: *mut pg_sys::Node, context: *mut c
             return false;
         }
         let counted = context.cast::<Counted>();
-        if (*expression).type_ == NodeTag::T_OpExpr
-            && (*expression.cast::<pg_sys::OpExpr>()).opno == (*counted).operator
-        {
-            (*counted).count += 1;
-        }
+        let is_one = match (*expression).type_ {
+            NodeTag::T_OpExpr => (*expression.cast::<pg_sys::OpExpr>()).opno == (*counted).operator,
+            NodeTag::T_FuncExpr => {
+                (*expression.cast::<pg_sys::FuncExpr>()).funcid == (*counted).function
+            }
+            _ => false,
+        };
+        (*counted).count += usize::from(is_one);
         expression_tree_walker(expression, count, context)
     }
 }
 
-/// How often an expression, or a list of some, has an operator; subplans that it calls are not part of it, what
+/// How often an expression, or a list of some, has an operator, also by its function's name; subplans that it calls are not part of it, what
 /// is handed to them is.
 ///
 /// # Safety
 /// An expression of a plan, a list of some, or null.
 pub unsafe fn in_expression<T>(expression: *mut T, operator: pg_sys::Oid) -> usize {
-    let mut counted = Counted { operator, count: 0 };
-    // SAFETY: by contract.
+    // SAFETY: by contract; a look-up in a cache.
     unsafe {
+        let function = pg_sys::get_opcode(operator);
+        let mut counted = Counted {
+            operator,
+            function,
+            count: 0,
+        };
         pg_sys::ffi::pg_guard_ffi_boundary(|| count(expression.cast(), (&raw mut counted).cast()));
+        counted.count
     }
-    counted.count
 }
 
 /// How often a node's own expressions have an operator, not those of nodes below it; `None` for nodes of

@@ -167,7 +167,16 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                     && scans().all(|scan| {
                         uncompared::reaches_client(statement, *scan, ordering(&**scan))
                     });
+                // What one (sub)query leaves out another may be there for.
+                let is_only = || {
+                    let others = levels.0.iter().filter(|other| !std::ptr::eq(*other, level));
+                    others
+                        .map(|other| other.mentions(operator))
+                        .sum::<Option<usize>>()
+                        == Some(0)
+                };
                 let in_filters = in_filters
+                    && is_only()
                     && scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)));
                 for scan in scans() {
                     take_distance(&mut **scan, statement, (in_columns, in_filters));

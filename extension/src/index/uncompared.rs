@@ -246,7 +246,7 @@ impl Sought {
         (!found.is_met).then_some(())
     }
 
-    /// Whether a filter does not have it, or compares it with what has no columns, subplans or what other nodes hand on.
+    /// Whether a filter does not have it, or compares it with constants and the statement's parameters.
     ///
     /// # Safety
     /// As [`Self::look_at`].
@@ -269,7 +269,8 @@ fn is_of(column: &pg_sys::Var, table: i32) -> bool {
 struct Found<'s> {
     sought: &'s Sought,
     is_met: bool,
-    /// Columns, subplans, or what they or other nodes hand on, outside of what is sought.
+    /// Columns, subplans, what they or other nodes hand on, and functions that are not the server's own, outside of what
+    /// is sought.
     others: bool,
 }
 
@@ -301,6 +302,16 @@ unsafe extern "C-unwind" fn find(expression: *mut pg_sys::Node, context: *mut c_
                 found.others |= kind != pg_sys::ParamKind::PARAM_EXTERN;
             }
             NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan => found.others = true,
+            // Whatever they compute.
+            NodeTag::T_FuncExpr => {
+                let function = (*expression.cast::<pg_sys::FuncExpr>()).funcid;
+                found.others |= function.to_u32() >= pg_sys::FirstNormalObjectId;
+            }
+            NodeTag::T_OpExpr | NodeTag::T_DistinctExpr | NodeTag::T_NullIfExpr => {
+                let operator = (*expression.cast::<pg_sys::OpExpr>()).opno;
+                found.others |= operator.to_u32() >= pg_sys::FirstNormalObjectId;
+            }
+            NodeTag::T_CoerceToDomain => found.others = true,
             _ => {}
         }
         expression_tree_walker(expression, find, context)
