@@ -33,6 +33,8 @@ struct Scan {
     cutoff: Option<Rc<Cutoff>>,
     rows: Option<Rc<Rows>>,
     limit: Option<Limit>,
+    /// Whether a node above it compares each row with the one before.
+    is_in_runs: bool,
 }
 
 thread_local! {
@@ -58,8 +60,9 @@ pub struct ScanContext {
     pub cutoff: Option<Rc<Cutoff>>,
     /// The rows of its table. Without them the executor looks at each by itself.
     pub rows: Option<Rc<Rows>>,
-    /// Whether its `LIMIT` proves to be so large that a plan of known numbers would not have had the scan.
-    pub wants_most: bool,
+    /// Whether every vector is to be looked at before the first row: its `LIMIT` proves to be so large that a plan of known
+    /// numbers would not have had the scan, or nodes above it go wrong where a row comes late.
+    pub wants_all: bool,
 }
 
 /// The context of a scan that begins to return rows.
@@ -78,9 +81,10 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
                 rows: own.rows.clone(),
-                wants_most: own
-                    .limit
-                    .is_some_and(|limit| limit.is_most_of((*own.node).ss.ps.plan)),
+                wants_all: own.is_in_runs
+                    || own
+                        .limit
+                        .is_some_and(|limit| limit.is_most_of((*own.node).ss.ps.plan)),
             }
         }
     })
@@ -145,7 +149,7 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         }
         let run = (*state).es_query_cxt;
         let mut scans = Vec::new();
-        for (node, limit) in walk.found {
+        for (node, above) in walk.found {
             let own = distance_param::parameter(&*(*node).ss.ps.plan, first);
             let place = own.and_then(|own| DistanceParam::of(&*state, own));
             scans.push(Scan {
@@ -157,7 +161,8 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
                     .is_some_and(|own| distance_param::is_unread(&*(*query).plannedstmt, own)),
                 cutoff: Cutoff::of(&*node, own).map(Rc::new),
                 rows: Rows::of(node).map(Rc::new),
-                limit,
+                limit: above.limit,
+                is_in_runs: above.is_in_runs,
             });
         }
         PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
@@ -199,13 +204,21 @@ impl Limit {
     }
 }
 
+/// What is above a node.
+#[derive(Default, Clone, Copy)]
+struct Above {
+    /// The nearest `LIMIT`.
+    limit: Option<Limit>,
+    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups.
+    is_in_runs: bool,
+}
+
 /// What is collected of the nodes of a run.
 #[derive(Default)]
 struct Walk {
-    /// Scans, with the `LIMIT` that is nearest above.
-    found: Vec<(*mut pg_sys::IndexScanState, Option<Limit>)>,
-    /// The nearest one above the node that is visited.
-    limit: Option<Limit>,
+    found: Vec<(*mut pg_sys::IndexScanState, Above)>,
+    /// Of the node that is visited.
+    above: Above,
 }
 
 /// Collects the scans of indexes of ours that are ordered. Every statement's plan is walked, so that a level of
@@ -218,9 +231,19 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             return false;
         }
         let walk = context.cast::<Walk>();
-        let above = (*walk).limit;
-        if (*state).type_ == NodeTag::T_LimitState {
-            (*walk).limit = Some(Limit(state.cast()));
+        let above = (*walk).above;
+        match (*state).type_ {
+            NodeTag::T_LimitState => (*walk).above.limit = Some(Limit(state.cast())),
+            NodeTag::T_MergeJoinState | NodeTag::T_GroupState | NodeTag::T_UniqueState => {
+                (*walk).above.is_in_runs = true;
+            }
+            NodeTag::T_AggState => {
+                let strategy = (*(*state).plan.cast::<pg_sys::Agg>()).aggstrategy;
+                (*walk).above.is_in_runs |= strategy == pg_sys::AggStrategy::AGG_SORTED
+                    || strategy == pg_sys::AggStrategy::AGG_MIXED;
+            }
+            NodeTag::T_SortState | NodeTag::T_HashState => (*walk).above.is_in_runs = false,
+            _ => {}
         }
         if (*state).type_ == NodeTag::T_IndexScanState {
             let scan = state.cast::<pg_sys::IndexScanState>();
@@ -231,7 +254,7 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             }
         }
         let ended = planstate_tree_walker(state, visit, context);
-        (*walk).limit = above;
+        (*walk).above = above;
         ended
     }
 }

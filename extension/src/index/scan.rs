@@ -210,7 +210,7 @@ unsafe extern "C-unwind" fn attach(scan: pg_sys::IndexScanDesc) {
         let context = runs::scan_context(scan);
         let state = &mut *(*scan).opaque.cast::<State>();
         (state.place, state.rows, state.cutoff) = (context.place, context.rows, context.cutoff);
-        state.exhaustive = context.wants_most && options::iterate() == Iterate::Strict;
+        state.exhaustive = context.wants_all && options::iterate() == Iterate::Strict;
     }
 }
 
