@@ -58,6 +58,13 @@ pub fn parts_of(index: Oid) -> Option<Vec<Oid>> {
     if kind != pg_sys::RELKIND_PARTITIONED_INDEX {
         return None;
     }
+    if !catalogs::is_of_method(index, c"laser") {
+        raise_hint(
+            Code::ERRCODE_WRONG_OBJECT_TYPE,
+            format!("\"{name}\" is not a laser index"),
+            NAME_AN_INDEX,
+        );
+    }
     if !(owns(index) || maintains(table) || reads(table)) {
         deny_look(&name);
     }

@@ -91,6 +91,16 @@ pub unsafe fn indexes_of(method: &CStr) -> Vec<Oid> {
     found
 }
 
+/// Whether an index, also one without pages, is of an access method; not so where it is gone.
+pub fn is_of_method(index: Oid, method: &CStr) -> bool {
+    // SAFETY: look-ups in caches, rows of this cache.
+    unsafe {
+        let method = pg_sys::get_am_oid(method.as_ptr(), true);
+        let look = |form: &pg_sys::FormData_pg_class| form.relam == method;
+        row(pg_sys::SysCacheIdentifier::RELOID, index, look) == Some(true)
+    }
+}
+
 /// A table, or an index, and all that inherit from it, its partitions at every level among them. Locks none: what
 /// has become of them meanwhile is found out when they are opened.
 pub fn all_below(relation: Oid) -> Vec<Oid> {
