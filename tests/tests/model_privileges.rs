@@ -321,9 +321,20 @@ fn what_loads_the_library_counts_as_any_other_statement() -> Result<()> {
         "REINDEX TABLE own",
         "VACUUM FULL own",
         "TRUNCATE own",
+        "ALTER TABLE own ALTER body TYPE varchar",
+        "ALTER TABLE own ALTER body TYPE text",
+        "CREATE TABLE parted (id int, body text) PARTITION BY LIST (id)",
+        "CREATE INDEX parted_i ON parted USING laser (body) WITH (model = 'two')",
+        "ALTER TABLE parted OWNER TO stranger",
+        "CREATE TABLE part1 PARTITION OF parted FOR VALUES IN (1)",
+        "SET SESSION AUTHORIZATION stranger; CREATE TABLE part2 (id int, body text)",
+        "ALTER TABLE parted ATTACH PARTITION part2 FOR VALUES IN (2)",
     ] {
         cluster.psql("d", sql)?;
     }
+    let mut owner = cluster.connect("d")?;
+    owner.batch_execute("SET SESSION AUTHORIZATION stranger")?;
+    owner.batch_execute("CREATE TABLE part3 PARTITION OF parted FOR VALUES IN (3)")?;
     for role in ["postgres", "reader"] {
         let mut session = cluster.connect("d")?;
         denied(&mut session, role, "SELECT lend()")?;

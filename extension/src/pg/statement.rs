@@ -60,9 +60,10 @@ pub fn init(method: &CStr, parameter: &'static CStr, look: fn(pg_sys::Oid)) {
     }
 }
 
-/// The statement that has the library loaded, if it makes or alters an index of the access method and is the session's own:
-/// those open the access method before they run code of anybody, in which the library would have been loaded for a statement
-/// within. What begins in the session itself has no restrictions.
+/// The statement that has the library loaded, if it is the session's own and makes or alters an index of the access method, or
+/// a table, maybe with such indexes. The former open the access method before they run code of anybody, in which the library
+/// would have been loaded for a statement within; the latter may do so after that, and count as restricted where that code is.
+/// What begins in the session itself has no restrictions.
 ///
 /// # Safety
 /// Called while the library is loaded.
@@ -78,19 +79,27 @@ unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
             return None;
         }
         let statement = (*statement.cast::<pg_sys::PlannedStmt>()).utilityStmt;
-        let is_of_index = match statement.as_ref()?.type_ {
+        let runs_others = match statement.as_ref()?.type_ {
             NodeTag::T_IndexStmt => {
                 let name = (*statement.cast::<pg_sys::IndexStmt>()).accessMethod;
-                !name.is_null() && CStr::from_ptr(name) == method
+                if name.is_null() || CStr::from_ptr(name) != method {
+                    return None;
+                }
+                false
             }
             NodeTag::T_AlterTableStmt => {
                 let alter = &*statement.cast::<pg_sys::AlterTableStmt>();
-                alter.objtype == pg_sys::ObjectType::OBJECT_INDEX
+                alter.objtype != pg_sys::ObjectType::OBJECT_INDEX
             }
-            _ => false,
+            NodeTag::T_CreateStmt => true,
+            _ => return None,
         };
-        is_of_index.then(|| Noted {
-            restrictions: 0,
+        let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+        if runs_others {
+            pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        }
+        Some(Noted {
+            restrictions: context,
             kind: kind_of(statement),
         })
     }
