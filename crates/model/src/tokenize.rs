@@ -178,17 +178,7 @@ impl Tokenizer {
     pub fn tokenize_pair(&self, first: &str, second: &str) -> Result<Tokenized, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer(e.to_string());
         let pair = || {
-            let (first, first_cut) = self.beginning(first)?;
-            let (mut second, second_cut) = self.beginning(second)?;
-            second.set_type_ids(vec![1; second.len()]);
-            let truncated = first_cut || second_cut || first.len() + second.len() > self.limit;
-            let parameters = TruncationParams {
-                max_length: self.limit,
-                strategy: TruncationStrategy::LongestFirst,
-                ..TruncationParams::default()
-            };
-            let (first, second) = truncate_encodings(first, Some(second), &parameters)?;
-            let encoding = self.inner.post_process(first, second, true)?;
+            let (encoding, truncated) = self.encode_pair(first, second)?;
             let types = encoding.get_type_ids().iter();
             let mark = |(id, kind): (&u32, &u32)| if *kind > 0 { id | SECOND } else { *id };
             let mut ids: Vec<u32> = encoding.get_ids().iter().zip(types).map(mark).collect();
@@ -200,6 +190,29 @@ impl Tokenizer {
         catch_unwind(AssertUnwindSafe(pair))
             .map_err(|_| ModelError::Tokenizer("the tokenizer failed on this text".into()))?
             .map_err(error)
+    }
+
+    /// See [`Self::tokenize_pair`]; whether something was cut.
+    fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+    ) -> tokenizers::Result<(tokenizers::Encoding, bool)> {
+        let (first, first_cut) = self.beginning(first)?;
+        let (mut second, second_cut) = self.beginning(second)?;
+        second.set_type_ids(vec![1; second.len()]);
+        let truncated = first_cut || second_cut || first.len() + second.len() > self.limit;
+        let parameters = TruncationParams {
+            max_length: self.limit,
+            strategy: TruncationStrategy::LongestFirst,
+            ..TruncationParams::default()
+        };
+        let (mut first, mut second) = truncate_encodings(first, Some(second), &parameters)?;
+        // Each piece that was cut off the one would be joined with each of the other: gigabytes, of two long texts.
+        for encoding in [Some(&mut first), second.as_mut()].into_iter().flatten() {
+            encoding.take_overflowing();
+        }
+        Ok((self.inner.post_process(first, second, true)?, truncated))
     }
 
     /// The tokens of a text, at least as many as fit; whether there may be more.
@@ -245,5 +258,36 @@ pub fn check_ids(ids: &[u32], vocabulary: usize) -> Result<(), ModelError> {
     match ids.iter().find(|&&id| id as usize >= vocabulary) {
         Some(&id) => Err(ModelError::TokenId { id, vocabulary }),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_a_pair_is_not_joined() {
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+        });
+        let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        let tokenizer = Tokenizer {
+            inner,
+            words: None,
+            preparation: Preparation::new(&Default::default(), Path::new("")).unwrap(),
+            limit: 8,
+            special: false,
+            eos: None,
+            empty: None,
+        };
+        let (first, second) = ("a ".repeat(20), "b ".repeat(30));
+        let (encoding, truncated) = tokenizer.encode_pair(&first, &second).unwrap();
+        assert_eq!(encoding.get_overflowing().len(), 0);
+        assert!(truncated && encoding.len() == 8);
+        let pair = tokenizer.tokenize_pair(&first, &second).unwrap();
+        assert_eq!(pair.ids, [[0; 4], [1 | SECOND; 4]].concat());
     }
 }
