@@ -109,6 +109,25 @@ fn a_column_is_not_compared_with_another_model() -> Result<()> {
         "SELECT id FROM t ORDER BY m <=> (laser_embed(ARRAY['x', 'y'], '$'))[1] LIMIT 5",
         "SELECT id FROM t, (VALUES (laser_embed('x', '$')), (laser_embed('y', '$'))) v(e) ORDER BY m <=> e LIMIT 5",
         "SELECT m <=> laser_embed('x', '$') FROM g",
+        // Columns that are grouped by: from PostgreSQL 18 on those of an entry of the range table of their own.
+        "SELECT m <=> laser_embed('x', '$') FROM t GROUP BY m",
+        "SELECT id, m <=> laser_embed('x', '$') FROM t GROUP BY id, m ORDER BY m <=> laser_embed('x', '$') LIMIT 5",
+        "SELECT m FROM t GROUP BY m HAVING m <=> laser_embed('x', '$') < 0.5",
+        "SELECT count(*) FROM t GROUP BY m <=> laser_embed('x', '$')",
+        "SELECT max(m <=> laser_embed('x', '$')) FROM t GROUP BY id % 3",
+        "SELECT coalesce(m, m) <=> laser_embed('x', '$') FROM t GROUP BY coalesce(m, m)",
+        "SELECT m <=> laser_embed('x', '$') FROM t GROUP BY GROUPING SETS ((id, m), (m))",
+        "SELECT m <=> laser_embed('x', '$') FROM t GROUP BY ROLLUP (id, m)",
+        "SELECT (SELECT t.m <=> laser_embed('x', '$') OFFSET 0) FROM t GROUP BY m",
+        "SELECT (SELECT t.m <=> laser_embed(o.body, '$') FROM t o WHERE o.id = max(t.id)) FROM t GROUP BY m",
+        "SELECT m <=> laser_embed('x', '$') FROM (SELECT m, count(*) FROM t GROUP BY m) x",
+        "SELECT m <=> laser_embed('x', '$') FROM (SELECT renamed AS m FROM v GROUP BY renamed OFFSET 0) x",
+        "SELECT (SELECT m FROM t LIMIT 1) <=> e FROM (SELECT laser_embed(body, '$') AS e FROM t GROUP BY laser_embed(body, '$')) x",
+        "WITH q AS MATERIALIZED (SELECT m FROM t GROUP BY 1) SELECT m <=> laser_embed('x', '$') FROM q GROUP BY m",
+        "SELECT DISTINCT m <=> laser_embed('x', '$') FROM t",
+        "SELECT id FROM (SELECT DISTINCT ON (id) id, m FROM t ORDER BY id, m) x ORDER BY m <=> laser_embed('x', '$') LIMIT 5",
+        "SELECT rank() OVER (ORDER BY m <=> laser_embed('x', '$')) FROM t",
+        "SELECT rank() OVER (PARTITION BY id ORDER BY m <=> laser_embed('x', '$')) FROM t GROUP BY id, m",
     ] {
         client.batch_execute(&query.replace('$', "one"))?;
         refused(&mut client, &query.replace('$', "two"))?;
