@@ -37,7 +37,10 @@
 //!  rows       rows of the table, as scans look at them: filters and distances
 //!  runs       the scans of running plans, and what each knows of its plan
 //!  expression expressions of plans
+//!  work       what the searches of a scan have done
 //!  explain    what EXPLAIN says of the indexes that a plan searches
+//!  explain_scans
+//!             ... and of its scans, from PostgreSQL 18 on
 //!  notice     notices of plans and scans, once a statement
 //!  errors     errors of `laser-index` as SQL errors
 //! ```
@@ -55,6 +58,8 @@ mod distance_param;
 mod element;
 mod errors;
 mod explain;
+#[cfg(feature = "pg18")]
+mod explain_scans;
 mod expression;
 mod handler;
 mod info;
@@ -87,6 +92,7 @@ mod unlogged;
 mod vacuum;
 mod validate;
 mod wanted;
+mod work;
 
 pub use altered::check_altered;
 
@@ -97,5 +103,7 @@ pub fn init() {
     statistics::init();
     rewrite::init();
     explain::init();
+    #[cfg(feature = "pg18")]
+    explain_scans::init();
     runs::init();
 }

@@ -10,6 +10,7 @@ use laser_index::scan::{Distance, EXHAUSTIVE_EF, Iterate, PendingRows, Scan, Set
 use laser_index::{IndexError, Result, pending};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgSqlErrorCode as Code, pg_sys};
 
@@ -21,6 +22,7 @@ use super::pages::RelationStore;
 use super::rows::{RowCheck, Rows};
 use super::runs;
 use super::statistics::{self, Counter};
+use super::work::{Extent, Work};
 use super::{cache, notice, options, unlogged};
 use crate::encode::{self, CachedEmbedding};
 use crate::pg::encoding;
@@ -87,17 +89,34 @@ struct State {
     counts: Option<statistics::Place>,
     /// Rows of the table that it has fetched, or had the executor fetch.
     fetched: u64,
+    /// What earlier searches of the scan have done, and what all texts took.
+    work: Work,
 }
 
 impl State {
     /// Ends a search, and counts what it has done.
     fn finish(&mut self) {
-        if let (Some(search), Some(counts)) = (self.scan.take(), self.counts.take()) {
-            counts.add(Counter::Visited, search.visited as u64);
-            counts.add(Counter::Reranked, std::mem::take(&mut self.fetched));
-            counts.add(Counter::Widened, search.widened as u64);
-            counts.add(Counter::Cut, u64::from(search.was_cut()));
+        if let Some(search) = self.scan.take() {
+            let work = Work::of(&search, std::mem::take(&mut self.fetched));
+            if let Some(counts) = self.counts.take() {
+                work.count(counts);
+            }
+            self.work = self.work.and(work);
         }
+    }
+}
+
+/// What the searches of a scan have done so far.
+///
+/// # Safety
+/// `scan` is a scan of [`begin`].
+#[cfg(feature = "pg18")]
+pub unsafe fn work(scan: pg_sys::IndexScanDesc) -> Work {
+    // SAFETY: by contract.
+    let state = unsafe { &*(*scan).opaque.cast::<State>() };
+    match &state.scan {
+        Some(search) => state.work.and(Work::of(search, state.fetched)),
+        None => state.work,
     }
 }
 
@@ -436,7 +455,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 index,
                 &parameters,
                 (!null).then_some(key.sk_argument),
-                &mut state.text,
+                (&mut state.text, &mut state.work.embedding),
             );
             let recheck = state.place.is_none();
             let (mut cutoff, mut undirected) = (f64::INFINITY, false);
@@ -462,7 +481,8 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 undirected,
             };
             match open(index, &store, &parameters, &query, settings) {
-                Ok(scan) => {
+                Ok((scan, extent)) => {
+                    state.work.extent = extent;
                     if !null {
                         statistics::queries::record(index, &parameters, &query);
                     }
@@ -511,7 +531,7 @@ unsafe fn query(
     index: pg_sys::Relation,
     parameters: &Parameters,
     datum: Option<pg_sys::Datum>,
-    text: &mut Option<Asked>,
+    (text, embedding): (&mut Option<Asked>, &mut Duration),
 ) -> Query {
     let arithmetic = element::of(parameters).arithmetic();
     let query = |x: &[f32]| {
@@ -530,7 +550,9 @@ unsafe fn query(
                     Some(known) if known.text == asked => known,
                     _ => {
                         let name = encoding::name_of(index);
+                        let begun = Instant::now();
                         let known = element::embed_query(parameters, &name, &asked);
+                        *embedding += begun.elapsed();
                         let is_sum = encode::is_resident();
                         text.insert(Asked {
                             text: asked,
@@ -556,7 +578,7 @@ unsafe fn open(
     parameters: &Parameters,
     query: &Query,
     settings: Settings,
-) -> Result<Scan> {
+) -> Result<(Scan, Extent)> {
     let meta = Meta::read(store)?;
     if meta.parameters != *parameters {
         return Err(IndexError::Moved {
@@ -567,7 +589,16 @@ unsafe fn open(
     // SAFETY: by contract.
     let views = unsafe { cache::views(index, store, &meta) }?;
     let rows = pending_rows(store, &meta, query)?;
-    Ok(Scan::new(query, settings, views, rows))
+    let ef = views.iter().map(|view| match settings.ef {
+        0 => view.ef(),
+        ef => ef,
+    });
+    let extent = Extent {
+        segments: views.len(),
+        pending: rows.placed.len() + rows.unplaced.len(),
+        ef: ef.max().unwrap_or(0),
+    };
+    Ok((Scan::new(query, settings, views, rows), extent))
 }
 
 /// The live rows of the pending list.
