@@ -64,17 +64,20 @@ pub fn database(cluster: &Cluster, name: &str) -> Result<Client> {
     // In public, where mallory has planted. The session's own questions are answered by the server.
     root.batch_execute("CREATE EXTENSION laser; SET search_path = pg_catalog")?;
     let mut owner = connect(cluster, name, OWNER)?;
-    // helper is found by the search path, as a careless owner writes it.
+    // helper is found by the search path, as a careless owner writes it. From PostgreSQL 17 on CREATE INDEX has a safe path,
+    // on which it is not: there somebody has made the function careless later.
     owner.batch_execute(
         "SET search_path = owner, public;
          CREATE FUNCTION helper(i integer) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT $1';
          CREATE FUNCTION vec(i integer) RETURNS embedding LANGUAGE plpgsql IMMUTABLE AS
          $$ BEGIN RETURN array_fill(1 + helper(i) % 7, ARRAY[8])::public.embedding; END $$;
+         ALTER FUNCTION vec(integer) SET search_path = owner, public;
          CREATE TABLE vectors AS SELECT i AS id, 'text ' || i AS body, vec(i)::embedding(8) AS e
          FROM generate_series(1, 50) i;
          CREATE INDEX vectors_e ON vectors USING laser (e);
          CREATE INDEX vectors_body ON vectors USING laser (body);
          CREATE INDEX vectors_vec ON vectors USING laser ((vec(id)::embedding(8)));
+         ALTER FUNCTION vec(integer) RESET search_path;
          CREATE INDEX vectors_id ON vectors (id);
          CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL)",
     )?;
