@@ -63,13 +63,14 @@ pub unsafe fn forget_embedding(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
             return Datum::from(data.tg_newtuple);
         }
         let (mut column, mut null, mut is_null) = (embedding as i32 + 1, Datum::from(0), true);
+        // Raw pointers, which become constant ones where it takes those, from PostgreSQL 18 on.
         let row = pg_sys::heap_modify_tuple_by_cols(
             data.tg_newtuple,
             description,
             1,
-            &mut column,
-            &mut null,
-            &mut is_null,
+            &raw mut column,
+            &raw mut null,
+            &raw mut is_null,
         );
         Datum::from(row)
     }

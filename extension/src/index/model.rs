@@ -97,13 +97,14 @@ unsafe fn set(index: pg_sys::Relation, model: &str) {
             false,
         );
         is_null = false;
+        // Raw pointers, which become constant ones where it takes those, from PostgreSQL 18 on.
         let changed = pg_sys::heap_modify_tuple_by_cols(
             row,
             (*catalog).rd_att,
             1,
-            &mut column,
-            &mut new,
-            &mut is_null,
+            &raw mut column,
+            &raw mut new,
+            &raw mut is_null,
         );
         pg_sys::CatalogTupleUpdate(catalog, &mut (*changed).t_self, changed);
         pg_sys::table_close(catalog, lock);
