@@ -95,6 +95,26 @@ fn a_model_with_a_server_is_for_those_who_have_usage() -> Result<()> {
     Ok(())
 }
 
+/// The wrapper is what the extension has made, whatever its name has become.
+#[test]
+fn a_wrapper_that_is_renamed_still_restricts() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    let sql = "SELECT laser_embed('x', 'two')";
+    for statement in [
+        "ALTER FOREIGN DATA WRAPPER laser_model RENAME TO renamed",
+        "CREATE FOREIGN DATA WRAPPER laser_model",
+        "ALTER FOREIGN DATA WRAPPER laser_model RENAME TO other; ALTER FOREIGN DATA WRAPPER renamed RENAME TO laser_model",
+    ] {
+        client.batch_execute(statement)?;
+        denied(&mut client, "stranger", sql)?;
+        as_role(&mut client, "reader", sql)?;
+        as_role(&mut client, "stranger", "SELECT laser_embed('x', 'one')")?;
+    }
+    Ok(())
+}
+
 /// What is embedded for an index, and what acts for others.
 #[test]
 fn nobody_lends_a_model_unasked() -> Result<()> {

@@ -1,5 +1,5 @@
-//! Who may embed with a model: everybody, unless a foreign server of the wrapper `laser_model` has the model's name; then
-//! those who have USAGE on that server.
+//! Who may embed with a model: everybody, unless a foreign server of the extension's wrapper, `laser_model`, has the model's
+//! name; then those who have USAGE on that server.
 //!
 //! The server keeps such privileges: `GRANT` and `REVOKE`, members of roles, owners, dumps, and plans that are made again
 //! when they change. A model with an encoder for each language (`MODEL@LANGUAGE`) goes by the name before the `@`.
@@ -20,8 +20,9 @@ use crate::pg::catalogs;
 use crate::pg::errors::raise_hint;
 use crate::pg::statement;
 
-/// The wrapper of the servers that stand for models; only superusers make wrappers.
+/// The wrapper of the servers that stand for models, by the name that the extension gives it; only superusers make wrappers.
 const WRAPPER: &CStr = c"laser_model";
+const EXTENSION: &CStr = c"laser";
 
 /// Raises a SQL error unless the role that the session runs as may embed with a model.
 pub fn check_model(name: &str) {
@@ -100,9 +101,19 @@ fn server(model: &str) -> Option<Oid> {
         let is_ours = |wrapper: &pg_sys::FormData_pg_foreign_data_wrapper| {
             CStr::from_ptr(wrapper.fdwname.data.as_ptr()) == WRAPPER
         };
-        catalogs::row(FOREIGNDATAWRAPPEROID, wrapper, is_ours)
-            .unwrap_or(false)
-            .then_some(server)
+        let is_ours = catalogs::row(FOREIGNDATAWRAPPEROID, wrapper, is_ours).unwrap_or(false);
+        (is_ours || is_of_extension(wrapper)).then_some(server)
+    }
+}
+
+/// Whether a wrapper is the extension's, under whatever name: a search in a catalogue, for servers of wrappers of other names.
+fn is_of_extension(wrapper: Oid) -> bool {
+    // SAFETY: look-ups in catalogues, within a transaction.
+    unsafe {
+        let extension = pg_sys::get_extension_oid(EXTENSION.as_ptr(), true);
+        extension != pg_sys::InvalidOid
+            && pg_sys::getExtensionOfObject(pg_sys::ForeignDataWrapperRelationId, wrapper)
+                == extension
     }
 }
 
