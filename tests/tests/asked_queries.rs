@@ -190,6 +190,34 @@ fn queries_are_of_a_model() -> Result<()> {
     Ok(())
 }
 
+/// Queries of an index as it was before are thrown away by the first of what it has become, which would otherwise have to
+/// take their places by chance.
+#[test]
+fn a_rebuilt_index_begins_with_none() -> Result<()> {
+    let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
+    let mut client = cluster.database("d")?;
+    let fill = |length: i32| {
+        format!(
+            "TRUNCATE t; INSERT INTO t SELECT (SELECT array_agg(sin(i * n)) FROM generate_series(1, {length}) n)::embedding
+             FROM generate_series(1, 20) i"
+        )
+    };
+    client.batch_execute("CREATE TABLE t (v embedding); CREATE INDEX ti ON t USING laser (v)")?;
+    client.batch_execute(&fill(1500))?;
+    client.batch_execute(
+        "SET enable_seqscan = off; SET laser.track_queries = on;
+         DO $$ DECLARE q embedding := (SELECT v FROM t LIMIT 1); BEGIN FOR i IN 1..2000 LOOP
+             PERFORM FROM t ORDER BY v <=> q LIMIT 1;
+         END LOOP; END $$",
+    )?;
+    ensure!(recall(&mut client, "asked")? == 1.0);
+    client.batch_execute(&fill(1499))?;
+    has_none(&mut client, "of another length")?;
+    client.batch_execute("SELECT FROM t ORDER BY v <=> (SELECT v FROM t LIMIT 1) LIMIT 1")?;
+    ensure!(recall(&mut client, "asked")? == 1.0);
+    Ok(())
+}
+
 /// Sixty-four indexes have room; those that are gone leave it to others. Sessions that search at once are not in each
 /// other's way.
 #[test]

@@ -29,12 +29,13 @@ use super::table::{is_gone, key};
 const BLOCKS: usize = 64;
 /// Numbers of a block: 256 kB, which take memory once they are written to.
 const BLOCK: usize = 1 << 15;
-/// Numbers of each block that lie before all blocks: its key, the queries since it was emptied, and how much of it was
-/// written to.
-const HEADER: usize = 3;
+/// Numbers of each block that lie before all blocks: its key, the queries since it was emptied, how much of it was
+/// written to, and what its queries are of.
+const HEADER: usize = 4;
 const KEY: usize = 0;
 const ASKED: usize = 1;
 const WRITTEN: usize = 2;
+const OF: usize = 3;
 /// The most queries of an index.
 const MOST: usize = 1000;
 
@@ -113,6 +114,15 @@ impl Block {
         self.header[ASKED].store(0, Ordering::Relaxed);
     }
 
+    /// Forgets the queries unless they are of what the index is now, by [`checksum`]'s identity: it was built again with
+    /// another model, and queries of the new one would take places of old ones by chance.
+    fn keep_only(self, identity: u64) {
+        let of = self.header[OF].swap(identity, Ordering::AcqRel);
+        if of != identity {
+            self.clear();
+        }
+    }
+
     /// The places for queries with this number of dimensions: a checksum each, and two components a number.
     fn places(self, dims: usize) -> impl Iterator<Item = &'static [AtomicU64]> {
         self.numbers.chunks_exact(1 + dims.div_ceil(2)).take(MOST)
@@ -167,6 +177,8 @@ pub unsafe fn record(index: pg_sys::Relation, parameters: &Parameters, query: &Q
     let Some(block) = Block::of(key).or_else(|| Block::take(key)) else {
         return;
     };
+    let identity = identity(key, parameters);
+    block.keep_only(identity.clone().finish());
     let places = block.places(parameters.dims).count() as u64;
     let asked = block.header[ASKED].fetch_add(1, Ordering::Relaxed);
     let at = match asked < places {
@@ -182,7 +194,7 @@ pub unsafe fn record(index: pg_sys::Relation, parameters: &Parameters, query: &Q
     for (stored, number) in place[1..].iter().zip(numbers()) {
         stored.store(number, Ordering::Relaxed);
     }
-    let sum = checksum(identity(key, parameters), numbers());
+    let sum = checksum(identity, numbers());
     place[0].store(sum, Ordering::Release);
 }
 
