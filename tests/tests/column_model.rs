@@ -1,5 +1,7 @@
 //! A column of embeddings remembers its model, and is not compared with those of another.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use laser_tests::model::with_two_models;
 use laser_tests::{Cluster, failure, wait_until};
@@ -632,6 +634,42 @@ fn a_choice_agrees_where_one_of_it_does() -> Result<()> {
     ensure!(
         hint.contains("name the table that is to be searched"),
         "{hint}"
+    );
+    Ok(())
+}
+
+/// Labels that others have, of anything, do not make plans of many partitions slow.
+#[test]
+fn labels_of_others_cost_nothing() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE p (id int, m embedding(2)) PARTITION BY LIST (id);
+         DO $$ BEGIN FOR i IN 1..40 LOOP
+             EXECUTE format('CREATE TABLE p%s PARTITION OF p FOR VALUES IN (%1$s)', i);
+         END LOOP; END $$;
+         SECURITY LABEL FOR laser ON COLUMN p7.m IS 'two'",
+    )?;
+    let mut plan = || -> Result<Duration> {
+        let mut best = Duration::MAX;
+        for _ in 0..8 {
+            let began = Instant::now();
+            refused(&mut client, "SELECT m <=> laser_embed('x', 'one') FROM p")?;
+            best = best.min(began.elapsed());
+        }
+        Ok(best)
+    };
+    let before = plan()?;
+    cluster.psql(
+        "d",
+        "SET allow_system_table_mods = on;
+         INSERT INTO pg_seclabel SELECT 1000000 + i, 'pg_class'::regclass, 1, 'other', 'a label'
+         FROM generate_series(1, 600000) i",
+    )?;
+    let after = plan()?;
+    ensure!(
+        after < 4 * before + Duration::from_millis(40),
+        "{before:?} {after:?}"
     );
     Ok(())
 }

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 pub use laser_model::base::hex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char};
 
 use laser_protocol::valid_model_name;
@@ -17,6 +17,7 @@ use super::embed::{check_privilege, describe_model, model_name};
 use crate::pg::catalogs;
 use crate::pg::encoding::to_server;
 use crate::pg::errors::{raise, raise_hint};
+use crate::pg::interrupts::pause;
 
 const PROVIDER: &CStr = c"laser";
 
@@ -72,24 +73,87 @@ pub fn of(table: pg_sys::Oid, column: i16) -> Option<Label> {
     }
 }
 
-/// The labels of all columns, by their tables, from one pass over the catalogue: for who asks of many tables, each of which
-/// would be a search in it.
-pub fn of_all_tables() -> HashMap<pg_sys::Oid, Vec<(i16, Label)>> {
-    let mut found = HashMap::<_, Vec<_>>::new();
-    // SAFETY: rows of pg_seclabel, which are read before the next one is fetched; none of its columns is null, and the last
-    // two are texts.
+/// Pages of the catalogue and its index that a search for the labels of a table reads, about.
+const PAGES_OF_SEARCH: usize = 3;
+
+/// The labels of the columns of many tables: from one pass over the catalogue, or from a search for each, whichever reads
+/// fewer pages. Anybody's labels are in it, of whatever provider.
+pub fn of_tables(tables: &[pg_sys::Oid]) -> HashMap<pg_sys::Oid, Vec<(i16, Label)>> {
+    let mut found = HashMap::new();
+    // SAFETY: the catalogue is open while it is read.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let catalog = pg_sys::table_open(pg_sys::SecLabelRelationId, lock);
-        let (no_index, null) = (pg_sys::InvalidOid, std::ptr::null_mut());
-        let scan =
-            pg_sys::systable_beginscan(catalog, no_index, false, null, 0, std::ptr::null_mut());
+        let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+        let pages = pg_sys::RelationGetNumberOfBlocksInFork(catalog, main) as usize;
+        if pages > PAGES_OF_SEARCH * tables.len() {
+            for table in tables {
+                scan(catalog, Some(*table), &mut found);
+            }
+        } else {
+            scan(catalog, None, &mut found);
+            let tables: HashSet<_> = tables.iter().copied().collect();
+            found.retain(|table, _| tables.contains(table));
+        }
+        pg_sys::table_close(catalog, lock);
+    }
+    found
+}
+
+/// Adds the labels of the columns of a table, or of all, to those found before.
+///
+/// # Safety
+/// `catalog` is pg_seclabel, open.
+unsafe fn scan(
+    catalog: pg_sys::Relation,
+    table: Option<pg_sys::Oid>,
+    found: &mut HashMap<pg_sys::Oid, Vec<(i16, Label)>>,
+) {
+    const COLUMNS: usize = pg_sys::Natts_pg_seclabel as usize;
+    let equals = |column: u32, oid: pg_sys::Oid| {
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills in a key for a column of type oid.
+        unsafe {
+            pg_sys::ScanKeyInit(
+                &raw mut key,
+                column as i16,
+                pg_sys::BTEqualStrategyNumber as u16,
+                pg_sys::F_OIDEQ.into(),
+                oid.into(),
+            );
+        }
+        key
+    };
+    let mut keys: Vec<_> = table
+        .map(|table| {
+            [
+                equals(pg_sys::Anum_pg_seclabel_objoid, table),
+                equals(
+                    pg_sys::Anum_pg_seclabel_classoid,
+                    pg_sys::RelationRelationId,
+                ),
+            ]
+        })
+        .into_iter()
+        .flatten()
+        .collect();
+    // SAFETY: by contract; rows are read before the next one is fetched, none of their columns is null, and the last two are
+    // texts. The keys live as long as the scan.
+    unsafe {
+        let scan = pg_sys::systable_beginscan(
+            catalog,
+            pg_sys::SecLabelObjectIndexId.into(),
+            table.is_some(),
+            std::ptr::null_mut(),
+            keys.len() as i32,
+            keys.as_mut_ptr(),
+        );
         loop {
+            pause();
             let row = pg_sys::systable_getnext(scan);
             if row.is_null() {
                 break;
             }
-            const COLUMNS: usize = pg_sys::Natts_pg_seclabel as usize;
             let (mut values, mut nulls) = ([pg_sys::Datum::from(0); COLUMNS], [true; COLUMNS]);
             let description = (*catalog).rd_att;
             pg_sys::heap_deform_tuple(row, description, values.as_mut_ptr(), nulls.as_mut_ptr());
@@ -107,9 +171,7 @@ pub fn of_all_tables() -> HashMap<pg_sys::Oid, Vec<(i16, Label)>> {
             }
         }
         pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, lock);
     }
-    found
 }
 
 /// Called by the server for a new label, of which it has checked who sets it; null takes it away.

@@ -139,7 +139,7 @@ unsafe fn labelled(table: pg_sys::Oid, column: i16, with_children: bool) -> Vec<
                 .collect();
         }
         let tables = catalogs::all_below(table);
-        let all = (tables.len() > FEW_TABLES).then(labels::of_all_tables);
+        let all = (tables.len() > FEW_TABLES).then(|| labels::of_tables(&tables));
         let label = |of: pg_sys::Oid| {
             let column = pg_sys::get_attnum(of, name);
             let Some(all) = &all else {
