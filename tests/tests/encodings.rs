@@ -1,8 +1,9 @@
 //! Databases whose encoding is not UTF-8.
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
+use laser_tests::{Cluster, failure};
 use postgres::Client;
+use postgres::error::SqlState;
 
 /// A session in a database of its own, whose letters are those of Latin-1.
 fn latin(cluster: &Cluster) -> Result<Client> {
@@ -46,6 +47,90 @@ fn names_may_have_any_letters() -> Result<()> {
     let found: (f64, i64) = (row.get(0), row.get(1));
     // Versions of rows that VACUUM has not taken away are entries as well.
     ensure!(found.0 == 1.0 && found.1 >= 51, "{found:?}");
+    Ok(())
+}
+
+/// Names that are none, in letters that UTF-8 has otherwise, are refused as others are.
+#[test]
+fn what_names_nothing_may_have_any_letters() -> Result<()> {
+    let cluster = Cluster::new()?;
+    for (database, encoding) in [("euc", "EUC_JP"), ("ascii", "SQL_ASCII")] {
+        cluster.connect("postgres")?.batch_execute(&format!(
+            "CREATE DATABASE {database} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        ))?;
+    }
+    drop(latin(&cluster)?);
+    for (database, name) in [
+        ("latin", "é"),
+        ("euc", "名"),
+        ("ascii", "é"),
+        ("ascii", "名"),
+    ] {
+        let mut client = cluster.connect(database)?;
+        client.batch_execute(
+            "SET client_min_messages = warning; CREATE EXTENSION IF NOT EXISTS laser; DROP TABLE IF EXISTS t;
+             CREATE TABLE t (id int, body text, e embedding(384)); INSERT INTO t VALUES (1, 'a', laser_embed('a'));
+             CREATE INDEX ti ON t USING laser (body);
+             DROP TABLE IF EXISTS state; CREATE TABLE state (LIKE laser_mining_state INCLUDING ALL)",
+        )?;
+        let rows = "'SELECT id, e FROM t'";
+        let neighbours = "'SELECT 1, 1, 0.5::float8'";
+        for call in [
+            "laser_embed('a', '$')".to_owned(),
+            "laser_embed('a', NULL, '$')".into(),
+            "laser_embed(ARRAY['a'], '$')".into(),
+            "laser_embed(ARRAY['a'], NULL, '$')".into(),
+            "laser_rerank('a', 'b', '$')".into(),
+            "laser_rerank('a', ARRAY['b'], '$')".into(),
+            "laser_model_label('$')".into(),
+            format!("laser_mine({rows}, {rows}, margin => '$')"),
+            format!("laser_mine({rows}, {rows}, retrieval => '$')"),
+            format!("laser_mine({rows}, {rows}, method => '$')"),
+            format!("laser_margin_scores('SELECT 1, 1', {rows}, {rows}, margin => '$')"),
+            format!("laser_similarity_error({rows}, {rows}, margin => '$')"),
+            format!("laser_mine_neighbours({neighbours}, {neighbours}, margin => '$')"),
+            format!("laser_mine_neighbours({neighbours}, {neighbours}, retrieval => '$')"),
+            "laser_mine_stored('state', margin => '$')".into(),
+            "laser_mine_stored('state', retrieval => '$')".into(),
+            "laser_index_estimate(1000, 8, metric => '$')".into(),
+            "laser_index_recall('ti', queries => '$')".into(),
+            "laser_index_tune('ti', queries => '$')".into(),
+            "laser_keep_embedded('t', 'body', 'e', '$')".into(),
+            "laser_keep_embedded('t', '$', 'e')".into(),
+            "laser_hybrid(NULL::t, '$', 'a')".into(),
+            "laser_hybrid(NULL::t, 'body', 'a', config => '$')".into(),
+            "laser_mine('SELECT $', 'SELECT $')".into(),
+        ] {
+            refused_by_name(&mut client, &format!("SELECT {}", call.replace('$', name)))?;
+        }
+        for sql in [
+            "CALL laser_embed_table('t', '$', 'e')",
+            "SET laser.model = '$'; SELECT laser_embed('a')",
+            "CREATE INDEX ON t USING laser (body) WITH (model = '$')",
+            "CREATE INDEX ON t USING laser (body) WITH (quantization = '$')",
+            "SECURITY LABEL FOR laser ON COLUMN t.e IS '$'",
+            "SET laser.iterative_scan = '$'",
+            "SELECT '[1,$]'::embedding",
+            "SELECT '$'::halfembedding",
+        ] {
+            refused_by_name(&mut client, &sql.replace('$', name))?;
+            client.batch_execute("RESET laser.model")?;
+        }
+    }
+    Ok(())
+}
+
+/// That a statement fails by what it says, and not as what nobody has thought of, or by what its message has.
+fn refused_by_name(client: &mut Client, sql: &str) -> Result<()> {
+    let (code, message, _) = failure(client, sql)?;
+    let unwanted = [
+        SqlState::INTERNAL_ERROR,
+        SqlState::CHARACTER_NOT_IN_REPERTOIRE,
+        SqlState::UNTRANSLATABLE_CHARACTER,
+        SqlState::UNDEFINED_FUNCTION,
+        SqlState::SYNTAX_ERROR,
+    ];
+    ensure!(!unwanted.contains(&code), "{sql}: {code:?} {message}");
     Ok(())
 }
 

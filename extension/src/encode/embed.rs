@@ -237,7 +237,7 @@ pub fn model_name(model: Option<&str>) -> String {
         Some(name) if valid_model_name(name) => name.to_owned(),
         Some(name) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("invalid model name \"{name}\""),
+            format!("invalid model name \"{}\"", to_server(name)),
             "Model names have up to 63 letters, digits, dots, underscores and hyphens, and @LANGUAGE behind \
              those of models with an encoder for each language; folders are set in laser.model_path. See \
              view laser_models.",

@@ -10,7 +10,7 @@ use super::embedded::Embedded;
 use super::keep::forget_embedding;
 use super::recent::{self, embed_once};
 use super::texts::{Texts, text};
-use crate::pg::encoding::to_server;
+use crate::pg::encoding::name;
 use crate::pg::errors::raise_hint;
 use crate::types::new_embedding;
 
@@ -30,7 +30,7 @@ unsafe fn argument(fcinfo: pg_sys::FunctionCallInfo, index: usize) -> Datum {
     unsafe { (*fcinfo).args.as_slice((*fcinfo).nargs as usize)[index].value }
 }
 
-/// A `text` argument, where the function has it and it is not null.
+/// A `text` argument that is a name, where the function has it and it is not null.
 ///
 /// # Safety
 /// An argument that exists is declared as `text`.
@@ -41,7 +41,7 @@ unsafe fn optional<'a>(
     // SAFETY: by contract; arguments are as many as the call says.
     unsafe {
         let given = index < (*fcinfo).nargs as usize && !is_null(fcinfo, index);
-        given.then(|| String::from_utf8_lossy(text_argument(fcinfo, index)))
+        given.then(|| name(text_argument(fcinfo, index)))
     }
 }
 
@@ -65,7 +65,7 @@ unsafe fn role(fcinfo: pg_sys::FunctionCallInfo) -> Role {
         Some("passage") => Role::Passage,
         Some(other) => raise_hint(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("unknown role \"{}\" of a text", to_server(other)),
+            format!("unknown role \"{other}\" of a text"),
             "Roles are 'query', a text to search with, and 'passage', a text to be found; NULL embeds the \
              text without a prefix.",
         ),

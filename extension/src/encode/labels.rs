@@ -15,7 +15,7 @@ use pgrx::{PgSqlErrorCode as Code, pg_extern, pg_guard, pg_sys};
 
 use super::embed::{check_privilege, describe_model, model_name};
 use crate::pg::catalogs;
-use crate::pg::encoding::to_server;
+use crate::pg::encoding::{name, to_server};
 use crate::pg::errors::{raise, raise_hint};
 use crate::pg::interrupts::pause;
 
@@ -217,7 +217,7 @@ fn laser_column_label(table: pg_sys::Oid, attribute: i16) -> Option<String> {
 
 /// Gives a column a label as `SECURITY LABEL` does, whatever name its table has by now.
 #[pg_extern(sql = "")]
-fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &str) {
+fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &[u8]) {
     // No text of the server has a zero.
     let label = CString::new(label).unwrap_or_default();
     let object = address(table, attribute);
@@ -255,8 +255,9 @@ fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &str) {
 
 /// The label for what a model embeds; an empty name means that in `laser.model`.
 #[pg_extern(sql = "")]
-fn laser_model_label(model: &str) -> String {
-    let named = (!model.is_empty()).then_some(model);
+fn laser_model_label(model: &[u8]) -> String {
+    let model = name(model);
+    let named = (!model.is_empty()).then_some(&*model);
     // Before it is loaded.
     check_privilege(&model_name(named));
     let model = describe_model(named);

@@ -68,13 +68,13 @@ enum Queries {
 }
 
 impl Queries {
-    fn of(name: &str) -> Self {
+    fn of(name: &[u8]) -> Self {
         match name {
-            "rows" => Self::Rows,
-            "asked" => Self::Asked,
+            b"rows" => Self::Rows,
+            b"asked" => Self::Asked,
             _ => raise_hint(
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
-                format!("unknown queries \"{name}\""),
+                format!("unknown queries \"{}\"", encoding::name(name)),
                 "Queries are 'rows', the vectors of random rows, or 'asked', the queries that were sampled while \
                  laser.track_queries was on.",
             ),
@@ -393,7 +393,7 @@ pub extern "C-unwind" fn laser_index_recall_wrapper(
         let args = (*fcinfo).args.as_slice((*fcinfo).nargs as usize);
         let number = |at: usize| args[at].value.value() as i32;
         let queries = args.get(3).map_or(Queries::Rows, |name| {
-            Queries::of(&String::from_utf8_lossy(&element::text(name.value)))
+            Queries::of(&element::text(name.value))
         });
         let index = pg_sys::Oid::from(args[0].value.value() as u32);
         (index, number(1), number(2), queries)
@@ -423,7 +423,7 @@ fn laser_index_tune(
     target: f64,
     samples: i32,
     k: i32,
-    queries: &str,
+    queries: &[u8],
 ) -> TableIterator<
     'static,
     (

@@ -27,7 +27,7 @@ fn laser_index_estimate(
     rows: i64,
     dimensions: i32,
     m: i32,
-    metric: &str,
+    metric: &[u8],
 ) -> TableIterator<
     'static,
     (
@@ -49,7 +49,10 @@ fn laser_index_estimate(
         refuse("m must be from 2 to 128");
     }
     let metrics = [Metric::Cosine, Metric::L2, Metric::InnerProduct];
-    let Some(metric) = metrics.into_iter().find(|known| known.name() == metric) else {
+    let Some(metric) = metrics
+        .into_iter()
+        .find(|known| known.name().as_bytes() == metric)
+    else {
         let names = metrics.map(|known| format!("\"{}\"", known.name()));
         raise(
             Code::ERRCODE_INVALID_PARAMETER_VALUE,

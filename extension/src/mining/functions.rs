@@ -10,6 +10,7 @@ use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
 use super::remote::{self, Found};
 use super::{errors, index, work};
+use crate::pg::encoding::name;
 use crate::pg::errors::raise_hint;
 use crate::pg::interrupts::pause;
 use crate::pg::memory::or_raise;
@@ -65,22 +66,23 @@ fn laser_mine(
     source: &[u8],
     target: &[u8],
     k: i32,
-    margin: &str,
-    retrieval: &str,
+    margin: &[u8],
+    retrieval: &[u8],
     threshold: f64,
-    method: &str,
+    method: &[u8],
     unify: bool,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> MinedRows {
     let (k, choice) = (k_of(k), Choice::parse(margin, retrieval, threshold));
+    let method = name(method);
     let mut call = Call::begin(fcinfo);
-    let (found, source, target) = match method {
+    let (found, source, target) = match &*method {
         "exact" => {
             let (source, target) = load::load([source, target], unify, &mut call);
             (both(&source, &target, k, &mut call), source, target)
         }
         "index" => index::neighbours([source, target], k, unify, &mut call),
-        _ => errors::bad_name("method", method, "exact, index"),
+        _ => errors::bad_name("method", &method, "exact, index"),
     };
     call.progress.phase("selecting");
     let rows = choice.pairs(&found, &source.ids, &target.ids);
@@ -130,7 +132,7 @@ fn laser_margin_scores(
     pairs: &[u8],
     source: &[u8],
     target: &[u8],
-    margin: &str,
+    margin: &[u8],
     k: i32,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
@@ -194,7 +196,7 @@ fn laser_margin_scores(
 fn laser_similarity_error(
     source: &[u8],
     target: &[u8],
-    margin: &str,
+    margin: &[u8],
     k: i32,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Option<f64> {

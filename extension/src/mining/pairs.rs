@@ -8,11 +8,12 @@ use pgrx::prelude::*;
 
 use super::call::watch;
 use super::errors;
+use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
 use crate::pg::memory::or_raise;
 
-/// Parses the name of a margin.
-pub fn margin_of(name: &str) -> Margin {
+/// Parses the name of a margin, which is in the encoding of the database.
+pub fn margin_of(name: &[u8]) -> Margin {
     parse("margin", name, &Margin::ALL)
 }
 
@@ -27,10 +28,11 @@ pub fn check_threshold(threshold: f64) {
     }
 }
 
-fn parse<T: FromStr + Display>(what: &str, name: &str, all: &[T]) -> T {
-    T::from_str(name).unwrap_or_else(|_| {
+fn parse<T: FromStr + Display>(what: &str, name: &[u8], all: &[T]) -> T {
+    let name = encoding::name(name);
+    T::from_str(&name).unwrap_or_else(|_| {
         let known: Vec<String> = all.iter().map(T::to_string).collect();
-        errors::bad_name(what, name, &known.join(", "))
+        errors::bad_name(what, &name, &known.join(", "))
     })
 }
 
@@ -59,7 +61,7 @@ pub type MinedRows = TableIterator<
 
 impl Choice {
     /// Parses the arguments; raises a SQL error for what none of them may be.
-    pub fn parse(margin: &str, retrieval: &str, threshold: f64) -> Self {
+    pub fn parse(margin: &[u8], retrieval: &[u8], threshold: f64) -> Self {
         check_threshold(threshold);
         Choice {
             margin: margin_of(margin),

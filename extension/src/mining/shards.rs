@@ -81,8 +81,8 @@ fn laser_knn_merge(shards: &[u8], k: i32, fcinfo: pg_sys::FunctionCallInfo) -> N
 fn laser_mine_neighbours(
     forward: &[u8],
     backward: &[u8],
-    margin: &str,
-    retrieval: &str,
+    margin: &[u8],
+    retrieval: &[u8],
     threshold: f64,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> MinedRows {

@@ -596,8 +596,8 @@ fn laser_mine_update(
 #[pg_extern(sql = "")]
 fn laser_mine_stored(
     state: Oid,
-    margin: &str,
-    retrieval: &str,
+    margin: &[u8],
+    retrieval: &[u8],
     threshold: f64,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> MinedRows {

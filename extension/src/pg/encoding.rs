@@ -59,29 +59,28 @@ pub fn to_server(message: &str) -> String {
         .collect()
 }
 
+/// A text of the database that names something of laser's, as a margin or a model, for comparisons and for messages: what no
+/// such name has, and Rust or a message could not, is `?` outside UTF-8 databases.
+pub fn name(bytes: &[u8]) -> Cow<'_, str> {
+    // SAFETY: returns a constant of the session.
+    if unsafe { pg_sys::GetDatabaseEncoding() } == UTF8 || bytes.is_ascii() {
+        return String::from_utf8_lossy(bytes);
+    }
+    let ascii = |byte: &u8| match byte.is_ascii() {
+        true => char::from(*byte),
+        false => '?',
+    };
+    Cow::Owned(bytes.iter().map(ascii).collect())
+}
+
 /// A name for messages, as [`to_server`].
 ///
 /// # Safety
 /// It is a C string.
 pub unsafe fn shown(name: *const c_char) -> String {
-    // SAFETY: by contract; the other is a constant of the session.
-    let (bytes, encoding) = unsafe {
-        (
-            CStr::from_ptr(name).to_bytes(),
-            pg_sys::GetDatabaseEncoding(),
-        )
-    };
-    if encoding == UTF8 {
-        return String::from_utf8_lossy(bytes).into_owned();
-    }
-    let ascii = |byte: &u8| {
-        if byte.is_ascii() {
-            char::from(*byte)
-        } else {
-            '?'
-        }
-    };
-    bytes.iter().map(ascii).collect()
+    // SAFETY: by contract.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    self::name(bytes).into_owned()
 }
 
 /// The name of a relation for messages.
