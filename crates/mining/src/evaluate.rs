@@ -155,7 +155,8 @@ pub fn bucc_watched(
 }
 
 fn sweep(ranked: &[(f64, bool)], gold: usize) -> Bucc {
-    let mut top = Bucc::new(0, 0, gold, f64::INFINITY);
+    // What is best where nothing is right: a threshold that only infinite scores reach.
+    let mut top = at_threshold(ranked, gold, f64::INFINITY);
     let mut correct = 0;
     for (at, &(score, right)) in ranked.iter().enumerate() {
         correct += usize::from(right);
