@@ -23,7 +23,7 @@
 use std::cell::UnsafeCell;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::hash::Hash;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
@@ -171,7 +171,17 @@ fn notice_errors() {
 /// Called by the server while it reports an error.
 unsafe extern "C-unwind" fn notice_error(_state: *mut c_void) {
     // SAFETY: an error is being reported.
-    if unsafe { geterrcode() } != PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int
+    let code = unsafe { geterrcode() };
+    if code == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN as c_int && thread_stopped() {
+        // By `stop_thread`, which has no other way to be heard.
+        // SAFETY: as above; the message takes the place of what an administrator is said to have done.
+        unsafe {
+            errcode(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int);
+            errmsg(THE_SESSION_ENDS.as_ptr());
+        }
+        return;
+    }
+    if code != PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int
         || ENDING.load(Relaxed)
         // Anybody may raise this code, at any level, and the server does for its shared memory.
         || can_be_mapped(MUCH).is_ok()
@@ -348,6 +358,9 @@ unsafe extern "C" {
     fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
 }
 
+/// Message of the FATAL error of a session that is out of memory.
+const THE_SESSION_ENDS: &CStr = c"out of memory in laser: the session ends";
+
 /// On the server's thread: a FATAL error. Of zero bytes nothing is said.
 fn end_session(bytes: usize) {
     release_reserve();
@@ -356,7 +369,7 @@ fn end_session(bytes: usize) {
     unsafe {
         errstart(pg_sys::FATAL as c_int, ptr::null());
         errcode(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int);
-        errmsg(c"out of memory in laser: the session ends".as_ptr());
+        errmsg(THE_SESSION_ENDS.as_ptr());
         if bytes > 0 {
             errdetail(
                 c"Failed on a request of %ld bytes.".as_ptr(),
