@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::model::with_two_models;
+use laser_tests::model::{Architecture, Model, with_two_models};
 use laser_tests::{Cluster, Notices, failure, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
@@ -224,6 +224,51 @@ fn an_index_keeps_the_model_it_was_made_with() -> Result<()> {
     client.batch_execute("BEGIN; TRUNCATE t; COMMIT")?;
     ensure!(models(&mut client)?[0] == "onem=8");
     Ok(())
+}
+
+/// A model that is not installed, or does not embed, is refused when it is named, as by CREATE INDEX: an index that names it
+/// cannot be built again. Whatever else is altered of an index whose model has gone meanwhile is no matter of that.
+#[test]
+fn a_model_that_is_not_there_cannot_be_set() -> Result<()> {
+    let (models, cluster) = with_two_models()?;
+    let reranker = Model {
+        architecture: Architecture::Transformer,
+        ..Model::tiny("reranker", 32)
+    };
+    reranker.write_reranker(models.path())?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (body text); INSERT INTO t VALUES ('a text'); CREATE INDEX ti ON t USING laser (body)",
+    )?;
+    for (name, expected) in [
+        ("missing", SqlState::UNDEFINED_OBJECT),
+        ("one@de", SqlState::UNDEFINED_OBJECT),
+        ("reranker", SqlState::WRONG_OBJECT_TYPE),
+    ] {
+        let created = failure(
+            &mut client,
+            &format!("CREATE INDEX other ON t USING laser (body) WITH (model = '{name}')"),
+        )?;
+        ensure!(created.0 == expected, "{created:?}");
+        for statement in ["ALTER INDEX", "ALTER TABLE"] {
+            let sql = format!("{statement} ti SET (m = 4, model = '{name}')");
+            ensure!(failure(&mut client, &sql)? == created, "{sql}");
+        }
+    }
+    client.batch_execute("REINDEX TABLE t")?;
+    ensure!(models_of(&mut client)? == "{model=one}");
+    client.batch_execute("ALTER INDEX ti SET (model = 'two')")?;
+    std::fs::rename(models.path().join("two"), models.path().join("three"))?;
+    client.batch_execute("ALTER INDEX ti SET (m = 8); ALTER INDEX ti RESET (m)")?;
+    ensure!(models_of(&mut client)? == "{model=two}");
+    client.batch_execute("ALTER INDEX ti SET (model = 'three')")?;
+    ensure!(models_of(&mut client)? == "{model=three}");
+    Ok(())
+}
+
+fn models_of(client: &mut Client) -> Result<String> {
+    let sql = "SELECT reloptions::text FROM pg_class WHERE relname = 'ti'";
+    Ok(client.query_one(sql, &[])?.get(0))
 }
 
 /// Whoever alters an index while it is created neither waits for it nor fails, and is heeded.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::sync::Mutex;
 
 use laser_model::config::Task;
-use laser_model::installed;
+use laser_model::{catalog, folder, installed};
 use laser_protocol::{MAX_TEXT_BYTES, Role, valid_model_name};
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -14,7 +14,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 use super::embedded::{Cut, Embedded, Model};
 use super::error::CallError;
 use super::privileges::check_model;
-use super::{client, guc, session};
+use super::{client, guc, installation, session};
 use crate::pg::encoding::{to_server, to_utf8};
 use crate::pg::errors::{raise_detail, raise_hint};
 use crate::pg::memory::or_raise;
@@ -218,7 +218,20 @@ pub fn describe_model(model: Option<&str>) -> Model {
     model
 }
 
-/// The same of a model that may be for another task.
+/// Raises the SQL errors of [`describe_model`] for a model that is not installed, or is for another task, as its folder
+/// says: nothing is loaded, and the encoder process need not be there.
+pub fn check_installed(name: &str) {
+    let name = model_name(Some(name));
+    let folders = installation::model_folders();
+    let Some(path) = catalog::find(&folders, &name) else {
+        CallError::from(installed::unknown(&name, &folders)).raise()
+    };
+    if folder::read_config(&path).is_ok_and(|config| config.task == Task::Rerank) {
+        CallError::from(installed::wrong_task(&name, Task::Rerank)).raise();
+    }
+}
+
+/// As [`describe_model`], of a model that may be for another task.
 fn describe_any(model: Option<&str>) -> Model {
     let name = model_name(model);
     let described = session::serving(&name).and_then(|resident| match resident {

@@ -5,7 +5,7 @@
 //! [`embed_rows`] those of an index, [`check_parameter`] and [`check_default`] ask whether that may have its model,
 //! [`embed_once`] and [`embed_pair`] those that a statement may ask for again,
 //! [`Origins`] and [`refuse_two_models`] report of which model embeddings are,
-//! [`describe_model`] tells a model's dimensions and fingerprint, [`session_model`] the name of the
+//! [`describe_model`] tells a model's dimensions and fingerprint, [`check_installed`] whether it is there, [`session_model`] the name of the
 //! one that is used where none is named, [`search`] lets the encoder
 //! process search for neighbours.
 //!
@@ -93,7 +93,8 @@ mod worker;
 pub use laser_protocol::Role;
 
 pub use embed::{
-    TruncationReport, check_privilege, describe_model, embed_rows, embed_texts, model_name,
+    TruncationReport, check_installed, check_privilege, describe_model, embed_rows, embed_texts,
+    model_name,
 };
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};

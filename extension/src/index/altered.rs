@@ -1,13 +1,14 @@
 //! What ALTER has made of an index, where the parser of storage parameters ([`super::options`]) could not know of which kind
-//! that is.
+//! that is, nor whether they are new: it reads those of an index whose model is gone, too.
 #![allow(unsafe_code)]
 
 use pgrx::pg_sys;
 
 use super::{build, element, options};
+use crate::encode;
 
-/// Raises an error if a relation is an index that has a model and no use for it, with which it could not be built again.
-/// Called where one was set of the relation, which is locked.
+/// Raises an error if a relation is an index that has a model and no use for it, or one that is not there, with which it
+/// could not be built again. Called where one was set of the relation, which is locked.
 pub fn check_altered(relation: pg_sys::Oid) {
     // SAFETY: look-ups within a transaction; a relation of these kinds is an index, which is closed again.
     unsafe {
@@ -17,12 +18,15 @@ pub fn check_altered(relation: pg_sys::Oid) {
         }
         let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
         let index = pg_sys::index_open(relation, no_lock);
-        let has_no_use = build::is_laser(index)
-            && !element::is_of_text(index)
-            && options::of(index).model.is_some();
+        let (model, has_use) = match build::is_laser(index) {
+            true => (options::of(index).model, element::is_of_text(index)),
+            false => (None, false),
+        };
         pg_sys::index_close(index, no_lock);
-        if has_no_use {
-            element::refuse_model();
+        match model {
+            Some(model) if has_use => encode::check_installed(&model),
+            Some(_) => element::refuse_model(),
+            None => {}
         }
     }
 }
