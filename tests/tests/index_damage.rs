@@ -244,6 +244,73 @@ fn damaged_pages_are_named() -> Result<()> {
     Ok(())
 }
 
+/// What is wrong in a file that need not be verified, for it was lately and says so still, shows in rows that cannot be: the
+/// error names the file, which is then made again.
+#[test]
+fn a_damaged_file_is_named_and_made_again() -> Result<()> {
+    let cluster = Cluster::builder().start()?;
+    let mut client = create(&cluster, 2000)?;
+    client.batch_execute("CREATE INDEX ti ON t USING laser (e)")?;
+    let addresses: Vec<i64> = client
+        .query(
+            "SELECT ((ctid::text::point)[0] * 65536 + (ctid::text::point)[1])::bigint FROM t",
+            &[],
+        )?
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    let mut witness = cluster.connect("damage")?;
+    // Rows of blocks that the table does not have; the nearest row in the places of all others.
+    let several = NEAR.replace("LIMIT 1", "LIMIT 5");
+    for wrong in [100_000 << 16 | 1, addresses[6]] {
+        ensure!(nearest(&mut client)? == 7);
+        let [(path, _)] = &segment_files(&cluster)?[..] else {
+            anyhow::bail!("one segment has one file");
+        };
+        let changed = path.metadata()?.modified()?;
+        // The section of addresses: many in a row.
+        let bytes = fs::read(path)?;
+        let is_address = |word: &[u8]| {
+            addresses.contains(&i64::from_le_bytes(word.try_into().expect("eight bytes")))
+        };
+        let words: Vec<bool> = bytes.chunks_exact(8).map(is_address).collect();
+        let first = words
+            .windows(1000)
+            .position(|words| words.iter().all(|word| *word));
+        let first = first.context("the addresses")?;
+        let file = OpenOptions::new().write(true).open(path)?;
+        for place in first..first + 2000 {
+            file.write_all_at(&wrong.to_le_bytes(), 8 * place as u64)?;
+        }
+        file.set_modified(changed)?;
+        let mut other = cluster.connect("damage")?;
+        let (code, message, hint) = failure(&mut other, &several)?;
+        ensure!(
+            code == SqlState::INDEX_CORRUPTED
+                && message.contains("is damaged")
+                && hint.contains("again"),
+            "{code:?} {message} {hint}"
+        );
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        ensure!(
+            message.contains(name) && message.contains("\"ti\""),
+            "{message}"
+        );
+        ensure!(nearest(&mut other)? == 7);
+        ensure!(problems(&mut other)?.is_empty());
+        // Who has the damaged file open hears of it, and searches the new one.
+        wait_until("others give it up", || {
+            Ok(nearest(&mut witness).is_ok_and(|id| id == 7))
+        })?;
+        drop(client);
+        client = cluster.connect("damage")?;
+    }
+    Ok(())
+}
+
 /// An unlogged index without pages is empty after a crash alone; one that has lost them, or that is being built, is not
 /// taken for such.
 #[test]

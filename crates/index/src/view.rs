@@ -160,6 +160,15 @@ impl SegmentView {
         matches!(self.bytes, SegmentBytes::File(_))
     }
 
+    /// Compares the bytes with their checksums once more: those of a file that was verified lately are not when it is
+    /// opened, and may have been damaged since.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn verify(&self, pause: &dyn Fn()) -> Result<()> {
+        self.head.verify(self.bytes(), pause)
+    }
+
     /// The header of the file.
     pub fn header(&self) -> &SegmentHeader {
         &self.head

@@ -21,6 +21,7 @@ use pgrx::pg_sys;
 use super::pages::RelationStore;
 use super::statistics::{self, Counter};
 use super::storage::{FOLDER, NO_BACKEND, Storage};
+use crate::pg::interrupts::pause;
 use opened::{Opened, SESSION};
 
 mod files;
@@ -83,6 +84,35 @@ pub unsafe fn remove_obsolete(relation: pg_sys::Relation, store: &RelationStore,
         });
         files::sweep(storage, &meta.segments, began.elapsed());
     }
+}
+
+/// Removes the files of segments of an index that this session has open and whose checksums are not right, and forgets them,
+/// so that they are made again from the index's pages; returns one of them. To be called by who has met what cannot be.
+///
+/// # Safety
+/// `relation` is open.
+pub unsafe fn remove_damaged(relation: pg_sys::Relation) -> Option<PathBuf> {
+    // SAFETY: by contract.
+    let storage = unsafe { Storage::of(relation) };
+    let of_index = |session: &opened::Session| -> Vec<(u64, Rc<SegmentView>)> {
+        let opened = session.opened.iter();
+        opened
+            .filter(|(_, opened)| opened.storage == storage && opened.view.is_file())
+            .map(|(nonce, opened)| (*nonce, opened.view.clone()))
+            .collect()
+    };
+    let mut damaged = None;
+    for (nonce, view) in SESSION.with_borrow(of_index) {
+        if view.verify(&pause).is_err() {
+            // SAFETY: by contract.
+            let path = unsafe { path(relation, nonce) };
+            let _ = std::fs::remove_file(&path);
+            SESSION.with_borrow_mut(|session| session.opened.remove(&nonce));
+            sessions::wake(storage.database);
+            damaged = Some(path);
+        }
+    }
+    damaged
 }
 
 /// To be called when the library is loaded.

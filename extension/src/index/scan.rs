@@ -3,7 +3,7 @@
 
 use laser_index::meta::{META_BLOCK, Meta, Parameters};
 use laser_index::metric::Metric;
-use laser_index::page::UNPLACED;
+use laser_index::page::{UNPLACED, address, row_name};
 use laser_index::query::Query;
 use laser_index::reorder::{Rank, Reorder};
 use laser_index::scan::{Distance, EXHAUSTIVE_EF, Iterate, PendingRows, Scan, Settings};
@@ -26,7 +26,7 @@ use super::work::{Extent, Work};
 use super::{cache, notice, options, unlogged};
 use crate::encode::{self, CachedEmbedding};
 use crate::pg::encoding;
-use crate::pg::errors::raise;
+use crate::pg::errors::{raise, raise_hint};
 use crate::pg::interrupts::pause;
 use crate::pg::tid::unpack;
 
@@ -91,6 +91,8 @@ struct State {
     fetched: u64,
     /// What earlier searches of the scan have done, and what all texts took.
     work: Work,
+    /// Blocks of the table, as far as they were counted.
+    blocks: u64,
 }
 
 impl State {
@@ -263,7 +265,7 @@ unsafe extern "C-unwind" fn step(
             // What no transaction can see is none of the rows that the query has been given.
             search.was_dead();
         }
-        let step = state.step();
+        let step = state.step(scan);
         if let (Step::Given, Some(row)) = (step, state.given) {
             (*scan).xs_heaptid = unpack(row.tid);
             (*scan).xs_recheck = false;
@@ -299,7 +301,10 @@ struct Row {
 
 impl State {
     /// Goes on until a row can be given, in the true order where the scan checks rows, or is to be checked.
-    fn step(&mut self) -> Step {
+    ///
+    /// # Safety
+    /// `scan` is the one that has this state.
+    unsafe fn step(&mut self, scan: pg_sys::IndexScanDesc) -> Step {
         let Some(search) = self.scan.as_mut() else {
             return Step::End;
         };
@@ -315,6 +320,8 @@ impl State {
                     let distance = if row.recheck { distance } else { row.value };
                     let (bound, rank) = (Rank::of(row.value), Rank::of(distance));
                     if rank < bound {
+                        // SAFETY: by contract.
+                        unsafe { blame_file((*scan).indexRelation) };
                         // As the executor says it: an expression has another value than when the row was stored.
                         raise(
                             Code::ERRCODE_INTERNAL_ERROR,
@@ -355,6 +362,8 @@ impl State {
                     "Increase laser.ef_search",
                 );
             }
+            // SAFETY: by contract.
+            unsafe { expect_in_table(scan, tid, &mut self.blocks) };
             let (value, recheck) = match distance {
                 Distance::Known(known) if self.recheck => {
                     (Some(known.lower - slack(self.text.as_ref())), true)
@@ -385,6 +394,60 @@ impl State {
             self.unchecked = Some(row);
             return Step::CheckRow;
         }
+    }
+}
+
+/// Raises an error for the address of a row that its table cannot have, which the table would raise one for that names
+/// neither index nor file. `blocks` are those of the table, as far as they were counted.
+///
+/// # Safety
+/// The scan is under way.
+unsafe fn expect_in_table(scan: pg_sys::IndexScanDesc, tid: u64, blocks: &mut u64) {
+    let block = address(tid) >> 16;
+    if block < *blocks {
+        return;
+    }
+    // SAFETY: by contract; both relations are open.
+    unsafe {
+        let (heap, index) = ((*scan).heapRelation, (*scan).indexRelation);
+        let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+        *blocks = match std::ptr::eq((*heap).rd_tableam, pg_sys::GetHeapamTableAmRoutine()) {
+            true => pg_sys::RelationGetNumberOfBlocksInFork(heap, main).into(),
+            false => u64::MAX,
+        };
+        if block >= *blocks {
+            blame_file(index);
+            raise_hint(
+                Code::ERRCODE_INDEX_CORRUPTED,
+                format!(
+                    "index \"{}\" leads to {}, but its table has {blocks} blocks",
+                    encoding::name_of(index),
+                    row_name(tid),
+                ),
+                "The table is not affected. Rebuild the index with REINDEX; laser_index_check() gives details.",
+            );
+        }
+    }
+}
+
+/// Raises an error if a file that was opened without being verified is to blame for what cannot be.
+///
+/// # Safety
+/// The index is open.
+unsafe fn blame_file(index: pg_sys::Relation) {
+    // SAFETY: by contract.
+    if let Some(path) = unsafe { cache::remove_damaged(index) } {
+        raise_hint(
+            Code::ERRCODE_INDEX_CORRUPTED,
+            format!(
+                "file \"{}\" of index \"{}\" is damaged",
+                path.display(),
+                // SAFETY: by contract.
+                unsafe { encoding::name_of(index) }
+            ),
+            "Run the statement again: the file was removed, and is made again from the index, which is not affected. Check the \
+             disk that it was on.",
+        );
     }
 }
 
