@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use laser_tests::{Cluster, say, segment_files, wait_until};
+use laser_tests::{Cluster, failure, say, segment_files, wait_until};
 use postgres::error::SqlState;
 
 const VECTOR: &str =
@@ -229,4 +229,52 @@ fn a_snapshot_that_is_too_old_is_an_error() -> Result<()> {
             Err(error) => Err(error.into()),
         }
     })
+}
+
+/// Whoever waits for an index that is dropped meanwhile hears that there is none, as of one that never was.
+#[test]
+fn an_index_that_is_dropped_meanwhile_is_missing() -> Result<()> {
+    let cluster = cluster("64")?;
+    let mut dropper = cluster.connect("many")?;
+    dropper.batch_execute(
+        "INSERT INTO t SELECT i, (SELECT array_agg(sin(i * j)) FROM generate_series(1, 16) j)::embedding
+         FROM generate_series(1, 100) i",
+    )?;
+    for (number, call) in [
+        "laser_merge('ti')",
+        "laser_index_info('ti')",
+        "laser_index_check('ti')",
+        "laser_index_recall('ti')",
+        "laser_index_tune('ti')",
+        "laser_prewarm('ti')",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // The index alone, and with its table.
+        let gone = ["DROP INDEX ti", "DROP TABLE t CASCADE"][number % 2];
+        let mut client = cluster.connect("many")?;
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+        let mut drop = dropper.transaction()?;
+        drop.batch_execute(gone)?;
+        let failed = std::thread::scope(|scope| -> Result<_> {
+            let waits = scope.spawn(|| failure(&mut client, &format!("SELECT {call}")));
+            wait_until("it waits", || {
+                let sql = "SELECT count(*) FROM pg_locks WHERE pid = $1 AND NOT granted";
+                Ok(drop.query_one(sql, &[&pid])?.get::<_, i64>(0) == 1)
+            })?;
+            drop.commit()?;
+            waits.join().expect("no panic")
+        })?;
+        let (code, message, hint) = failed;
+        ensure!(
+            code == SqlState::UNDEFINED_OBJECT && message.starts_with("there is no index with OID"),
+            "{gone}, {call}: {code:?} {message}"
+        );
+        ensure!(!hint.is_empty());
+        dropper.batch_execute(
+            "CREATE TABLE IF NOT EXISTS t (id integer, e embedding(16)); CREATE INDEX ti ON t USING laser (e)",
+        )?;
+    }
+    Ok(())
 }

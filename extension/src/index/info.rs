@@ -34,17 +34,22 @@ impl Opened {
     /// Opens and locks an index that the current role may use so.
     pub fn new(oid: pg_sys::Oid, wanted: Use, lock: u32) -> Self {
         let table = rights::table_of(oid, wanted);
-        // SAFETY: raises an error for an index that is gone. The table is locked first, as everybody
-        // else does it.
-        let opened = unsafe {
+        let mode = lock as pg_sys::LOCKMODE;
+        // SAFETY: the table is locked first, as everybody else does it. Whom that has waited for may have dropped the
+        // index, of which `table_of` then raises an error; from then on it stays.
+        let (opened, table_now) = unsafe {
             pg_sys::LockRelationOid(table, TABLE_LOCK);
-            Self {
-                relation: PgRelation::with_lock(oid, lock as pg_sys::LOCKMODE),
+            pg_sys::LockRelationOid(oid, mode);
+            let table_now = rights::table_of(oid, wanted);
+            let opened = Self {
+                relation: PgRelation::with_lock(oid, mode),
                 table,
-            }
+            };
+            pg_sys::UnlockRelationOid(oid, mode);
+            (opened, table_now)
         };
         // Both may be others by now, or another's.
-        if rights::table_of(oid, wanted) != table {
+        if table_now != table {
             raise_hint(
                 Code::ERRCODE_OBJECT_IN_USE,
                 format!("index {} was replaced while it was opened", opened.name()),
