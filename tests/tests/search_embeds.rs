@@ -779,3 +779,52 @@ fn a_row_that_changed_meanwhile_is_written() -> Result<()> {
     }
     Ok(())
 }
+
+/// How the vectors of texts are stored is decided by rows from all over the table, and none of them is embedded twice.
+#[test]
+fn a_build_samples_the_whole_table_and_embeds_it_once() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    // Texts that are unlike one another, and some that are nearly alike, whose distances 8 bits blur more.
+    client.batch_execute(
+        "CREATE TABLE rows AS
+             SELECT 1 AS part, i AS id, string_agg(md5((i * 100 + j)::text), ' ') AS body
+             FROM generate_series(1, 1000) i, generate_series(1, 35) j GROUP BY i
+             UNION ALL SELECT 2, i, i % 977 || ' ' || i % 37 || repeat(' the same words again and again without an end', 25)
+             FROM generate_series(1, 3000) i;
+         CREATE TABLE first (LIKE rows); CREATE TABLE last (LIKE rows); CREATE TABLE mixed (LIKE rows);
+         INSERT INTO first SELECT * FROM rows ORDER BY part, id; INSERT INTO last SELECT * FROM rows ORDER BY -part, id;
+         INSERT INTO mixed SELECT * FROM rows ORDER BY md5(id::text)",
+    )?;
+    let mut noise = Vec::new();
+    for table in ["mixed", "first", "last"] {
+        let mut builder = cluster.connect("d")?;
+        let embedded = cost(&mut client, || {
+            builder.batch_execute(&format!(
+                "SET maintenance_work_mem = '4MB'; CREATE INDEX {table}_i ON {table} USING laser (body)"
+            ))?;
+            Ok(())
+        })?;
+        ensure!(embedded == 4000, "{table}: {embedded}");
+        let row = client.query_one(
+            &format!(
+                "SELECT substring(stored_as FROM 'by ([0-9.]+) %')::float8,
+                        (SELECT count(*) FROM laser_index_check('{table}_i', true))
+                 FROM laser_index_info('{table}_i')"
+            ),
+            &[],
+        )?;
+        ensure!(row.get::<_, i64>(1) == 0, "{table}");
+        noise.push(row.get::<_, f64>(0));
+    }
+    let [mixed, others @ ..] = &noise[..] else {
+        unreachable!("three tables")
+    };
+    ensure!(
+        others
+            .iter()
+            .all(|noise| (0.5 * mixed..2.0 * mixed).contains(noise)),
+        "{noise:?}"
+    );
+    Ok(())
+}

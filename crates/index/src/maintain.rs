@@ -309,7 +309,7 @@ impl Longest {
     }
 }
 
-/// Prepared vectors, from all over the live entries of segments and of a sealed list, and for inner
+/// Prepared vectors, from all over the live ones of segments and of a sealed list of so many, and for inner
 /// products the longest of all, which decide how the others are stored ([`Space::reaches`]).
 fn sample(
     store: &impl PageStore,
@@ -318,8 +318,8 @@ fn sample(
     list: Option<(&Pending, usize)>,
     memory: usize,
 ) -> Result<Vec<Vec<f32>>> {
-    let entries: usize = views.iter().map(SegmentView::len).sum();
-    let total = entries + list.map_or(0, |(_, len)| len);
+    let vectors = |view: &SegmentView| view.header().placed() as usize;
+    let total = views.iter().map(vectors).sum::<usize>() + list.map_or(0, |(_, len)| len);
     let fits = memory / 8 / (4 * parameters.dims);
     let mut places = stratified(total, SAMPLE.min(fits).max(16)).peekable();
     let (mut sample, mut at) = (Vec::new(), 0);
@@ -464,7 +464,7 @@ pub fn merge_reporting<S: PageStore>(
             store,
             parameters,
             &views,
-            taken.as_ref().map(|taken| (taken, list)),
+            taken.as_ref().map(|taken| (taken, placed)),
             options.memory,
         )?;
         let encodings: Vec<&Encoding> = views

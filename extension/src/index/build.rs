@@ -20,6 +20,7 @@ use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
+use super::sample::Known;
 use super::{model, sample, statistics, undecided};
 use crate::encode;
 use crate::pg::encoding;
@@ -69,6 +70,8 @@ struct Build {
     long: Vec<(u64, Vec<f32>)>,
     builder: Option<SegmentBuilder>,
     texts: TextBatch,
+    /// Embeddings of texts that are still to come.
+    known: Known,
     finished: usize,
     reported: usize,
     segments: usize,
@@ -247,7 +250,10 @@ unsafe extern "C-unwind" fn collect(
         if *isnull {
             build.push_unplaced(tid | NULL);
         } else if build.element == Element::Text {
-            if build.texts.push(tid, element::text(*values)) {
+            let text = element::text(*values);
+            if let Some(x) = build.known.take(tid, &text) {
+                build.push(tid, &x);
+            } else if build.texts.push(tid, text) {
                 build.push_texts();
             }
         } else {
@@ -335,6 +341,7 @@ pub unsafe extern "C-unwind" fn build(
             long: Vec::new(),
             builder: None,
             texts: TextBatch::default(),
+            known: Known::default(),
             finished: 0,
             reported: 0,
             segments: 0,
@@ -342,16 +349,19 @@ pub unsafe extern "C-unwind" fn build(
         };
         progress(TUPLES_TOTAL, estimate as i64);
         progress(SUBPHASE, SAMPLING);
-        if let Some(sample) = sample::draw(heap, index, info, element, &state.options) {
-            // It has vectors, and one of them decides as well as the first of all.
-            if parameters.is_undecided() {
-                state.options.parameters = undecided::decide(&state.store, sample.dims());
+        if let Some(mut sample) = sample::draw(heap, index, info, element, &state.options) {
+            state.known = std::mem::take(&mut sample.known);
+            if sample.is_enough() {
+                // One of its vectors decides as well as the first of all.
+                if parameters.is_undecided() {
+                    state.options.parameters = undecided::decide(&state.store, sample.dims());
+                }
+                // A table that was not analyzed yet, as one that has just been restored, has no estimate.
+                if estimate == 0 {
+                    state.options.expected = expected(sample.table_rows());
+                }
+                state.encoding = Some(state.options.choose(&sample.vectors, &pause));
             }
-            // A table that was not analyzed yet, as one that has just been restored, has no estimate.
-            if estimate == 0 {
-                state.options.expected = expected(sample.table_rows());
-            }
-            state.encoding = Some(state.options.choose(&sample.vectors, &pause));
         }
         progress(SUBPHASE, LOADING);
         let scan = (*(*heap).rd_tableam)

@@ -320,8 +320,22 @@ impl TextBatch {
         self.rows.len() >= Self::ROWS || self.bytes >= Self::BYTES
     }
 
+    /// Rows that were collected.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     /// Embeds what was collected and shows every row with its vector.
     pub fn embed(&mut self, parameters: &Parameters, mut look: impl FnMut(u64, &[f32])) {
+        self.embed_with_texts(parameters, |tid, _, x| look(tid, x));
+    }
+
+    /// As [`TextBatch::embed`], with the texts.
+    pub fn embed_with_texts(
+        &mut self,
+        parameters: &Parameters,
+        mut look: impl FnMut(u64, &[u8], &[f32]),
+    ) {
         self.bytes = 0;
         let rows = std::mem::take(&mut self.rows);
         if rows.is_empty() {
@@ -329,8 +343,8 @@ impl TextBatch {
         }
         let texts: Vec<&[u8]> = rows.iter().map(|(_, text)| text.as_slice()).collect();
         let vectors = embed(parameters, &texts);
-        for ((tid, _), x) in rows.iter().zip(vectors.chunks_exact(parameters.dims)) {
-            look(*tid, x);
+        for ((tid, text), x) in rows.iter().zip(vectors.chunks_exact(parameters.dims)) {
+            look(*tid, text, x);
         }
     }
 }

@@ -1,9 +1,11 @@
 //! A sample of the vectors that an index is to be built on, by which it is decided how they are
-//! stored: rows that happen to come first may be unlike the others.
+//! stored: rows that happen to come first may be unlike the others. Texts are embedded for it, and not
+//! again when the build meets them.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use laser_index::builder::BuildOptions;
 use laser_index::meta::UNDECIDED;
@@ -11,9 +13,11 @@ use laser_index::sampling::stratified;
 use laser_index::space;
 use pgrx::pg_sys;
 
-use super::element::{self, Element};
+use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use crate::pg::interrupts::pause;
+use crate::pg::memory;
+use crate::pg::tid::pack;
 
 /// Of smaller tables the first rows are as good.
 const LEAST_BLOCKS: u32 = 64;
@@ -25,6 +29,30 @@ const WIDEN: u32 = 8;
 const MOST_BLOCKS: u32 = 1 << 17;
 /// Fewer vectors than this part of a sample are worth less than as many as a build keeps of the first rows.
 const LEAST_PART: usize = 8;
+
+/// Embeddings of rows' texts, until they are taken.
+#[derive(Default)]
+pub struct Known(HashMap<Key, Vec<f32>>);
+
+/// A row and its text.
+type Key = (u64, u64);
+
+/// By its address, which no other row gets while the index is built, and a hash of the text.
+fn key(tid: u64, text: &[u8]) -> Key {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    (tid, hasher.finish())
+}
+
+impl Known {
+    /// The embedding of a row's text, which is known no more.
+    pub fn take(&mut self, tid: u64, text: &[u8]) -> Option<Vec<f32>> {
+        match self.0.is_empty() {
+            true => None,
+            false => self.0.remove(&key(tid, text)),
+        }
+    }
+}
 
 /// Vectors of rows from all over a table.
 pub struct Sample {
@@ -39,6 +67,9 @@ pub struct Sample {
     of_block: usize,
     /// Prepared.
     pub vectors: Vec<Vec<f32>>,
+    /// Texts that wait to be embedded, and the embeddings of those that were.
+    texts: TextBatch,
+    pub known: Known,
 }
 
 impl Sample {
@@ -57,7 +88,7 @@ impl Sample {
     /// nearly enough.
     fn blocks_wanted(&self) -> u32 {
         let read = self.blocks_read.len() as u32;
-        let (wanted, found) = (self.options.sample_size(), self.vectors.len());
+        let (wanted, found) = (self.options.sample_size(), self.found());
         let most = self.blocks.min(MOST_BLOCKS);
         if read >= most || found >= wanted - wanted / 8 {
             return 0;
@@ -67,8 +98,23 @@ impl Sample {
         more.clamp(FIRST_BLOCKS, read * WIDEN).min(most)
     }
 
+    /// Vectors, and texts that will have some.
+    fn found(&self) -> usize {
+        self.vectors.len() + self.texts.len()
+    }
+
+    /// Embeds the texts that wait.
+    fn embed(&mut self) {
+        let parameters = self.options.parameters.clone();
+        let mut texts = std::mem::take(&mut self.texts);
+        texts.embed_with_texts(&parameters, |tid, text, x| {
+            self.add(x);
+            memory::entry(&mut self.known.0, key(tid, text)).or_insert_with(|| x.to_vec());
+        });
+    }
+
     /// Whether the vectors tell more than the first ones of the table.
-    fn is_enough(&self) -> bool {
+    pub fn is_enough(&self) -> bool {
         let is_whole = self.blocks_read.len() as u32 >= self.blocks;
         let least = if is_whole {
             0
@@ -93,8 +139,8 @@ impl Sample {
 }
 
 /// Prepared vectors of rows from all over the table, about as many as [`BuildOptions::sample_size`], or all there are: those
-/// of scattered blocks. `None` where that is not worth it, or not possible: texts would have to be embedded
-/// twice, and other table access methods may have no blocks.
+/// of scattered blocks. `None` where that is not worth it, or not possible: other table access methods may have no
+/// blocks.
 ///
 /// # Safety
 /// The relations are open for a build, `info` describes the index.
@@ -110,7 +156,7 @@ pub unsafe fn draw(
         let heap_method = std::ptr::eq((*heap).rd_tableam, pg_sys::GetHeapamTableAmRoutine());
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(heap, pg_sys::ForkNumber::MAIN_FORKNUM);
-        if element == Element::Text || !heap_method || blocks < LEAST_BLOCKS {
+        if !heap_method || blocks < LEAST_BLOCKS {
             return None;
         }
         let mut sample = Sample {
@@ -121,6 +167,8 @@ pub unsafe fn draw(
             blocks,
             of_block: 0,
             vectors: Vec::new(),
+            texts: TextBatch::default(),
+            known: Known::default(),
         };
         let mut wanted = FIRST_BLOCKS;
         while wanted > 0 {
@@ -138,7 +186,8 @@ pub unsafe fn draw(
                 false => blocks.min(MOST_BLOCKS),
             };
         }
-        sample.is_enough().then_some(sample)
+        sample.embed();
+        Some(sample)
     }
 }
 
@@ -181,7 +230,7 @@ unsafe fn block(
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn collect(
     _index: pg_sys::Relation,
-    _tid: pg_sys::ItemPointer,
+    tid: pg_sys::ItemPointer,
     values: *mut pg_sys::Datum,
     isnull: *mut bool,
     _alive: bool,
@@ -193,13 +242,15 @@ unsafe extern "C-unwind" fn collect(
         sample.rows += 1;
         // So few of each that the last block has its share.
         let most = (sample.options.sample_size() / FIRST_BLOCKS as usize).max(1);
-        if *isnull
-            || sample.of_block >= most
-            || sample.vectors.len() >= 2 * most * FIRST_BLOCKS as usize
+        if *isnull || sample.of_block >= most || sample.found() >= 2 * most * FIRST_BLOCKS as usize
         {
             return;
         }
         sample.of_block += 1;
-        element::with_vector(sample.element, *values, |x| sample.add(x));
+        if sample.element != Element::Text {
+            element::with_vector(sample.element, *values, |x| sample.add(x));
+        } else if sample.texts.push(pack(tid), element::text(*values)) {
+            sample.embed();
+        }
     }
 }
