@@ -309,7 +309,7 @@ impl Longest {
     }
 }
 
-/// Prepared vectors, from all over the live ones of segments and of a sealed list of so many, and for inner
+/// Prepared vectors, from all over the live ones of segments and of a sealed list, with their number there, and for inner
 /// products the longest of all, which decide how the others are stored ([`Space::reaches`]).
 fn sample(
     store: &impl PageStore,

@@ -60,7 +60,7 @@ pub struct ScanContext {
     pub cutoff: Option<Rc<Cutoff>>,
     /// The rows of its table. Without them the executor looks at each by itself.
     pub rows: Option<Rc<Rows>>,
-    /// Whether every vector is to be looked at before the first row: its `LIMIT` proves to be so large that a plan of known
+    /// Whether every vector is to be compared before the first row: its `LIMIT` proves to be so large that a plan of known
     /// numbers would not have had the scan, or nodes above it go wrong where a row comes late.
     pub wants_all: bool,
 }

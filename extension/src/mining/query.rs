@@ -493,9 +493,9 @@ fn about<T>(name: &str, f: impl FnOnce() -> T) -> T {
             {
                 let detail = report.detail().map_or_else(
                     || format!("The error is in the {name} query."),
-                    str::to_owned,
+                    encoding::to_server,
                 );
-                raise_like(&report, detail)
+                raise_like(&report, encoding::to_server, detail)
             }
             other => other.rethrow(),
         })

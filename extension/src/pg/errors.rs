@@ -4,8 +4,6 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::{ErrorReport, ErrorReportWithLevel};
 use pgrx::{PgLogLevel, function_name};
 
-use super::encoding::to_server;
-
 /// Raises what a report says.
 pub fn finish(report: ErrorReport) -> ! {
     report.report(PgLogLevel::ERROR);
@@ -37,13 +35,18 @@ pub fn raise_detail(
     finish(report.set_detail(detail).set_hint(hint))
 }
 
-/// Raises a SQL error like one of the server's, with another detail. What pgrx has of its texts is UTF-8 in all databases.
+/// Raises a SQL error like one of the server's, with another detail. What pgrx has of its texts is UTF-8 in all databases,
+/// of which `shown` makes what a message may have.
 #[cold]
-pub fn raise_like(error: &ErrorReportWithLevel, detail: impl Into<String>) -> ! {
-    let message = to_server(error.message());
+pub fn raise_like(
+    error: &ErrorReportWithLevel,
+    shown: impl Fn(&str) -> String,
+    detail: impl Into<String>,
+) -> ! {
+    let message = shown(error.message());
     let mut report = ErrorReport::new(error.sql_error_code(), message, function_name!());
     if let Some(hint) = error.hint() {
-        report = report.set_hint(to_server(hint));
+        report = report.set_hint(shown(hint));
     }
     finish(report.set_detail(detail))
 }
