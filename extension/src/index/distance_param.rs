@@ -78,10 +78,10 @@ pub unsafe fn parameter(plan: &pg_sys::Plan, first: usize) -> Option<usize> {
 /// A statement that has it.
 pub unsafe fn is_unread(statement: &pg_sys::PlannedStmt, parameter: usize) -> bool {
     // SAFETY: by contract, a list of types.
-    let types = unsafe { members(statement.paramExecTypes) };
-    types
-        .get(parameter)
-        .is_some_and(|cell| unsafe { cell.oid_value } == UNREAD)
+    unsafe {
+        let type_of = members(statement.paramExecTypes).get(parameter);
+        type_of.is_some_and(|cell| cell.oid_value == UNREAD)
+    }
 }
 
 /// Whether what a query gives goes to the client, or nowhere, as EXPLAIN's. A function, a table and whatever else may
