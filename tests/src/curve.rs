@@ -24,6 +24,8 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 0, 0),
 ];
 const SIZE: (u32, u32) = (860, 460);
+/// How much of the width and of the height the legend takes.
+const LEGEND: f64 = 0.35;
 
 /// Draws curves into a file: recall to the right, queries a second upwards, logarithmically.
 ///
@@ -35,7 +37,12 @@ pub fn draw(path: &Path, title: &str, curves: &[Curve]) -> Result<()> {
     let least = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(f64::INFINITY, f64::min);
     let slowest = least(|point| point.1);
     let fastest = -least(|point| -point.1);
-    let left = (least(|point| point.0) * 50.0).floor() / 50.0;
+    let mut left = (least(|point| point.0) * 50.0).floor() / 50.0;
+    // The legend's corner, which a contender that is slow and finds little would be hidden in.
+    let is_low = |speed: f64| (speed / slowest).ln() < LEGEND * (fastest / slowest).ln();
+    if points().any(|(recall, speed)| *recall < left + LEGEND * (1.0 - left) && is_low(*speed)) {
+        left -= LEGEND * (1.0 - left);
+    }
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -79,7 +86,7 @@ fn picture(
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         chart.draw_series(points().map(|point| Circle::new(point, 3, colour.filled())))?;
     }
-    // Whoever wants more recall gets fewer answers: this corner is free.
+    // Whoever wants more recall gets fewer answers: this corner is free, or made so.
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerLeft)
