@@ -35,7 +35,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::{build, mentions, uncompared};
 use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
-use crate::pg::unguarded::standard_planner;
+use crate::pg::unguarded::{equal, standard_planner};
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No type has such a
 /// number (`pg_type.dat` begins with 16), so that no other parameter does.
@@ -496,9 +496,6 @@ unsafe extern "C-unwind" {
         mutator: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> *mut pg_sys::Node,
         context: *mut c_void,
     ) -> *mut pg_sys::Node;
-
-    /// `src/backend/nodes/equalfuncs.c`
-    fn equal(a: *const c_void, b: *const c_void) -> bool;
 
     /// `src/backend/utils/mmgr/mcxt.c`
     fn palloc0(size: usize) -> *mut c_void;

@@ -15,18 +15,13 @@ use std::ffi::c_void;
 use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::lists::{members, node};
-use crate::pg::unguarded::expression_tree_walker;
+use crate::pg::unguarded::{equal, expression_tree_walker};
 
 /// Numbers that columns of the nodes below have in a plan; unsigned before PostgreSQL 15.
 #[allow(clippy::unnecessary_cast)]
 const OUTER: i32 = pg_sys::OUTER_VAR as i32;
 #[allow(clippy::unnecessary_cast)]
 const INNER: i32 = pg_sys::INNER_VAR as i32;
-
-unsafe extern "C-unwind" {
-    /// `src/backend/nodes/equalfuncs.c`
-    fn equal(a: *const c_void, b: *const c_void) -> bool;
-}
 
 /// Whether the distances in a scan's columns go to the client so. Those of scans in subplans do not: their rows come to
 /// whatever has the expression.
@@ -84,10 +79,8 @@ impl Target {
             }
             let (left, right) = ((*plan).lefttree, (*plan).righttree);
             let of_any = |list| {
-                let plans = members(list).iter();
-                plans
-                    .filter_map(|cell| self.columns_of(cell.ptr_value.cast()))
-                    .next()
+                let mut plans = members(list).iter();
+                plans.find_map(|cell| self.columns_of(cell.ptr_value.cast()))
             };
             let outer = |columns| Sought::Columns(OUTER, columns);
             let inner = |columns| Sought::Columns(INNER, columns);

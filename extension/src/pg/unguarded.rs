@@ -42,6 +42,8 @@ unsafe extern "C-unwind" {
         walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
         context: *mut c_void,
     ) -> bool;
+    /// `src/backend/nodes/equalfuncs.c`
+    pub fn equal(a: *const c_void, b: *const c_void) -> bool;
     /// `src/backend/storage/ipc/procsignal.c`. It writes shared memory and sends a signal, allocates nothing and raises
     /// nothing: the one function of the server that a thread other than the session's own may call. pgrx's declaration
     /// would refuse that thread.
