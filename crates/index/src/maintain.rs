@@ -4,6 +4,7 @@
 //! go on meanwhile. A crash at any point leaves either the old directory or the new one, and pages
 //! that nobody refers to.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use crate::assemble::BuiltSegment;
@@ -20,7 +21,7 @@ use crate::page::{UNDIRECTED, UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
 use crate::sampling::stratified;
-use crate::segment::{SegmentMap, is_dead, write_pages};
+use crate::segment::{SegmentMap, count_dead, is_dead, write_pages};
 use crate::space::{self, Space};
 use crate::store::PageStore;
 use crate::sweep::{free, free_list};
@@ -179,13 +180,30 @@ pub struct Progress {
     pub total: usize,
 }
 
+/// Whether so many entries are dead, of all or of those that walks meet, that the segment is built anew.
+fn is_worn(store: &impl PageStore, parameters: &Parameters, entry: &SegmentEntry) -> Result<bool> {
+    let are_many = |dead: u32, all: u64| f64::from(dead) > MAX_DEAD_FRACTION * all as f64;
+    if entry.dead == 0 || are_many(entry.dead, entry.count.into()) {
+        return Ok(entry.dead > 0);
+    }
+    let map = SegmentMap::read(store, entry)?;
+    let placed = map.header(store, parameters)?.placed();
+    // The bitmap is read only where it can make a difference.
+    Ok(are_many(entry.dead, placed) && {
+        let dead = count_dead(&map.bitmap(store)?, placed as usize);
+        are_many(dead as u32, placed)
+    })
+}
+
 /// Merges of the directory as it is now: groups of segments, each to become one segment. The
-/// first group takes the pending list as well, if `list` entries of it are to be merged.
+/// first group takes the pending list as well, if `list` entries of it are to be merged. `worn` are the
+/// nonces of the segments that are built anew whatever their size.
 fn groups(
     meta: &Meta,
     codec: &Codec,
     plan: Plan,
     list: usize,
+    worn: &HashSet<u64>,
     options: &BuildOptions,
 ) -> Vec<Vec<SegmentEntry>> {
     let room = capacity(codec, meta.parameters.m, options.memory);
@@ -209,13 +227,7 @@ fn groups(
             rest.push(entry);
         }
     }
-    let needs_rebuild =
-        |s: &SegmentEntry| f64::from(s.dead) > MAX_DEAD_FRACTION * f64::from(s.count);
-    let purge = |s: &SegmentEntry| match plan {
-        Plan::Insert => false,
-        Plan::Vacuum => needs_rebuild(s),
-        Plan::All => s.dead > 0,
-    };
+    let purge = |s: &SegmentEntry| plan != Plan::Insert && worn.contains(&s.nonce);
     let mut groups = Vec::new();
     if list > 0 || group.len() > 1 || group.iter().any(purge) {
         groups.push(group);
@@ -430,7 +442,13 @@ pub fn merge_reporting<S: PageStore>(
         Codec::new(parameters.dims, parameters.metric, quantization),
         |encoding| encoding.codec,
     );
-    let mut groups = groups(&meta, &codec, how.plan, list, options);
+    let mut worn = HashSet::new();
+    for entry in &meta.segments {
+        if (how.plan == Plan::All && entry.dead > 0) || is_worn(store, parameters, entry)? {
+            worn.insert(entry.nonce);
+        }
+    }
+    let mut groups = groups(&meta, &codec, how.plan, list, &worn, options);
     if sealed.is_some() && list == 0 {
         // Nothing but dead entries: drop the pages.
         groups.insert(0, Vec::new());
@@ -452,10 +470,6 @@ pub fn merge_reporting<S: PageStore>(
         let needed = disk_space::segment_bytes(&codec, parameters.m, &group, listed);
         disk_space::ensure_merge(store, needed, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
-        let needs_rebuild = |s: &SegmentEntry| {
-            f64::from(s.dead) > MAX_DEAD_FRACTION * f64::from(s.count)
-                || (how.plan == Plan::All && s.dead > 0)
-        };
         let mut views = Vec::with_capacity(group.len());
         for entry in &group {
             views.push(open(store, &meta, entry, options)?);
@@ -489,7 +503,7 @@ pub fn merge_reporting<S: PageStore>(
         // The largest segment is continued rather than rebuilt, unless it is mostly dead or its
         // vectors need another encoding.
         let continued = group.first().is_some_and(|first| {
-            !needs_rebuild(first)
+            !worn.contains(&first.nonce)
                 && (group.len() > 1 || taken.is_some())
                 && views[0].nodes() > 0
                 && views[0].encoding().stores_like(&encoding)

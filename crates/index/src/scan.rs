@@ -94,15 +94,16 @@ struct Part {
 impl Part {
     /// Whether an exhaustive search costs no more than the walk.
     fn is_small(&self) -> bool {
-        // Those without a place are no part of it.
-        is_exhaustive_cheaper(self.view.header().placed() as usize, self.ef)
+        // It passes over the dead, and over those without a place; a walk does not.
+        let width = (self.ef as f64 * self.view.share()).ceil() as usize;
+        is_exhaustive_cheaper(self.view.live(), width)
     }
 }
 
-/// Whether a search that keeps `ef` candidates computes the distances of all `placed` entries, because a walk would
-/// cost as much.
-pub fn is_exhaustive_cheaper(placed: usize, ef: usize) -> bool {
-    ef >= WIDEST_WALK || ef.saturating_mul(EXHAUSTIVE_DIVISOR) >= placed
+/// Whether a search that keeps `ef` candidates computes the distances of all `live` entries that have a place,
+/// because a walk would cost as much.
+pub fn is_exhaustive_cheaper(live: usize, ef: usize) -> bool {
+    ef >= WIDEST_WALK || ef.saturating_mul(EXHAUSTIVE_DIVISOR) >= live
 }
 
 /// A row with the number that it is ordered by.
@@ -453,8 +454,8 @@ impl Scan {
             self.searches += 1;
             let view = &part.view;
             if part.is_small() {
-                self.ranked += view.len();
-                self.visited += view.len();
+                self.ranked += view.live();
+                self.visited += view.live();
                 let (mut nearest, mut more) = (Vec::new(), false);
                 let mut scratch = std::mem::take(&mut self.scratch);
                 view.scan(&part.probe, &mut scratch, pause, |(estimate, entry)| {
@@ -491,11 +492,6 @@ impl Scan {
                 // Where the graph's distance is coarse, so is its idea of who belongs to the
                 // nearest: of the many that were fetched only the best are trusted to be complete.
                 bound = bound.min(match keys.len().min(part.ef).div_ceil(TRUSTED_DIVISOR) {
-                    // Nothing is to be found here at all.
-                    0 if view.is_barren() => {
-                        part.complete = true;
-                        continue;
-                    }
                     // All that the walk has found is dead: who is nearest is not known yet.
                     0 => f64::NEG_INFINITY,
                     trusted => *keys.select_nth_unstable_by(trusted - 1, f64::total_cmp).1,

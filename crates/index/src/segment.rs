@@ -485,6 +485,14 @@ pub fn is_dead(dead: &[u8], slot: usize) -> bool {
         .is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
 }
 
+/// How many of the first `entries` bits are set.
+pub fn count_dead(dead: &[u8], entries: usize) -> usize {
+    let whole = &dead[..dead.len().min(entries / 8)];
+    let rest = whole.len() * 8..entries.min(8 * dead.len());
+    let ones: u32 = whole.iter().map(|byte| byte.count_ones()).sum();
+    ones as usize + rest.filter(|slot| is_dead(dead, *slot)).count()
+}
+
 /// Where a segment's pages are.
 #[derive(Debug, Clone)]
 pub struct SegmentMap {

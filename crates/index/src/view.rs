@@ -16,7 +16,7 @@ use crate::kernels::dot_i8;
 use crate::meta::{Parameters, SegmentEntry};
 use crate::query::{Estimate, Probe, Query};
 use crate::seeds;
-use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, is_dead};
+use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, count_dead, is_dead};
 use crate::store::PageStore;
 use crate::walk::{Guide, Walk};
 
@@ -67,7 +67,7 @@ pub struct SegmentView {
     dead: RefCell<Vec<u8>>,
     dead_version: Cell<Option<u64>>,
     /// Dead entries.
-    dead_count: Cell<usize>,
+    dead_placed: Cell<usize>,
 }
 
 /// How much wider a walk may become because of dead entries.
@@ -141,7 +141,7 @@ impl SegmentView {
             map: RefCell::new(None),
             dead: RefCell::new(vec![0; bitmap_len(entry.count as usize)]),
             dead_version: Cell::new(None),
-            dead_count: Cell::new(0),
+            dead_placed: Cell::new(0),
             bytes,
             bytes_len: entry.bytes as usize,
         })
@@ -206,7 +206,7 @@ impl SegmentView {
     /// Live entries without a place in the graph.
     pub fn unplaced(&self) -> impl Iterator<Item = u64> + '_ {
         let dead = self.dead();
-        (self.head.placed() as usize..self.len())
+        (self.placed()..self.len())
             .filter(move |entry| !is_dead(&dead, *entry))
             .map(|entry| self.tid(entry))
     }
@@ -226,14 +226,19 @@ impl SegmentView {
         self.len() == 0
     }
 
-    /// Whether no walk finds anything: there is no graph, or all entries are dead.
-    pub fn is_barren(&self) -> bool {
-        self.nodes() == 0 || self.live() == 0
+    /// Live entries that have a place in the graph.
+    pub fn live(&self) -> usize {
+        self.placed().saturating_sub(self.dead_placed.get())
     }
 
-    /// Entries that are not dead.
-    fn live(&self) -> usize {
-        self.len().saturating_sub(self.dead_count.get())
+    /// Entries that have a place in the graph, dead ones included.
+    fn placed(&self) -> usize {
+        self.head.placed() as usize
+    }
+
+    /// How many candidates of a walk one that is live takes, since dead ones take places among them.
+    pub fn share(&self) -> f64 {
+        (self.placed() as f64 / self.live().max(1) as f64).min(MOST_FOR_DEAD)
     }
 
     /// Nodes of the graph; entries with equal graph parts share one.
@@ -316,8 +321,7 @@ impl SegmentView {
             *map = Some(SegmentMap::read(store, entry)?);
         }
         let dead = map.as_ref().expect("just read").bitmap(store)?;
-        let count: u32 = dead.iter().map(|byte| byte.count_ones()).sum();
-        self.dead_count.set(count as usize);
+        self.dead_placed.set(count_dead(&dead, self.placed()));
         *self.dead.borrow_mut() = dead;
         self.dead_version.set(Some(dead_version));
         Ok(())
@@ -348,9 +352,7 @@ impl SegmentView {
         scratch: &mut Vec<f32>,
     ) -> (Vec<Candidate>, usize) {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
-        // Dead entries take the places of live ones among the candidates.
-        let share = (self.len() as f64 / self.live().max(1) as f64).min(MOST_FOR_DEAD);
-        let wanted = (wanted as f64 * share).ceil() as usize * codec.overfetch();
+        let wanted = (wanted as f64 * self.share()).ceil() as usize * codec.overfetch();
         let dot = dot_i8();
         let Some(walk) = &self.walk else {
             return (Vec::new(), 0);

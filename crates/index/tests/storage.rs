@@ -804,6 +804,55 @@ fn dead_rows_do_not_count() {
     }
 }
 
+/// Dead vectors beside many live rows without one: walks do not pass them all, and VACUUM removes them.
+#[test]
+fn live_rows_without_a_vector_hide_no_dead_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(8, Metric::L2, None, folder.path());
+    let mut rng = ChaCha8Rng::seed_from_u64(36);
+    let rows: Vec<Vec<f32>> = (0..6000)
+        .map(|_| (0..8).map(|_| rng.random_range(-1.0..1.0f32)).collect())
+        .collect();
+    for left in [0, 20] {
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        let mut builder = builder(&options, &encoding(&options, &rows));
+        for (row, tid) in rows.iter().zip(1..) {
+            builder.push(tid, row, &|| ()).unwrap();
+        }
+        for tid in 6001..=60_000 {
+            builder.push_unplaced(tid | NULL);
+        }
+        add(&store, builder);
+        maintain::delete(&store, |tid| (left + 1..=6000).contains(&tid)).unwrap();
+        let settings = || Settings {
+            ef: 40,
+            iterate: Iterate::Strict,
+            max_tuples: 20_000,
+            cutoff: f64::INFINITY,
+            undirected: false,
+            recheck: false,
+        };
+        let wanted = left as usize + 10;
+        let (hits, found) = scan(&store, folder.path(), &rows[0], settings(), wanted);
+        assert_eq!(hits.len(), wanted);
+        assert!(found.visited <= left as usize, "{} of {left}", found.visited);
+
+        let how = Merge {
+            plan: Plan::Vacuum,
+            options: &options,
+        };
+        maintain::merge(&store, &how, |_, _| ()).unwrap();
+        let meta = Meta::read(&store).unwrap();
+        let kept: u32 = meta.segments.iter().map(|s| s.count).sum();
+        assert_eq!(u64::from(kept), left + 54_000);
+        let report = check::check(&store, &std::env::temp_dir()).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        let (hits, _) = scan(&store, folder.path(), &rows[0], settings(), wanted);
+        assert_eq!(hits.len(), wanted);
+    }
+}
+
 /// Vectors that are much longer than those of a segment of inner products come by a merge: they hide none.
 #[test]
 fn long_vectors_are_merged() {
