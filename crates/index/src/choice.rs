@@ -6,7 +6,8 @@
 //! on a sample, for each of some queries by itself: where half of the rows lie close together, what
 //! the other half bears says nothing of them. A sample is sparser than the segment, whose gaps are smaller: distances shrink with
 //! the number of rows to the power of `1/m`, where `m` is the intrinsic dimension, estimated from
-//! the sample's distances (Levina & Bickel 2004).
+//! the sample's distances (Levina & Bickel 2004): in the mean over the queries, or around a query itself where that is
+//! more, as in a dense place whose rows differ in more ways than those around it.
 
 use laser_vector::kernels::{f32_l2_squared, norm};
 
@@ -216,8 +217,15 @@ type Neighbours = Vec<(usize, f64)>;
 struct Neighbourhood {
     space: Space,
     places: Vec<Vec<f32>>,
-    /// Queries, and the numbers and distances of their nearest neighbours at different distances.
-    queries: Vec<(Vec<f32>, Neighbours)>,
+    queries: Vec<NearQuery>,
+    intrinsic: f64,
+}
+
+struct NearQuery {
+    x: Vec<f32>,
+    /// The nearest of different distances.
+    neighbours: Neighbours,
+    /// The intrinsic dimension around it.
     intrinsic: f64,
 }
 
@@ -252,12 +260,15 @@ impl Neighbourhood {
                 continue;
             }
             let last = found[FAR - 1].1;
-            for (_, distance) in &found[..FAR - 1] {
-                logs += (last / distance).ln();
-                count += 1.0;
-            }
+            let around: f64 = found[..FAR - 1].iter().map(|(_, d)| (last / d).ln()).sum();
+            logs += around;
+            count += (FAR - 1) as f64;
             found.truncate(NEAR);
-            queries.push((sample[at].clone(), found));
+            queries.push(NearQuery {
+                x: sample[at].clone(),
+                neighbours: found,
+                intrinsic: (FAR - 1) as f64 / around,
+            });
         }
         if queries.is_empty() || logs <= 0.0 {
             return None;
@@ -271,10 +282,11 @@ impl Neighbourhood {
         })
     }
 
-    /// Expected distance between the tenth and the hundredth neighbour among `rows`, as a share of the
+    /// Expected distance between the tenth and the hundredth neighbour of a query among `rows`, as a share of the
     /// tenth distance in the sample.
-    fn gap(&self, rows: f64) -> f64 {
-        let root = 1.0 / self.intrinsic;
+    fn gap(&self, query: &NearQuery, rows: f64) -> f64 {
+        // No query has neighbours that are all equally far: distances differ.
+        let root = 1.0 / self.intrinsic.max(query.intrinsic);
         (self.places.len() as f64 / rows).powf(root) * (10f64.powf(root) - 1.0)
     }
 
@@ -284,12 +296,12 @@ impl Neighbourhood {
     fn noise(&self, codec: Codec, rows: f64, pause: &dyn Fn()) -> f64 {
         let (dot, mut scratch) = (dot_i8(), Vec::new());
         let mut graph = vec![0; codec.graph_len()];
-        let gap = self.gap(rows);
         let mut blurs = Vec::with_capacity(self.queries.len());
-        for (query, neighbours) in &self.queries {
+        for near in &self.queries {
             pause();
-            let query = Query::new(codec.metric, codec.dims, query).expect("prepared before");
+            let query = Query::new(codec.metric, codec.dims, &near.x).expect("prepared before");
             let probe = Probe::new(codec, &self.space, &query);
+            let neighbours = &near.neighbours;
             let changes: Vec<f64> = neighbours
                 .iter()
                 .map(|(i, distance)| {
@@ -302,7 +314,7 @@ impl Neighbourhood {
             let square = changes.iter().map(|c| (c - mean).powi(2)).sum::<f64>();
             let blur = (square / (changes.len() as f64 - 1.0)).sqrt();
             let tenth = neighbours[neighbours.len() - 1].1;
-            blurs.push((blur / (gap * tenth)).min(1.0));
+            blurs.push((blur / (self.gap(near, rows) * tenth)).min(1.0));
         }
         blurs.sort_unstable_by(f64::total_cmp);
         let mean = blurs.iter().sum::<f64>() / blurs.len() as f64;
@@ -435,6 +447,32 @@ mod tests {
             choose(&far, existing(false)).codec.format,
             Format::SecondInner
         );
+    }
+
+    /// One row in sixteen lies in a place that is dense and of all dimensions, the others on a surface of four: what is near
+    /// each other there differs by less than on the surface.
+    #[test]
+    fn a_dense_place_of_more_dimensions_is_seen() {
+        for (dims, size) in [(384, 0.003), (384, 0.01), (96, 0.003)] {
+            let mut at = 0;
+            let found = chosen(dims, 10_000, |rng| {
+                at += 1;
+                let mut wave = |of: [f32; 4], noise: f32| -> Vec<f32> {
+                    let value = |j: usize| {
+                        let phases = [0.7, 1.3, 2.9, 4.1].map(|rate| (j as f32 * rate).cos());
+                        of.iter().zip(phases).map(|(a, b)| a * b).sum::<f32>()
+                    };
+                    let mut normal = || (0..6).map(|_| rng.random_range(-0.7..0.7f32)).sum::<f32>();
+                    (0..dims).map(|j| value(j) + noise * normal()).collect()
+                };
+                if at % 16 == 0 {
+                    return wave([0.3, 0.2, -0.4, 0.1], size);
+                }
+                let mut random = ChaCha8Rng::seed_from_u64(at);
+                wave([(); 4].map(|()| random.random_range(-0.5..0.5)), 0.0)
+            });
+            assert_ne!(found.codec.quantization, Quantization::I8, "{dims}, {size}");
+        }
     }
 
     /// Every eleventh row is of a source that eight bits are enough for: queries in steps of eleven would all be of it.
