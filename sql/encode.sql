@@ -328,7 +328,15 @@ BEGIN
         JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid OPERATOR(pg_catalog.=) s.srvfdw
         JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tbl::pg_catalog.oid
         WHERE s.srvname OPERATOR(pg_catalog.=) pg_catalog.split_part(kept_model, '@', 1)::pg_catalog.name
-          AND w.fdwname OPERATOR(pg_catalog.=) 'laser_model'
+          -- It may have been renamed.
+          AND (w.fdwname OPERATOR(pg_catalog.=) 'laser_model' OR EXISTS (
+              SELECT FROM pg_catalog.pg_depend d
+              JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
+              WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_foreign_data_wrapper'::pg_catalog.regclass::pg_catalog.oid
+                AND d.objid OPERATOR(pg_catalog.=) w.oid
+                AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+                AND d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+                AND e.extname OPERATOR(pg_catalog.=) 'laser'))
           AND NOT pg_catalog.has_server_privilege(c.relowner, s.oid, 'USAGE'))
     THEN
         -- The model is the table owner's choice: without the privilege, others must not embed with it for the owner.

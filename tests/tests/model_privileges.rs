@@ -102,7 +102,17 @@ fn a_wrapper_that_is_renamed_still_restricts() -> Result<()> {
     let mut client = cluster.database("d")?;
     client.batch_execute(SETUP)?;
     let sql = "SELECT laser_embed('x', 'two')";
+    // What keeps a column in step names a model that the table's owner may not use.
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE kept (id int, body text, e embedding);
+         INSERT INTO kept VALUES (1, 'hello');
+         CREATE TRIGGER zz BEFORE UPDATE ON kept FOR EACH ROW
+             EXECUTE FUNCTION laser_forget_embedding('body', 'e', 'two')",
+    )?;
     for statement in [
+        "SELECT 1",
         "ALTER FOREIGN DATA WRAPPER laser_model RENAME TO renamed",
         "CREATE FOREIGN DATA WRAPPER laser_model",
         "ALTER FOREIGN DATA WRAPPER laser_model RENAME TO other; ALTER FOREIGN DATA WRAPPER renamed RENAME TO laser_model",
@@ -111,6 +121,12 @@ fn a_wrapper_that_is_renamed_still_restricts() -> Result<()> {
         denied(&mut client, "stranger", sql)?;
         as_role(&mut client, "reader", sql)?;
         as_role(&mut client, "stranger", "SELECT laser_embed('x', 'one')")?;
+        let (code, message, _) =
+            failure(&mut client, "CALL laser_embed_table('kept', 'body', 'e')")?;
+        ensure!(
+            code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("\"two\""),
+            "{message}"
+        );
     }
     Ok(())
 }

@@ -350,9 +350,30 @@ impl Walk {
         starts.clear();
         self.measure(graph, &self.guide.seeds, distance, starts);
         starts.sort_unstable();
-        starts.truncate(1 + STARTS);
-        let mut best = starts[0];
-        let top = (self.guide.seed_level as usize).min(self.level(graph, best as u32));
+        let seed_level = self.guide.seed_level as usize;
+        // Nodes at which walks only begin as well ([`Walk::begin_at`]) are on too low a level to go down from, and take no
+        // other's place.
+        let (mut best, mut leading, mut others, mut kept) = (starts[0], 0, 0, 0);
+        for at in 0..starts.len() {
+            let start = starts[at];
+            if self.level(graph, start as u32) >= seed_level {
+                leading += 1;
+                if leading == 1 {
+                    best = start;
+                }
+            } else if others <= STARTS {
+                others += 1;
+            } else {
+                continue;
+            }
+            starts[kept] = start;
+            kept += 1;
+            if leading > STARTS {
+                break;
+            }
+        }
+        starts.truncate(kept);
+        let top = seed_level.min(self.level(graph, best as u32));
         for level in (bottom + 1..=top).rev() {
             loop {
                 fresh.clear();

@@ -836,7 +836,11 @@ fn live_rows_without_a_vector_hide_no_dead_ones() {
         let wanted = left as usize + 10;
         let (hits, found) = scan(&store, folder.path(), &rows[0], settings(), wanted);
         assert_eq!(hits.len(), wanted);
-        assert!(found.visited <= left as usize, "{} of {left}", found.visited);
+        assert!(
+            found.visited <= left as usize,
+            "{} of {left}",
+            found.visited
+        );
 
         let how = Merge {
             plan: Plan::Vacuum,
@@ -1343,6 +1347,41 @@ fn a_crowd_amid_others_is_found() {
             assert_eq!(found, 10, "{query:?} {cutoff}");
         }
     }
+}
+
+/// Equal rows, at which walks begin as well, keep none from going down to where other queries are.
+#[test]
+fn a_crowd_is_not_all_that_is_begun_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(48, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(48);
+    let normal = |rng: &mut ChaCha8Rng| (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
+    let mut vector = |size: f32| -> Vec<f32> { (0..48).map(|_| size * normal(&mut rng)).collect() };
+    let centres: Vec<Vec<f32>> = (0..50).map(|_| vector(1.0)).collect();
+    let mut near = |i: usize| -> Vec<f32> {
+        let other = vector(0.02);
+        centres[i % 50]
+            .iter()
+            .zip(other)
+            .map(|(a, b)| a + b)
+            .collect()
+    };
+    let row = |i| match i % 2000 {
+        1999 => vec![0.0; 48],
+        _ => near(i),
+    };
+    let rows: Vec<Vec<f32>> = (0..40_000).map(row).collect();
+    build(&store, &options, &rows);
+    let mut found = 0;
+    for i in 0..120 {
+        let query = near(i);
+        let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 10);
+        let of_cluster = |(_, tid): &&(f64, u64)| (*tid as usize - 1) % 50 == i % 50;
+        found += hits.iter().filter(of_cluster).count();
+    }
+    assert!(found >= 1180, "{found} of 1200");
 }
 
 /// A store in which something happens before a certain page is read, as on a standby while recovery goes on.

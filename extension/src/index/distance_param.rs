@@ -8,7 +8,7 @@
 //! - A place is read by expressions of its scan's node alone, which the executor evaluates between one row
 //!   of the scan and the next.
 //! - It is NULL unless the scan knows the distance of its current row; the expression then computes it.
-//! - Rows that go elsewhere than to the client, as to CREATE TABLE AS and functions, have what is computed: places stay
+//! - Rows that go elsewhere than to the client, as to CREATE TABLE AS, cursors and functions, have what is computed: places stay
 //!   NULL, and the scan gives rows in the order of that. So do scans in parallel workers, which do not
 //!   know what becomes of their rows; what workers and their leader both run has no places ([`super::rewrite`]).
 #![allow(unsafe_code)]
@@ -18,7 +18,9 @@ use std::ptr::NonNull;
 use pgrx::pg_sys::{self, ParamExecData};
 
 use super::rewrite::{READ, UNREAD};
+use super::runs;
 use crate::pg::lists::members;
+use crate::pg::statement;
 
 /// Where a scan leaves the distance of its current row, as long as it lives.
 #[derive(Debug, Clone, Copy)]
@@ -84,11 +86,11 @@ pub unsafe fn is_unread(statement: &pg_sys::PlannedStmt, parameter: usize) -> bo
     }
 }
 
-/// Whether what a query gives goes to the client, or nowhere, as EXPLAIN's. A function, a table and whatever else may
-/// compare it with what is computed elsewhere.
+/// Whether all that a query gives goes to the client at once, or nowhere, as EXPLAIN's. A function, a table and whatever
+/// else may compare it with what is computed elsewhere; and what is left in a cursor may be fetched by any of these.
 ///
 /// # Safety
-/// A query that runs.
+/// A query that runs, and is asked for its first row.
 pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
     use pg_sys::CommandDest as To;
     // SAFETY: by contract; a portal that is active lives.
@@ -96,18 +98,16 @@ pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
         let Some(receiver) = (*query).dest.as_ref() else {
             return false;
         };
+        let portal = pg_sys::ActivePortal.as_ref();
+        let portal = portal.filter(|portal| std::ptr::eq(portal.queryDesc, query));
         match receiver.mydest {
-            To::DestRemote
-            | To::DestRemoteExecute
-            | To::DestRemoteSimple
-            | To::DestCopyOut
-            | To::DestDebug
-            | To::DestNone => true,
-            // EXECUTE and a cursor that outlives its transaction collect the rows of a portal of their own; functions
-            // those of a query in the portal of whoever has called them.
+            To::DestRemote | To::DestRemoteExecute => portal.is_some() && runs::runs_to_end(query),
+            To::DestCopyOut => true,
+            // What MOVE passes by is a cursor's.
+            To::DestNone => portal.is_none(),
+            // EXECUTE collects the rows of a portal of its own; so do FETCH, and cursors that outlive their transaction.
             To::DestTuplestore => {
-                let portal = pg_sys::ActivePortal.as_ref();
-                portal.is_some_and(|portal| std::ptr::eq(portal.queryDesc, query))
+                portal.is_some() && runs::runs_to_end(query) && statement::executes_for_client()
             }
             _ => false,
         }

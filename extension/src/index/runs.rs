@@ -19,7 +19,9 @@ use super::cutoff::Cutoff;
 use super::distance_param::{self, DistanceParam};
 use super::rewrite;
 use super::rows::Rows;
-use crate::pg::unguarded::standard_ExecutorStart;
+#[cfg(not(any(feature = "pg14", feature = "pg15")))]
+use crate::pg::lists::members;
+use crate::pg::unguarded::{standard_ExecutorRun, standard_ExecutorStart};
 
 /// A scan of a run.
 struct Scan {
@@ -48,6 +50,51 @@ pub fn init() {
     unsafe {
         NEXT_HOOK.set(pg_sys::ExecutorStart_hook);
         pg_sys::ExecutorStart_hook = Some(start);
+        NEXT_RUN.set(pg_sys::ExecutorRun_hook);
+        pg_sys::ExecutorRun_hook = Some(run);
+    }
+}
+
+/// Whether all rows of a query, which has been asked for none before, are asked for now: nobody fetches any later.
+pub fn runs_to_end(query: *const pg_sys::QueryDesc) -> bool {
+    WANTED.get() == (query, 0)
+}
+
+thread_local! {
+    static NEXT_RUN: Cell<pg_sys::ExecutorRun_hook_type> = const { Cell::new(None) };
+    /// The query that runs, and how many of its rows are asked for; zero is all.
+    static WANTED: Cell<(*const pg_sys::QueryDesc, u64)> = const { Cell::new((std::ptr::null(), 0)) };
+}
+
+/// Errors pass over this function as over one in C, for the reasons that [`crate::pg::unguarded`] has; what they leave noted is
+/// replaced when the next query runs.
+#[cfg(not(feature = "pg18"))]
+unsafe extern "C-unwind" fn run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+    once: bool,
+) {
+    // SAFETY: called by the server, whose arguments are handed on.
+    unsafe {
+        let around = WANTED.replace((query, count));
+        NEXT_RUN.get().unwrap_or(standard_ExecutorRun)(query, direction, count, once);
+        WANTED.set(around);
+    }
+}
+
+/// The same since PostgreSQL 18.
+#[cfg(feature = "pg18")]
+unsafe extern "C-unwind" fn run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+) {
+    // SAFETY: called by the server, whose arguments are handed on.
+    unsafe {
+        let around = WANTED.replace((query, count));
+        NEXT_RUN.get().unwrap_or(standard_ExecutorRun)(query, direction, count);
+        WANTED.set(around);
     }
 }
 
@@ -209,7 +256,7 @@ impl Limit {
 struct Above {
     /// The nearest `LIMIT`.
     limit: Option<Limit>,
-    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups.
+    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups, windows.
     is_in_runs: bool,
 }
 
@@ -219,6 +266,28 @@ struct Walk {
     found: Vec<(*mut pg_sys::IndexScanState, Above)>,
     /// Of the node that is visited.
     above: Above,
+}
+
+/// Whether an aggregate of a node takes its rows to be sorted already, as `count(DISTINCT …)` does that compares each
+/// with the one before.
+///
+/// # Safety
+/// A node that is ready to run.
+#[cfg(not(any(feature = "pg14", feature = "pg15")))]
+unsafe fn takes_sorted(node: *const pg_sys::AggState) -> bool {
+    // SAFETY: by contract: a list of aggregates.
+    unsafe {
+        let aggregates = members((*node).aggs).iter();
+        aggregates
+            .map(|cell| cell.ptr_value.cast::<pg_sys::Aggref>())
+            .any(|aggregate| (*aggregate).aggpresorted)
+    }
+}
+
+/// Before PostgreSQL 16 each sorts its rows itself.
+#[cfg(any(feature = "pg14", feature = "pg15"))]
+unsafe fn takes_sorted(_node: *const pg_sys::AggState) -> bool {
+    false
 }
 
 /// Collects the scans of indexes of ours that are ordered. Every statement's plan is walked, so that a level of
@@ -233,14 +302,27 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
         let walk = context.cast::<Walk>();
         let above = (*walk).above;
         match (*state).type_ {
-            NodeTag::T_LimitState => (*walk).above.limit = Some(Limit(state.cast())),
-            NodeTag::T_MergeJoinState | NodeTag::T_GroupState | NodeTag::T_UniqueState => {
-                (*walk).above.is_in_runs = true;
+            NodeTag::T_LimitState => {
+                let limit = state.cast::<pg_sys::LimitState>();
+                (*walk).above.limit = Some(Limit(limit));
+                // It ends with the first row that is no tie.
+                (*walk).above.is_in_runs |=
+                    (*limit).limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
+            }
+            NodeTag::T_MergeJoinState
+            | NodeTag::T_GroupState
+            | NodeTag::T_UniqueState
+            | NodeTag::T_WindowAggState
+            | NodeTag::T_IncrementalSortState => (*walk).above.is_in_runs = true,
+            NodeTag::T_SetOpState => {
+                let strategy = (*(*state).plan.cast::<pg_sys::SetOp>()).strategy;
+                (*walk).above.is_in_runs |= strategy == pg_sys::SetOpStrategy::SETOP_SORTED;
             }
             NodeTag::T_AggState => {
                 let strategy = (*(*state).plan.cast::<pg_sys::Agg>()).aggstrategy;
                 (*walk).above.is_in_runs |= strategy == pg_sys::AggStrategy::AGG_SORTED
-                    || strategy == pg_sys::AggStrategy::AGG_MIXED;
+                    || strategy == pg_sys::AggStrategy::AGG_MIXED
+                    || takes_sorted(state.cast());
             }
             NodeTag::T_SortState | NodeTag::T_HashState => (*walk).above.is_in_runs = false,
             _ => {}

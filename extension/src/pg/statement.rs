@@ -29,6 +29,8 @@ enum Kind {
     MakesIndex,
     /// CREATE TABLE, which by itself makes the indexes of a partition alone, as those of its parent are.
     MakesTable,
+    /// EXECUTE by the client itself
+    Executes,
     /// ALTER with the storage parameter that is watched, and without it.
     SetsParameter,
     LeavesParameter,
@@ -120,6 +122,13 @@ pub fn makes_indexes() -> bool {
     noted.is_some_and(|noted| matches!(noted.kind, Kind::MakesIndex | Kind::MakesTable))
 }
 
+/// Whether the utility statement that runs is known to be EXECUTE, sent by the client: not one that a function runs.
+pub fn executes_for_client() -> bool {
+    NOTED
+        .get()
+        .is_some_and(|noted| noted.kind == Kind::Executes)
+}
+
 /// Whether the utility statement that runs is known to leave the storage parameter that is watched as it was.
 pub fn leaves_parameter() -> bool {
     let noted = NOTED.get();
@@ -209,7 +218,11 @@ unsafe extern "C-unwind" fn run(
     unsafe {
         let (mut user, mut restrictions) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut restrictions);
-        let kind = kind_of((*statement).utilityStmt);
+        let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+        let kind = match (*(*statement).utilityStmt).type_ {
+            NodeTag::T_ExecuteStmt if is_outermost => Kind::Executes,
+            _ => kind_of((*statement).utilityStmt),
+        };
         let around = NOTED.replace(Some(Noted { restrictions, kind }));
         let next = NEXT_HOOK.get().unwrap_or(standard_ProcessUtility);
         next(
@@ -226,7 +239,6 @@ unsafe extern "C-unwind" fn run(
             look_at((*statement).utilityStmt.cast());
         }
         // The first statement of a session that has the library loaded ends without this.
-        let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
         NOTED.set(around.filter(|_| !is_outermost));
     }
 }

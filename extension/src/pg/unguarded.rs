@@ -31,6 +31,13 @@ unsafe extern "C-unwind" {
     /// `src/backend/executor/execMain.c`
     pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
     /// `src/backend/executor/execMain.c`
+    pub fn standard_ExecutorRun(
+        query: *mut pg_sys::QueryDesc,
+        direction: pg_sys::ScanDirection::Type,
+        count: u64,
+        #[cfg(not(feature = "pg18"))] once: bool,
+    );
+    /// `src/backend/executor/execMain.c`
     pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
     /// `src/backend/nodes/nodeFuncs.c`
     #[cfg_attr(
