@@ -17,8 +17,9 @@ mod types;
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     pg::backtraces::off();
-    pg::memory::init();
+    // Before others have something to say about errors.
     pg::statement::init(c"laser", c"model", index::check_altered);
+    pg::memory::init();
     encode::init();
     index::init();
     mining::init();

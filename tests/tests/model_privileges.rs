@@ -375,6 +375,28 @@ fn what_loads_the_library_counts_as_any_other_statement() -> Result<()> {
         let mut session = cluster.connect("d")?;
         denied(&mut session, role, "SELECT lend()")?;
     }
+    // Nor do statements lend anything to code that they run.
+    client.batch_execute("ALTER TABLE own OWNER TO reader; DROP INDEX own_i")?;
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE TABLE mine (body text);
+         CREATE FUNCTION inner_code(i int) RETURNS bigint LANGUAGE plpgsql AS
+         $$ BEGIN EXECUTE 'CREATE INDEX ON mine USING laser (body) WITH (model = ''two'')'; RETURN i; END $$;
+         CREATE FUNCTION inner_sql(i int) RETURNS bigint LANGUAGE sql AS
+         $$ CREATE INDEX ON mine USING laser (body) WITH (model = 'two'); SELECT i $$;
+         CREATE TABLE bait (i int); INSERT INTO bait VALUES (1);
+         CREATE TABLE baits (i bigint) PARTITION BY LIST (i)",
+    )?;
+    for sql in [
+        "ALTER TABLE bait ALTER i TYPE bigint USING inner_code(i)",
+        "ALTER TABLE bait ALTER i TYPE bigint USING inner_sql(i)",
+        "CREATE TABLE bait1 PARTITION OF baits FOR VALUES IN (inner_code(1))",
+        "CREATE TABLE bait1 PARTITION OF baits FOR VALUES IN (inner_sql(1))",
+    ] {
+        let mut session = cluster.connect("d")?;
+        denied(&mut session, "stranger", sql)?;
+    }
     Ok(())
 }
 

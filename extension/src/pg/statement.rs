@@ -63,15 +63,18 @@ pub fn init(method: &CStr, parameter: &'static CStr, look: fn(pg_sys::Oid)) {
 }
 
 /// The statement that has the library loaded, if it is the session's own and makes or alters an index of the access method, or
-/// a table, maybe with such indexes. The former open the access method before they run code of anybody, in which the library
-/// would have been loaded for a statement within; the latter may do so after that, and count as restricted where that code is.
-/// What begins in the session itself has no restrictions.
+/// a table, maybe with such indexes, or executes what was prepared. What begins in the session itself has no restrictions. Where
+/// code within has the library loaded, it is not known for which statement: such code, of whatever language, and what it
+/// executes has something to say about errors.
 ///
 /// # Safety
 /// Called while the library is loaded.
 unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
     // SAFETY: a portal that is active lives as long as its statements; a node is what its tag says.
     unsafe {
+        if !pg_sys::error_context_stack.is_null() {
+            return None;
+        }
         let portal = pg_sys::ActivePortal.as_ref()?;
         let [statement] = members(portal.stmts) else {
             return None;
@@ -93,7 +96,7 @@ unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
                 let alter = &*statement.cast::<pg_sys::AlterTableStmt>();
                 alter.objtype != pg_sys::ObjectType::OBJECT_INDEX
             }
-            NodeTag::T_CreateStmt => true,
+            NodeTag::T_CreateStmt | NodeTag::T_ExecuteStmt => true,
             _ => return None,
         };
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
@@ -102,7 +105,7 @@ unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
         }
         Some(Noted {
             restrictions: context,
-            kind: kind_of(statement),
+            kind: kind_of(statement, true),
         })
     }
 }
@@ -137,12 +140,13 @@ pub fn leaves_parameter() -> bool {
 
 /// # Safety
 /// A statement as the parser has it.
-unsafe fn kind_of(statement: *mut pg_sys::Node) -> Kind {
+unsafe fn kind_of(statement: *mut pg_sys::Node, is_of_client: bool) -> Kind {
     // SAFETY: by contract; a node is what its tag says, and lists are of these.
     unsafe {
         match (*statement).type_ {
             NodeTag::T_IndexStmt => Kind::MakesIndex,
             NodeTag::T_CreateStmt => Kind::MakesTable,
+            NodeTag::T_ExecuteStmt if is_of_client => Kind::Executes,
             NodeTag::T_AlterTableStmt => {
                 use pg_sys::AlterTableType::{AT_ReplaceRelOptions, AT_SetRelOptions};
                 let sets = |command: &pg_sys::ListCell| {
@@ -219,10 +223,7 @@ unsafe extern "C-unwind" fn run(
         let (mut user, mut restrictions) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut restrictions);
         let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-        let kind = match (*(*statement).utilityStmt).type_ {
-            NodeTag::T_ExecuteStmt if is_outermost => Kind::Executes,
-            _ => kind_of((*statement).utilityStmt),
-        };
+        let kind = kind_of((*statement).utilityStmt, is_outermost);
         let around = NOTED.replace(Some(Noted { restrictions, kind }));
         let next = NEXT_HOOK.get().unwrap_or(standard_ProcessUtility);
         next(
