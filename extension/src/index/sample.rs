@@ -23,6 +23,8 @@ use crate::pg::tid::pack;
 const LEAST_BLOCKS: u32 = 64;
 /// Blocks that tell how many vectors a block has.
 const FIRST_BLOCKS: u32 = 16;
+/// A sample is of so many blocks at least, if a table has them: rows of one source are often beside each other.
+const EVENLY: usize = 256;
 /// How many times as many blocks are read next where those before had hardly a vector.
 const WIDEN: u32 = 8;
 /// A gigabyte of blocks is enough to be read twice; what they hold is the sample then.
@@ -241,9 +243,8 @@ unsafe extern "C-unwind" fn collect(
         let sample = &mut *state.cast::<Sample>();
         sample.rows += 1;
         // So few of each that the last block has its share.
-        let most = (sample.options.sample_size() / FIRST_BLOCKS as usize).max(1);
-        if *isnull || sample.of_block >= most || sample.found() >= 2 * most * FIRST_BLOCKS as usize
-        {
+        let (wanted, evenly) = (sample.options.sample_size(), EVENLY.min(sample.blocks as usize));
+        if *isnull || sample.of_block >= wanted.div_ceil(evenly) || sample.found() >= 2 * wanted {
             return;
         }
         sample.of_block += 1;
