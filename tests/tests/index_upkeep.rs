@@ -803,7 +803,7 @@ fn too_little_memory_fails_nothing() -> Result<()> {
     let mut client = create(&cluster, 0, 64)?;
     client.batch_execute("CREATE INDEX ti ON t USING laser (e) WITH (pending_list_limit = 64)")?;
     let (mut other, notices) = cluster.connect_with_notices("upkeep")?;
-    other.batch_execute("SET maintenance_work_mem = '1MB'")?;
+    other.batch_execute("SET maintenance_work_mem = '1MB'; SET effective_cache_size = '8kB'")?;
     for _ in 0..40 {
         other.batch_execute("INSERT INTO t (e) SELECT vector(i) FROM generate_series(1, 500) i")?;
     }

@@ -1,11 +1,11 @@
 //! Measures segments alone: time of CPU to build them, recall and time of searches.
 //!
 //! ```text
-//! bench_segment [--parts N] VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
+//! bench_segment [--parts N] [--memory BYTES] VECTORS QUERIES DIMENSIONS METRIC QUANTIZATION M EF_CONSTRUCTION EF…
 //! ```
 //!
 //! The files hold little-endian f32, row by row. The rows make one segment, or `--parts` of them by turns, as little
-//! memory does. An ef of 0 is each segment's own. Prints one line for each ef, and what a look at every row takes.
+//! memory and no cache do. With little `--memory` the graph of a segment is made in parts. An ef of 0 is each segment's own. Prints one line for each ef, and what a look at every row takes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -52,6 +52,7 @@ fn build(
     rows: &[f32],
     (first, parts): (usize, usize),
     parameters: &Parameters,
+    memory: usize,
     folder: &Path,
 ) -> (SegmentView, u64) {
     let Parameters { dims, metric, .. } = *parameters;
@@ -63,7 +64,8 @@ fn build(
     let options = BuildOptions {
         parameters: parameters.clone(),
         threads: 1,
-        memory: 8 << 30,
+        memory,
+        cache: 64 << 30,
         expected: count,
         folder: folder.to_owned(),
     };
@@ -82,6 +84,7 @@ fn build(
     );
     let mut builder = SegmentBuilder::new(options, encoding, None).expect("a graph");
     for (i, row) in rows() {
+        assert!(!builder.is_full(), "memory for {i} rows");
         builder.push(i as u64, row, &|| ()).expect("a vector");
     }
     let built = builder.finish(&|| ()).expect("a segment");
@@ -96,8 +99,14 @@ fn build(
 fn main() {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     let mut parts = 1;
-    if args[0] == "--parts" {
-        parts = args[1].parse().expect("a number");
+    let mut memory = 8 << 30;
+    while args[0].starts_with("--") {
+        let value = args[1].parse().expect("a number");
+        match args[0].as_str() {
+            "--parts" => parts = value,
+            "--memory" => memory = value,
+            other => panic!("there is no option {other}"),
+        }
         args.drain(..2);
     }
     let number = |i: usize| args[i].parse::<usize>().expect("a number");
@@ -129,7 +138,7 @@ fn main() {
     let start = cpu();
     let (mut views, mut bytes) = (Vec::new(), 0);
     for part in 0..parts {
-        let (view, len) = build(&rows, (part, parts), &parameters, &folder);
+        let (view, len) = build(&rows, (part, parts), &parameters, memory, &folder);
         views.push(view);
         bytes += len;
     }

@@ -13,11 +13,13 @@ use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout};
+use crate::join::Join;
 use crate::meta::nonce;
 use crate::reach;
-use crate::refine::refine;
+use crate::refine::{Form, refine};
 use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
+use crate::table::{Place, Table};
 use crate::walk::Guide;
 use crate::width;
 
@@ -58,12 +60,56 @@ pub(crate) fn spill_len(codec: &Codec) -> usize {
 
 const SPILL_HEAD: usize = 12;
 
+/// The graph that a builder leaves.
+pub(crate) enum Grown {
+    /// In memory.
+    Whole(Graph),
+    /// One part after the other, serialized.
+    Parts(Vec<Part>),
+}
+
+/// A part of a graph that is too large for the memory that there is: serialized, in a file without a name.
+pub(crate) struct Part(Mmap);
+
+impl Part {
+    /// Serializes a graph.
+    ///
+    /// # Errors
+    /// No room on the disk.
+    pub(crate) fn of(graph: &Graph, folder: &Path) -> Result<Self> {
+        Self::write(folder, graph.serialized_len(), |bytes| graph.save(bytes))
+    }
+
+    /// Copies a graph that is serialized already.
+    ///
+    /// # Errors
+    /// No room on the disk.
+    pub(crate) fn copied(graph: &[u8], folder: &Path) -> Result<Self> {
+        Self::write(folder, graph.len(), |bytes| {
+            bytes.copy_from_slice(graph);
+            Ok(())
+        })
+    }
+
+    fn write(
+        folder: &Path,
+        len: usize,
+        write: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Self> {
+        let file = Scratch::new(folder)?;
+        let mut bytes = file.map(len as u64)?;
+        write(&mut bytes)?;
+        let bytes = bytes.make_read_only();
+        Ok(Self(
+            bytes.map_err(|e| IndexError::io("map", file.path(), e))?,
+        ))
+    }
+}
+
 /// What a builder leaves.
 pub(crate) struct Pushed {
     pub encoding: Encoding,
-    pub graph: Graph,
-    /// Nodes that the graph must have.
-    pub nodes: usize,
+    pub graph: Grown,
     /// Address, node and fine part of every entry, in the order in which they were pushed ([`spill_len`]).
     pub spill: Scratch,
     /// Nodes that were there from the beginning.
@@ -89,7 +135,6 @@ pub(crate) fn assemble(
     let Pushed {
         encoding,
         graph,
-        nodes: expected,
         spill: entries,
         refined,
         done,
@@ -98,16 +143,19 @@ pub(crate) fn assemble(
         dead: already_dead,
     } = pushed;
     let codec = encoding.codec;
-    let nodes = graph.len();
-    if nodes != expected {
-        let message = format!("the graph has {nodes} nodes instead of {expected}");
-        return Err(IndexError::Graph(message));
-    }
+    // Beyond the memory that there is for a graph there is none for tables either.
+    let joined = matches!(graph, Grown::Parts(_)).then_some(folder);
+    let place = joined.map_or(Place::Memory, Place::Folder);
+    let graphs: Vec<&[u8]> = match &graph {
+        Grown::Whole(_) => Vec::new(),
+        Grown::Parts(parts) => parts.iter().map(|part| &part.0[..]).collect(),
+    };
+    let join = Join::of(&codec, &graphs, place, pause)?;
     // Entries without a place alone need no graph.
-    let serialized = if nodes == 0 {
-        0
-    } else {
-        graph.serialized_len()
+    let (nodes, serialized) = match &graph {
+        Grown::Whole(graph) if graph.is_empty() => (0, 0),
+        Grown::Whole(graph) => (graph.len(), graph.serialized_len()),
+        Grown::Parts(_) => (join.count(), join.len()),
     };
     let counts = Counts {
         entries: count + unplaced.len(),
@@ -118,21 +166,40 @@ pub(crate) fn assemble(
     let mut header = SegmentHeader::new(&encoding, nonce(), counts);
     let file = Scratch::new(folder)?;
     let mut bytes = file.map(header.file_len())?;
+    // Threads add in any order, so that the numbers of nodes differ from the keys that entries know.
+    let mut slots = Table::<u32>::zeroed(count, place)?;
+    slots.fill(u32::MAX);
     if nodes > 0 {
-        graph.save(header.graph.of_mut(&mut bytes))?;
+        let out = header.graph.of_mut(&mut bytes);
+        match &graph {
+            Grown::Whole(graph) => graph.save(out)?,
+            Grown::Parts(_) => {
+                join.by_key(|key, node| match slots.get_mut(key as usize) {
+                    Some(slot) => {
+                        *slot = node;
+                        Ok(())
+                    }
+                    None => Err(IndexError::Graph("a node is of no entry".into())),
+                })?;
+                join.write(out, pause)?;
+            }
+        }
     }
+    drop(join);
     // Its memory is what the second pass has.
     drop(graph);
     pause();
     if nodes > 0 {
         let graph = header.graph.of_mut(&mut bytes);
-        let form = (&codec, Some(&encoding.space));
+        let form = Form {
+            codec: &codec,
+            space: Some(&encoding.space),
+            joined,
+        };
         refine(form, graph, refined, width, threads, &done, pause)?;
         reach::link(&codec, graph, pause)?;
     }
 
-    // Threads add in any order, so that slots and keys differ. Slots become the keys: then
-    // nothing needs to translate between them.
     // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
     // as an empty slice.
     let spill = unsafe { Mmap::map(entries.file()) }
@@ -141,15 +208,14 @@ pub(crate) fn assemble(
     if spill.len() < count * each {
         return Err(IndexError::Graph("entries are missing".into()));
     }
-    let mut slots = vec![u32::MAX; count];
-    let keys = match nodes {
-        0 => Vec::new(),
-        _ => Layout::parse(&codec, header.graph.of(&bytes))?.keys()?,
-    };
-    for (slot, (at, key)) in keys.into_iter().enumerate() {
-        slots[key as usize] = slot as u32;
-        let key = (slot as u64).to_le_bytes();
-        header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+    // Numbers become the keys: then nothing needs to translate between them.
+    if nodes > 0 && joined.is_none() {
+        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
+        for (slot, (at, key)) in keys.into_iter().enumerate() {
+            slots[key as usize] = slot as u32;
+            let key = (slot as u64).to_le_bytes();
+            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+        }
     }
     let node = |entry: usize| {
         let at = entry * each + 8;

@@ -1,8 +1,9 @@
-//! Builds segments: several threads add vectors to one graph, within a memory budget.
+//! Builds segments: several threads add vectors to one graph, within a memory budget. Beyond that the graph is serialized, and
+//! another part of it begun ([`crate::join`]).
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -10,15 +11,16 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use laser_memory::threads::{self, Gate, Thread};
 
-use crate::assemble::{BuiltSegment, Pushed, assemble, spill_len};
+use crate::assemble::{BuiltSegment, Grown, Part, Pushed, assemble, spill_len};
 use crate::background;
 use crate::cache::Scratch;
 use crate::choice::{self, Existing, SAMPLE};
 use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
-use crate::graph::{Graph, bytes_per_vector};
+use crate::graph::{Graph, bytes_per_vector, serialized_len};
 use crate::meta::Parameters;
+use crate::metric::Metric;
 use crate::page::UNPLACED;
 use crate::refine::widths;
 use crate::segment::bitmap_len;
@@ -34,6 +36,9 @@ pub struct BuildOptions {
     pub threads: usize,
     /// Bytes of memory to stay within.
     pub memory: usize,
+    /// Bytes of files that the system keeps in memory besides. A graph that fits into these is made in parts where it does not
+    /// fit into `memory`.
+    pub cache: usize,
     /// How many vectors are expected; a better guess saves a pause.
     pub expected: usize,
     /// Folder of the segment's file and of temporary ones; it is made where there is none.
@@ -87,8 +92,10 @@ struct Batch {
 
 struct Shared {
     encoding: Encoding,
-    /// Adding shares the graph, making room needs it alone.
+    /// The part of the graph that grows. Adding shares it, making room needs it alone.
     graph: RwLock<Graph>,
+    /// Parts that have grown before.
+    parts: Mutex<Vec<Part>>,
     /// Keys of the graph's nodes by the fingerprints of their vectors.
     nodes: Mutex<HashMap<u128, u32>>,
     /// Address, node and fine part of every entry, in the order in which they were pushed.
@@ -106,6 +113,14 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
         let mut slot = self.error.lock().unwrap_or_else(|e| e.into_inner());
         slot.get_or_insert(error);
+    }
+
+    /// Serializes the part of the graph that has grown, and forgets its vectors.
+    fn end_part(&self, graph: &Graph, folder: &Path) -> Result<Part> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
+        check_nodes(graph, nodes.len())?;
+        *nodes = HashMap::new();
+        Part::of(graph, folder)
     }
 
     fn work(&self, batches: &Receiver<Batch>) {
@@ -184,8 +199,12 @@ pub struct SegmentBuilder {
     workers: Vec<Thread<()>>,
     batch: Batch,
     pushed: usize,
+    /// Entries before the part of the graph that grows, and those for which it has room.
+    before: usize,
     reserved: usize,
+    /// Entries of a part, and of the segment.
     limit: usize,
+    most: usize,
     dead: Vec<u8>,
     /// Addresses of entries without a place in the graph.
     unplaced: Vec<u64>,
@@ -204,6 +223,29 @@ impl std::fmt::Debug for SegmentBuilder {
 pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
     let each = bytes_per_vector(codec, m);
     (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
+}
+
+/// Parts of a graph at most: a walk for the neighbours of a node has to begin in each of them.
+const PARTS: usize = 16;
+/// Bytes of memory for each node while parts are joined, beside what is in files: numbers by which nodes are ordered and
+/// linked ([`crate::reach`]).
+const JOINING: usize = 48;
+
+/// Vectors of one segment that is built with so much memory, and such a cache of files, at least a few: more than
+/// [`capacity`] where the graph can be made in parts.
+pub fn most(codec: &Codec, m: usize, memory: usize, cache: usize) -> usize {
+    let whole = capacity(codec, m, memory);
+    // Graphs of the longer nodes are made in memory ([`crate::refine`]).
+    if codec.metric == Metric::InnerProduct && !codec.walks_by_products() {
+        return whole;
+    }
+    let joined = (cache / cached_bytes(codec, m)).min(memory / JOINING);
+    joined.min(PARTS * whole).max(whole)
+}
+
+/// Bytes of files that joining parts goes through, for each vector: the graph, its lists, and what leads to each node.
+pub(crate) fn cached_bytes(codec: &Codec, m: usize) -> usize {
+    serialized_len(codec, m, 1) + codec.fine_len() + 2 * (4 + 8 * m) + 16
 }
 
 /// The memory budget into which `vectors` vectors fit.
@@ -227,51 +269,51 @@ impl SegmentBuilder {
         let codec = encoding.codec;
         let threads = options.threads.max(1);
         let spill = Scratch::new(&options.folder)?;
-        let limit = capacity(&codec, p.m, options.memory).min(u32::MAX as usize - 1);
+        let most = most(&codec, p.m, options.memory, options.cache).min(u32::MAX as usize - 1);
+        let limit = capacity(&codec, p.m, options.memory).min(most);
         let mut dead = Vec::new();
         let mut unplaced = Vec::new();
         let mut nodes = HashMap::new();
         let (first, _) = widths(p.m, p.ef_construction);
-        let (graph, already) = match base {
-            None => (Graph::new(codec, p.m, first)?, 0),
-            Some(view) => {
-                let bytes = view.header().graph.of(view.bytes());
-                let graph = Graph::load(codec, p.m, first, bytes)?;
-                let mut spilled =
-                    Vec::with_capacity(view.header().placed() as usize * spill_len(&codec));
-                // In a loaded graph the keys are the slots. New entries have greater keys, because
-                // there are at least as many entries as nodes.
-                for node in 0..view.nodes() {
-                    nodes.insert(fingerprint(view.graph_part(node)), node as u32);
-                    for entry in view.entries(node) {
-                        spilled.extend_from_slice(&view.tid(entry).to_le_bytes());
-                        spilled.extend_from_slice(&(node as u32).to_le_bytes());
-                        spilled.extend_from_slice(view.fine_part(entry));
-                    }
-                }
-                spill
-                    .file()
-                    .write_all_at(&spilled, 0)
-                    .map_err(|e| IndexError::io("write", spill.path(), e))?;
-                let placed = view.header().placed() as usize;
-                dead.clone_from(&view.dead());
-                dead.truncate(bitmap_len(placed));
-                if let Some(last) = dead.last_mut()
-                    && !placed.is_multiple_of(8)
-                {
-                    // Bits behind the placed entries are those of others.
-                    *last &= (1 << (placed % 8)) - 1;
-                }
-                unplaced.extend(view.unplaced());
-                (graph, placed)
+        let (mut graph, mut parts, mut refined) = (None, Vec::new(), 0);
+        if let Some(view) = base {
+            let bytes = view.header().graph.of(view.bytes());
+            let placed = view.header().placed() as usize;
+            refined = view.nodes();
+            // In a loaded graph the keys are the slots. New entries have greater keys, because
+            // there are at least as many entries as nodes.
+            if placed + options.expected.saturating_sub(view.len()) > limit && limit < most {
+                parts.push(Part::copied(bytes, &options.folder)?);
+            } else {
+                graph = Some(Graph::load(codec, p.m, first, bytes)?);
+                let keys =
+                    (0..view.nodes()).map(|node| (fingerprint(view.graph_part(node)), node as u32));
+                nodes.extend(keys);
             }
+            spill_entries(view, &spill)?;
+            dead.clone_from(&view.dead());
+            dead.truncate(bitmap_len(placed));
+            if let Some(last) = dead.last_mut()
+                && !placed.is_multiple_of(8)
+            {
+                // Bits behind the placed entries are those of others.
+                *last &= (1 << (placed % 8)) - 1;
+            }
+            unplaced.extend(view.unplaced());
+        }
+        let already = base.map_or(0, |view| view.header().placed() as usize);
+        let before = if parts.is_empty() { 0 } else { already };
+        let graph = match graph {
+            Some(graph) => graph,
+            None => Graph::new(codec, p.m, first)?,
         };
-        let refined = graph.len();
-        let reserved = (already + options.expected.max(16 * BATCH)).min(limit.max(already + BATCH));
+        let here = already - before;
+        let reserved = (here + options.expected.max(16 * BATCH)).min(limit.max(here + BATCH));
         graph.reserve(reserved, threads)?;
         let shared = Arc::new(Shared {
             encoding,
             graph: RwLock::new(graph),
+            parts: Mutex::new(parts),
             nodes: Mutex::new(nodes),
             spill,
             refined,
@@ -293,8 +335,10 @@ impl SegmentBuilder {
                 vectors: Vectors::Stored(Vec::new()),
             },
             pushed: already,
+            before,
             reserved,
-            limit: limit.max(already + BATCH),
+            limit: limit.max(here + BATCH),
+            most: most.max(already + BATCH),
             dead,
             unplaced,
         })
@@ -337,7 +381,7 @@ impl SegmentBuilder {
     /// Whether the budget is used up: finish this segment and start another one.
     pub fn is_full(&self) -> bool {
         // An address alone takes little; a billion of them do not.
-        self.pushed + self.unplaced.len() / 16 >= self.limit
+        self.pushed + self.unplaced.len() / 16 >= self.most
     }
 
     /// Adds a vector as it came; one that has no direction under the cosine metric gets no place in
@@ -429,11 +473,13 @@ impl SegmentBuilder {
         }
         // Threads that keep up let nobody wait, and so nobody pause, below.
         pause();
-        if self.pushed > self.reserved {
+        if self.pushed - self.before > self.limit && self.limit < self.most {
+            self.end_part(pause)?;
+        }
+        let here = self.pushed - self.before;
+        if here > self.reserved {
             self.wait(self.pushed - self.batch.tids.len(), pause)?;
-            self.reserved = (self.reserved * 2)
-                .max(self.pushed)
-                .min(self.limit.max(self.pushed));
+            self.reserved = (self.reserved * 2).max(here).min(self.limit.max(here));
             let (shared, room) = (self.shared.clone(), self.reserved);
             let threads = self.options.threads.max(1);
             background::run(pause, move |_| {
@@ -464,6 +510,33 @@ impl SegmentBuilder {
             }
             pause();
         }
+    }
+
+    /// Serializes the part of the graph that there is no room in for what comes next, and begins another one.
+    fn end_part(&mut self, pause: &dyn Fn()) -> Result<()> {
+        let before = self.pushed - self.batch.tids.len();
+        self.wait(before, pause)?;
+        self.before = before;
+        self.reserved = self
+            .limit
+            .min(self.options.expected.saturating_sub(before))
+            .max(16 * BATCH);
+        let (shared, room) = (self.shared.clone(), self.reserved);
+        let (p, threads) = (&self.options.parameters, self.options.threads.max(1));
+        let ((first, _), m) = (widths(p.m, p.ef_construction), p.m);
+        let folder = self.options.folder.clone();
+        background::run(pause, move |_| {
+            let mut graph = shared.graph.write().unwrap_or_else(|e| e.into_inner());
+            let part = shared.end_part(&graph, &folder)?;
+            // The memory of the one is what the other has.
+            *graph = Graph::new(shared.encoding.codec, m, first)?;
+            shared
+                .parts
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .push(part);
+            graph.reserve(room, threads)
+        })
     }
 
     fn check(&self) -> Result<()> {
@@ -513,12 +586,22 @@ impl SegmentBuilder {
             // The threads have stopped, and the builder is gone.
             let shared = Arc::into_inner(shared)
                 .ok_or_else(|| IndexError::Graph("a thread goes on".into()))?;
-            let nodes = shared.nodes.into_inner();
-            let graph = shared.graph.into_inner();
+            let nodes = shared.nodes.into_inner().unwrap_or_else(|e| e.into_inner());
+            let graph = shared.graph.into_inner().unwrap_or_else(|e| e.into_inner());
+            let mut parts = shared.parts.into_inner().unwrap_or_else(|e| e.into_inner());
+            check_nodes(&graph, nodes.len())?;
+            drop(nodes);
+            let graph = if parts.is_empty() {
+                Grown::Whole(graph)
+            } else {
+                if !graph.is_empty() {
+                    parts.push(Part::of(&graph, &folder)?);
+                }
+                Grown::Parts(parts)
+            };
             let from = Pushed {
                 encoding: shared.encoding,
-                graph: graph.unwrap_or_else(|e| e.into_inner()),
-                nodes: nodes.unwrap_or_else(|e| e.into_inner()).len(),
+                graph,
                 spill: shared.spill,
                 refined: shared.refined,
                 done: shared.done,
@@ -550,6 +633,36 @@ impl Drop for SegmentBuilder {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.stop(STOP_TIMEOUT);
     }
+}
+
+/// What threads have lost is an error, not a graph with fewer nodes.
+fn check_nodes(graph: &Graph, expected: usize) -> Result<()> {
+    match graph.len() {
+        nodes if nodes == expected => Ok(()),
+        nodes => {
+            let message = format!("the graph has {nodes} nodes instead of {expected}");
+            Err(IndexError::Graph(message))
+        }
+    }
+}
+
+/// Writes the placed entries of a segment to where a builder has its own.
+fn spill_entries(view: &SegmentView, spill: &Scratch) -> Result<()> {
+    let (mut spilled, mut at) = (Vec::new(), 0);
+    for node in 0..view.nodes() {
+        for entry in view.entries(node) {
+            spilled.extend_from_slice(&view.tid(entry).to_le_bytes());
+            spilled.extend_from_slice(&(node as u32).to_le_bytes());
+            spilled.extend_from_slice(view.fine_part(entry));
+        }
+        if spilled.len() >= 1 << 20 || node + 1 == view.nodes() {
+            let written = spill.file().write_all_at(&spilled, at);
+            written.map_err(|e| IndexError::io("write", spill.path(), e))?;
+            at += spilled.len() as u64;
+            spilled.clear();
+        }
+    }
+    Ok(())
 }
 
 /// Starts the threads of a build.

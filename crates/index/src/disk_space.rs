@@ -2,13 +2,13 @@
 //! what others write there meanwhile, and leaves pages to nobody until VACUUM finds them.
 //!
 //! A merge writes vectors, addresses and edges twice: to a file, where the graph is made and from which it is
-//! searched afterwards, and to pages of the index.
+//! searched afterwards, and to pages of the index. A graph that is made in parts is in other files before.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::builder::BuildOptions;
+use crate::builder::{BuildOptions, cached_bytes, capacity};
 use crate::cache::free_space;
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
@@ -35,6 +35,15 @@ pub fn segment_bytes(
     segments.iter().map(live).sum::<f64>() as u64 + list as u64
 }
 
+/// Bytes of the parts and the tables of a graph of `vectors`, if there is no memory for it, estimated.
+pub fn joining_bytes(codec: &Codec, vectors: usize, options: &BuildOptions) -> u64 {
+    let m = options.parameters.m;
+    if vectors <= capacity(codec, m, options.memory) {
+        return 0;
+    }
+    (vectors * cached_bytes(codec, m)) as u64
+}
+
 /// Bytes of a merge's pages beside its segment, more than enough: where it lies, which rows are dead, the list's
 /// new end.
 const PAGES_BESIDE: u64 = 16 * BODY as u64;
@@ -47,16 +56,23 @@ pub fn ensure_pages(store: &impl PageStore, files: &Path) -> Result<()> {
     ensure(store, files, (PAGES_BESIDE, PAGES_BESIDE))
 }
 
-/// Refuses a merge that has no disk space for a segment of `needed` bytes, as a file and as pages.
+/// Refuses a merge that has no disk space for a segment of `needed` bytes, as a file and as pages, and for files of
+/// `tables` bytes meanwhile.
 ///
 /// # Errors
 /// [`IndexError::Io`] with `ENOSPC`.
-pub fn ensure_merge(store: &impl PageStore, needed: u64, options: &BuildOptions) -> Result<()> {
+pub fn ensure_merge(
+    store: &impl PageStore,
+    needed: u64,
+    tables: u64,
+    options: &BuildOptions,
+) -> Result<()> {
     let files = options.folder.as_path();
-    if free_space(files).is_some_and(|free| free < needed) {
+    let filed = needed + tables;
+    if free_space(files).is_some_and(|free| free < filed) {
         return Err(full(files));
     }
-    ensure(store, files, (needed, needed + PAGES_BESIDE))
+    ensure(store, files, (filed, needed + PAGES_BESIDE))
 }
 
 /// Refuses where the index cannot grow by `paged` bytes, pages that were released included, beside `filed` bytes of

@@ -239,9 +239,9 @@ pub fn serialized_len(codec: &Codec, m: usize, vectors: usize) -> usize {
 /// Key and level in front of a serialized node's edges.
 pub(crate) const NODE_HEAD: usize = 10;
 /// usearch's own header between the vectors and the graph.
-const DENSE_HEAD: usize = 64;
+pub(crate) const DENSE_HEAD: usize = 64;
 /// Counts in front of the levels.
-const GRAPH_HEAD: usize = 40;
+pub(crate) const GRAPH_HEAD: usize = 40;
 
 /// Where things are in a serialized graph of n nodes (usearch 2.26, `index_dense.hpp` and `index.hpp`,
 /// `save_to_stream`). Numbers are little-endian.
@@ -280,7 +280,7 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 

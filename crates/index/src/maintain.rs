@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::assemble::BuiltSegment;
 use crate::background;
-use crate::builder::{BuildOptions, SegmentBuilder, capacity};
+use crate::builder::{BuildOptions, SegmentBuilder, most};
 use crate::choice::{self, Existing, LONGEST, SAMPLE};
 use crate::codec::{Codec, Format};
 use crate::disk_space;
@@ -180,7 +180,7 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// Whether so many entries are dead, of all or of those that walks meet, that the segment is built anew.
+/// Whether more than [`MAX_DEAD_FRACTION`] of the entries are dead, of all or of those that walks meet.
 fn is_worn(store: &impl PageStore, parameters: &Parameters, entry: &SegmentEntry) -> Result<bool> {
     let are_many = |dead: u32, all: u64| f64::from(dead) > MAX_DEAD_FRACTION * all as f64;
     if entry.dead == 0 || are_many(entry.dead, entry.count.into()) {
@@ -197,7 +197,7 @@ fn is_worn(store: &impl PageStore, parameters: &Parameters, entry: &SegmentEntry
 
 /// Merges of the directory as it is now: groups of segments, each to become one segment. The
 /// first group takes the pending list as well, if `list` entries of it are to be merged. `worn` are the
-/// nonces of the segments that are built anew whatever their size.
+/// nonces of the segments that are built again whatever their size.
 fn groups(
     meta: &Meta,
     codec: &Codec,
@@ -206,7 +206,7 @@ fn groups(
     worn: &HashSet<u64>,
     options: &BuildOptions,
 ) -> Vec<Vec<SegmentEntry>> {
-    let room = capacity(codec, meta.parameters.m, options.memory);
+    let room = most(codec, meta.parameters.m, options.memory, options.cache);
     let mut by_size = meta.segments.clone();
     by_size.sort_by_key(SegmentEntry::live);
     let crowded = by_size.len() > 64;
@@ -245,7 +245,8 @@ fn fits(
     expected: usize,
     options: &BuildOptions,
 ) -> Result<()> {
-    let new = expected.div_ceil(capacity(codec, meta.parameters.m, options.memory));
+    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let new = expected.div_ceil(room);
     if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
         return Err(IndexError::TooManySegments(MAX_SEGMENTS));
     }
@@ -468,7 +469,8 @@ pub fn merge_reporting<S: PageStore>(
         fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
         let listed = taken.map_or((0, 0), |_| (placed, list - placed));
         let needed = disk_space::segment_bytes(&codec, parameters.m, &group, listed);
-        disk_space::ensure_merge(store, needed, options)?;
+        let tables = disk_space::joining_bytes(&codec, expected, options);
+        disk_space::ensure_merge(store, needed, tables, options)?;
         group.sort_by_key(|s| std::cmp::Reverse(s.live()));
         let mut views = Vec::with_capacity(group.len());
         for entry in &group {

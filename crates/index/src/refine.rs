@@ -23,12 +23,14 @@ mod levels;
 mod lists;
 mod longest;
 
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::space::Space;
+use crate::table::Place;
 use crate::walk::Walk;
 use chooser::{Chooser, ENOUGH};
 use lists::{List, Lists, Offers, write};
@@ -45,15 +47,39 @@ pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
     (first, (ef_construction * 5 / 2).max(first).max(2 * FEWEST))
 }
 
+/// Nodes of the level above at which walks for candidates begin in a graph of several parts.
+const ACROSS: usize = 64;
+
+/// Of which kind a graph is.
+#[derive(Debug, Clone, Copy)]
+pub struct Form<'a> {
+    /// How its vectors are stored.
+    pub codec: &'a Codec,
+    /// The space of the vectors; without it, longer nodes get no graphs of their own.
+    pub space: Option<&'a Space>,
+    /// Of several parts that no edges join ([`crate::join`]), and more than there is memory for: a folder for tables.
+    pub joined: Option<&'a Path>,
+}
+
+impl<'a> Form<'a> {
+    /// A graph in one part.
+    pub fn of(codec: &'a Codec) -> Self {
+        Self {
+            codec,
+            space: None,
+            joined: None,
+        }
+    }
+}
+
 /// Fills the lists of a serialized graph: on the lowest level those of the nodes from `first` on, and
 /// whichever have room. Walks look for candidates with a width of `ef`. `done` grows by two for every
-/// node. `space` is that of the vectors; without it, longer nodes get no graphs of their own. `pause` is called on this
-/// thread now and then, and may unwind.
+/// node. `pause` is called on this thread now and then, and may unwind.
 ///
 /// # Errors
 /// [`IndexError::Graph`] when the bytes are not a graph of this codec.
 pub fn refine(
-    (codec, space): (&Codec, Option<&Space>),
+    form: Form<'_>,
     bytes: &mut [u8],
     first: usize,
     ef: usize,
@@ -61,13 +87,18 @@ pub fn refine(
     done: &AtomicUsize,
     pause: &dyn Fn(),
 ) -> Result<()> {
+    let Form { codec, space, .. } = form;
     let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
     if walk.entry as usize >= walk.nodes {
         return Ok(());
     }
-    levels::refine(codec, &walk, bytes, threads, pause)?;
+    let (across, place) = match form.joined {
+        Some(folder) => (ACROSS, Place::Folder(folder)),
+        None => (0, Place::Memory),
+    };
+    levels::refine(codec, &walk, bytes, (across, threads), pause)?;
     let longest = Longest::of(codec, space, &walk, bytes, first, threads, pause)?;
-    let mut lists = Lists::new(&walk, bytes)?;
+    let mut lists = Lists::new(&walk, bytes, place)?;
     let graph: &[u8] = bytes;
     let order = lists.by_place()?;
     pause();
@@ -75,6 +106,7 @@ pub fn refine(
     lists.rewrite(&order, threads, done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
         chooser.pass_by(longest.entries());
+        chooser.begin_across(across);
         let (longest, walks) = (&longest, longest.walks(codec)?);
         Ok(move |node: u32, list: &mut List<'_>| {
             if node as usize >= first || !list.is_full() {
@@ -159,7 +191,7 @@ mod tests {
             let before = raw(codec, 4, &points);
             let mut after = before.clone();
             refine(
-                (&codec, None),
+                Form::of(&codec),
                 &mut after,
                 0,
                 32,
@@ -179,7 +211,7 @@ mod tests {
         for count in [1, 2, 5, 9, 600] {
             let mut bytes = raw(codec, 4, &points(count));
             refine(
-                (&codec, None),
+                Form::of(&codec),
                 &mut bytes,
                 0,
                 16,
@@ -201,7 +233,7 @@ mod tests {
         }
         let mut empty = raw(codec, 4, &points(0));
         refine(
-            (&codec, None),
+            Form::of(&codec),
             &mut empty,
             0,
             16,
@@ -218,7 +250,7 @@ mod tests {
         let mut one = raw(codec, 6, &points(900));
         let mut three = one.clone();
         refine(
-            (&codec, None),
+            Form::of(&codec),
             &mut one,
             0,
             24,
@@ -228,7 +260,7 @@ mod tests {
         )
         .unwrap();
         refine(
-            (&codec, None),
+            Form::of(&codec),
             &mut three,
             0,
             24,
@@ -245,7 +277,7 @@ mod tests {
         let codec = Codec::new(DIMS, Metric::L2, Quantization::F32);
         let mut bytes = raw(codec, 4, &points(500));
         refine(
-            (&codec, None),
+            Form::of(&codec),
             &mut bytes,
             0,
             32,
@@ -256,7 +288,7 @@ mod tests {
         .unwrap();
         let before = bytes.clone();
         refine(
-            (&codec, None),
+            Form::of(&codec),
             &mut bytes,
             500,
             32,
@@ -286,7 +318,7 @@ mod tests {
         let before = bytes.clone();
         let left = catch_unwind(AssertUnwindSafe(|| {
             refine(
-                (&codec, None),
+                Form::of(&codec),
                 &mut bytes,
                 0,
                 64,

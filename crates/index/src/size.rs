@@ -4,7 +4,7 @@
 //! [`crate::graph::Layout`] describes them, pages as [`crate::page`] does. What a build decides by the data is
 //! assumed: no two vectors are equal, none is left out, the pending list is empty.
 
-use crate::builder::{capacity, needed};
+use crate::builder::{most, needed};
 use crate::codec::Codec;
 use crate::graph::serialized_len;
 use crate::page::{MAP_BLOCKS, PAGE, PAYLOAD};
@@ -19,19 +19,19 @@ pub struct Size {
     pub relation: usize,
     /// Bytes of the segments' files, which searches map.
     pub mapped: usize,
-    /// Memory with which a build makes one segment of all vectors.
+    /// Memory with which a build makes one segment of all vectors, whose graph it has in memory as a whole.
     pub memory: usize,
 }
 
-/// The size of an index of `rows` vectors that is built with so much memory.
-pub fn estimate(codec: &Codec, m: usize, rows: usize, memory: usize) -> Size {
+/// The size of an index of `rows` vectors that is built with so much memory, and such a cache of files.
+pub fn estimate(codec: &Codec, m: usize, rows: usize, memory: usize, cache: usize) -> Size {
     let mut size = Size {
         segments: 0,
         relation: PAGE,
         mapped: 0,
         memory: needed(codec, m, rows),
     };
-    let most = capacity(codec, m, memory);
+    let most = most(codec, m, memory, cache);
     let mut add = |rows: usize, segments: usize| {
         let file = file_len(codec, rows, serialized_len(codec, m, rows));
         let pages = file.div_ceil(PAYLOAD) + rows.div_ceil(8).div_ceil(PAYLOAD);

@@ -18,7 +18,7 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
-use crate::refine::refine;
+use crate::refine::{Form, refine};
 use crate::sampling::stratified;
 use crate::space::Space;
 use crate::walk::Walk;
@@ -192,7 +192,7 @@ fn recall(
     pause();
     refine(
         // Graphs of the longer nodes would find all among so few rows, and say nothing of many.
-        (&codec, None),
+        Form::of(&codec),
         &mut bytes,
         0,
         second,

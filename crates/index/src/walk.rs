@@ -465,19 +465,34 @@ impl Walk {
     }
 
     /// The `count` nodes nearest to a node of a level that a walk over that level finds, from the node itself and from where
-    /// a way down comes to the level; with their distances, in no order.
+    /// a way down comes to the level; with their distances, in no order. The way down is one of the nearest nodes, or, if
+    /// `across` is not zero, of that number of them on the level above: they lie in all parts of a level that no edges join.
     pub(crate) fn search_from(
         &self,
         graph: &[u8],
         (node, level): (u32, usize),
+        across: usize,
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<(f32, u32)> {
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
-        self.descend(graph, level, &mut distance, state, &mut starts);
-        starts.retain(|&start| self.level(graph, start as u32) >= level);
+        let mut begin_on = |state: &mut State, level: usize, starts: &mut Vec<Key>| {
+            self.descend(graph, level, &mut distance, state, starts);
+            starts.retain(|&start| self.level(graph, start as u32) >= level);
+        };
+        if across > 0 {
+            begin_on(state, level + 1, &mut starts);
+        }
+        if across > 0 && !starts.is_empty() {
+            self.spread(state, graph, level + 1, &starts, across, &mut distance);
+            starts.clear();
+            starts.extend(state.nearest.drain());
+            state.clear(self.nodes);
+        } else {
+            begin_on(state, level, &mut starts);
+        }
         starts.push(key(distance(self.vector(graph, node)), node));
         self.spread(state, graph, level, &starts, count, distance);
         state.starts = starts;

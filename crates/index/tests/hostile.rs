@@ -59,6 +59,7 @@ fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
         parameters: parameters(),
         threads: 1,
         memory: 16 << 20,
+        cache: 0,
         expected: 500,
         folder: folder.to_owned(),
     };

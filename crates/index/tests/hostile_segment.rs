@@ -86,6 +86,7 @@ fn an_entry_without_a_place_says_why() {
         parameters: parameters.clone(),
         threads: 1,
         memory: 8 << 20,
+        cache: 0,
         expected: 10,
         folder: folder.path().to_owned(),
     };

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Barrier;
 
-use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::builder::{BuildOptions, SegmentBuilder, needed};
 use laser_index::choice::{self, Existing};
+use laser_index::codec::Codec;
 use laser_index::encoding::Encoding;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::{MemorySet, MemoryStore};
@@ -47,6 +48,7 @@ fn options(
         },
         threads: 2,
         memory: 64 << 20,
+        cache: 0,
         expected: 1000,
         folder: folder.to_owned(),
     }
@@ -1382,6 +1384,85 @@ fn a_crowd_is_not_all_that_is_begun_with() {
         found += hits.iter().filter(of_cluster).count();
     }
     assert!(found >= 1180, "{found} of 1200");
+}
+
+/// A graph that is made in parts, where memory is small, finds as much as one that is not, and goes on by merges; nothing
+/// is left of the parts.
+#[test]
+fn a_graph_in_parts_is_one_segment() {
+    let mut rng = ChaCha8Rng::seed_from_u64(17);
+    let mut rows = clustered(&mut rng, 12_100, 24);
+    let queries = rows.split_off(12_000);
+    // Some vectors are in several parts.
+    for i in 0..600 {
+        rows[20 * i] = rows[i % 30].clone();
+    }
+    for (metric, quantization) in [
+        (Metric::Cosine, Quantization::I8),
+        (Metric::L2, Quantization::F32),
+        (Metric::Cosine, Quantization::F16),
+    ] {
+        let little = needed(&Codec::new(24, metric, quantization), 16, 900);
+        let found = [little, 64 << 20].map(|memory| {
+            let folder = tempfile::tempdir().unwrap();
+            let options = BuildOptions {
+                memory,
+                cache: 1 << 30,
+                ..options(24, metric, quantization, folder.path())
+            };
+            let store = MemoryStore::new();
+            Meta::create(&store, options.parameters.clone()).unwrap();
+            let merge = || {
+                let how = Merge {
+                    plan: Plan::All,
+                    options: &options,
+                };
+                maintain::merge(&store, &how, |_, _| ()).unwrap();
+                assert_eq!(Meta::read(&store).unwrap().segments.len(), 1);
+            };
+            let (first, rest) = rows.split_at(8000);
+            let mut builder = builder(&options, &encoding(&options, &rows));
+            for (row, tid) in first.iter().zip(1..) {
+                assert!(!builder.is_full());
+                builder.push(tid, row, &|| ()).unwrap();
+            }
+            builder.push_unplaced(12_001 | NULL);
+            add(&store, builder);
+            // What is dead is left out, and later the graph is continued.
+            maintain::delete(&store, |tid| tid % 100 == 0).unwrap();
+            for (row, tid) in rest.iter().zip(8001..) {
+                insert(&store, tid, row);
+            }
+            merge();
+            for (row, tid) in first.iter().zip(20_001..).take(2000) {
+                insert(&store, tid, row);
+            }
+            merge();
+            let report = check::check(&store, &std::env::temp_dir()).unwrap();
+            assert_eq!(report.problems, Vec::<String>::new());
+            assert_eq!(report.rows.len(), 12_001 - 80 + 2000);
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+            let row = |tid: u64| &rows[(tid as usize - 1) % 20_000];
+            let mut found = 0;
+            for query in &queries {
+                let tids = (1..=12_000).filter(|tid| tid % 100 != 0 || *tid > 8000);
+                let tids = tids.chain(20_001..=22_000);
+                let mut exact: Vec<f64> =
+                    tids.map(|tid| distance(metric, query, row(tid))).collect();
+                exact.sort_by(f64::total_cmp);
+                let hits = search(&store, folder.path(), query, 40, Iterate::Relaxed, 10);
+                let near =
+                    |hit: &&(f64, u64)| distance(metric, query, row(hit.1)) <= exact[9] + 1e-5;
+                found += hits.iter().filter(near).count();
+            }
+            found
+        });
+        let [parts, whole] = found;
+        assert!(
+            parts + 15 >= whole && parts > 850,
+            "{metric:?} {quantization:?}: {parts} of 1000 in parts, {whole}"
+        );
+    }
 }
 
 /// A store in which something happens before a certain page is read, as on a standby while recovery goes on.

@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 
 use pgrx::pg_sys::{self, ParamExecData};
 
+use super::asked;
 use super::rewrite::{READ, UNREAD};
-use super::runs;
 use crate::pg::lists::members;
 use crate::pg::statement;
 
@@ -101,13 +101,13 @@ pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
         let portal = pg_sys::ActivePortal.as_ref();
         let portal = portal.filter(|portal| std::ptr::eq(portal.queryDesc, query));
         match receiver.mydest {
-            To::DestRemote | To::DestRemoteExecute => portal.is_some() && runs::runs_to_end(query),
+            To::DestRemote | To::DestRemoteExecute => portal.is_some() && asked::runs_to_end(query),
             To::DestCopyOut => true,
             // What MOVE passes by is a cursor's.
             To::DestNone => portal.is_none(),
             // EXECUTE collects the rows of a portal of its own; so do FETCH, and cursors that outlive their transaction.
             To::DestTuplestore => {
-                portal.is_some() && runs::runs_to_end(query) && statement::executes_for_client()
+                portal.is_some() && asked::runs_to_end(query) && statement::executes_for_client()
             }
             _ => false,
         }

@@ -49,6 +49,7 @@
 //! them together with relations, snapshots and transactions.
 
 mod altered;
+mod asked;
 mod bufpage;
 mod build;
 mod cache;
@@ -105,5 +106,6 @@ pub fn init() {
     explain::init();
     #[cfg(feature = "pg18")]
     explain_scans::init();
+    asked::init();
     runs::init();
 }

@@ -7,10 +7,19 @@ use pgrx::pg_sys;
 
 use super::cache;
 
+/// Bytes of files that a build may count on to be in the system's cache: half of what the server is told that there is.
+///
+/// # Safety
+/// Called on the session's thread.
+pub unsafe fn file_cache() -> usize {
+    // SAFETY: a plain variable of this process.
+    unsafe { pg_sys::effective_cache_size as usize * pg_sys::BLCKSZ as usize / 2 }
+}
+
 /// Threads and memory as the server's settings allow them.
 pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
     // SAFETY: settings are plain variables of this process.
-    let (workers, mut memory) = unsafe {
+    let (workers, mut memory, cache) = unsafe {
         let mut memory = pg_sys::maintenance_work_mem;
         if pg_sys::MyBackendType == pg_sys::BackendType::B_AUTOVAC_WORKER {
             // The variable itself is in no header that the bindings cover.
@@ -21,7 +30,8 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
                 memory = own;
             }
         }
-        (pg_sys::max_parallel_maintenance_workers, memory as usize)
+        let workers = pg_sys::max_parallel_maintenance_workers;
+        (workers, memory as usize, file_cache())
     };
     memory *= 1024;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -30,6 +40,7 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
         // As many as a parallel build has processes: the workers and the session itself.
         threads: (workers as usize + 1).min(cores).max(1),
         memory,
+        cache,
         expected,
         folder: cache::folder(),
     }

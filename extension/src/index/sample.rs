@@ -23,7 +23,7 @@ use crate::pg::tid::pack;
 const LEAST_BLOCKS: u32 = 64;
 /// Blocks that tell how many vectors a block has.
 const FIRST_BLOCKS: u32 = 16;
-/// A sample is of so many blocks at least, if a table has them: rows of one source are often beside each other.
+/// A sample is of this number of blocks at least, if a table has them: rows of one source are often beside each other.
 const EVENLY: usize = 256;
 /// How many times as many blocks are read next where those before had hardly a vector.
 const WIDEN: u32 = 8;
@@ -182,10 +182,10 @@ pub unsafe fn draw(
                     block(heap, index, info, at as u32, &mut sample);
                 }
             }
-            // Where all those had been read before, more are next.
+            // Where all those had been read before, twice as many are next: not all, of which the first ones would do.
             wanted = match sample.blocks_read.len() > before {
                 true => sample.blocks_wanted(),
-                false => blocks.min(MOST_BLOCKS),
+                false => (2 * wanted).min(blocks.min(MOST_BLOCKS)),
             };
         }
         sample.embed();
@@ -243,7 +243,10 @@ unsafe extern "C-unwind" fn collect(
         let sample = &mut *state.cast::<Sample>();
         sample.rows += 1;
         // So few of each that the last block has its share.
-        let (wanted, evenly) = (sample.options.sample_size(), EVENLY.min(sample.blocks as usize));
+        let (wanted, evenly) = (
+            sample.options.sample_size(),
+            EVENLY.min(sample.blocks as usize),
+        );
         if *isnull || sample.of_block >= wanted.div_ceil(evenly) || sample.found() >= 2 * wanted {
             return;
         }

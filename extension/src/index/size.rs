@@ -10,6 +10,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::resources;
 use crate::pg::errors::raise;
 
 const QUANTIZATIONS: [Quantization; 5] = [
@@ -59,11 +60,14 @@ fn laser_index_estimate(
             format!("metric must be one of {}", names.join(", ")),
         );
     };
-    // SAFETY: an integer setting of the server, read on its only thread.
-    let memory = unsafe { pg_sys::maintenance_work_mem } as usize * 1024;
+    // SAFETY: integer settings of the server, read on its only thread.
+    let (memory, cache) = unsafe {
+        let memory = pg_sys::maintenance_work_mem as usize * 1024;
+        (memory, resources::file_cache())
+    };
     let rows = QUANTIZATIONS.map(|quantization| {
         let codec = Codec::new(dimensions as usize, metric, quantization);
-        let size = size::estimate(&codec, m as usize, rows as usize, memory);
+        let size = size::estimate(&codec, m as usize, rows as usize, memory, cache);
         (
             quantization.name().to_owned(),
             size.relation as i64,

@@ -17,6 +17,8 @@ pub(super) struct Chooser<'a> {
     graph: &'a [u8],
     walk: Walk,
     dot: DotI8,
+    /// Nodes on the level above that walks for candidates begin at, beside those to which the way down leads.
+    across: usize,
     node: u32,
     candidates: Vec<Candidate>,
     /// Components of the candidates, where they are compared as floats.
@@ -41,12 +43,19 @@ impl<'a> Chooser<'a> {
             graph,
             walk: Walk::new(&Layout::parse(codec, graph)?)?,
             dot: dot_i8(),
+            across: 0,
             node: 0,
             candidates: Vec::new(),
             floats: Vec::new(),
             passed_over: Vec::new(),
             scratch: Vec::new(),
         })
+    }
+
+    /// Has walks for candidates begin at this number of nodes of the level above, which lie in all parts of a graph that no edges
+    /// join below.
+    pub(super) fn begin_across(&mut self, nodes: usize) {
+        self.across = nodes;
     }
 
     /// Has walks for candidates look at these nodes.
@@ -115,7 +124,9 @@ impl<'a> Chooser<'a> {
         let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
         let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
         let start = (self.node, level);
-        let found = self.walk.search_from(self.graph, start, ef, distance);
+        let found = self
+            .walk
+            .search_from(self.graph, start, self.across, ef, distance);
         for (distance, node) in found {
             if node != self.node {
                 let at = self.decode(node);

@@ -11,6 +11,7 @@ use super::chooser::{Chooser, ENOUGH};
 use super::lists::{List, Lists, Offers, write};
 use crate::codec::Codec;
 use crate::error::Result;
+use crate::table::Place;
 use crate::walk::Walk;
 
 /// On a level of at most this many nodes, each is compared with all others. More than there are seeds, so that walks
@@ -19,7 +20,8 @@ const FEW: usize = 1024;
 /// Candidates for the edges of a node.
 const EF: usize = 64;
 
-/// Fills the lists of all levels but the lowest.
+/// Fills the lists of all levels but the lowest, with walks that begin at `across` nodes of the level above
+/// ([`Chooser::begin_across`]).
 ///
 /// # Errors
 /// Damage, or no memory.
@@ -27,7 +29,7 @@ pub(super) fn refine(
     codec: &Codec,
     walk: &Walk,
     bytes: &mut [u8],
-    threads: usize,
+    (across, threads): (usize, usize),
     pause: &dyn Fn(),
 ) -> Result<()> {
     let nodes = |level: usize| walk.nodes_of(bytes, level);
@@ -37,7 +39,8 @@ pub(super) fn refine(
         .collect();
     for (above, nodes) in levels.iter().enumerate().rev() {
         pause();
-        refine_level(codec, walk, bytes, (above + 1, nodes), threads, pause)?;
+        let of = (above + 1, &nodes[..]);
+        refine_level(codec, walk, bytes, of, (across, threads), pause)?;
     }
     Ok(())
 }
@@ -47,16 +50,18 @@ fn refine_level(
     walk: &Walk,
     bytes: &mut [u8],
     (level, nodes): (usize, &[u32]),
-    threads: usize,
+    (across, threads): (usize, usize),
     pause: &dyn Fn(),
 ) -> Result<()> {
     let graph: &[u8] = bytes;
-    let mut lists = Lists::of(walk, graph, level, nodes.len(), |place| nodes[place])?;
+    let node = |place: usize| nodes[place];
+    let mut lists = Lists::of(walk, graph, level, nodes.len(), node, Place::Memory)?;
     let order: Vec<u32> = (0..nodes.len() as u32).collect();
     // What is told of progress is the lowest level's.
     let done = AtomicUsize::new(0);
     lists.rewrite(&order, threads, &done, pause, || {
         let mut chooser = Chooser::new(codec, graph)?;
+        chooser.begin_across(across);
         Ok(move |place: u32, list: &mut List<'_>| {
             chooser.begin(nodes[place as usize]);
             if nodes.len() <= FEW {
@@ -105,6 +110,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::{Probe, Query};
     use crate::reach::link;
+    use crate::refine::Form;
     use crate::space::Space;
 
     /// Rows of a time series, which come one beside the other: before levels were linked again, one query in
@@ -127,7 +133,7 @@ mod tests {
                 .collect();
             let mut graph = raw(codec, 16, &points);
             let done = AtomicUsize::new(0);
-            super::super::refine((&codec, None), &mut graph, 0, 160, 2, &done, &|| ()).unwrap();
+            super::super::refine(Form::of(&codec), &mut graph, 0, 160, 2, &done, &|| ()).unwrap();
             link(&codec, &mut graph, &|| ()).unwrap();
             let layout = Layout::parse(&codec, &graph).unwrap();
             let walk = Walk::new(&layout).unwrap();

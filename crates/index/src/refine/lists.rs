@@ -4,7 +4,11 @@ use std::sync::atomic::AtomicUsize;
 
 use super::blocks;
 use crate::error::Result;
+use crate::table::{Place, Table};
 use crate::walk::Walk;
+
+/// Lists that are handed to the threads at once: a pointer to each takes memory.
+const WINDOW: usize = 1 << 17;
 
 /// Writes a list of edges to where it belongs.
 pub(super) fn write(graph: &mut [u8], at: usize, list: &[u32]) {
@@ -16,9 +20,11 @@ pub(super) fn write(graph: &mut [u8], at: usize, list: &[u32]) {
 }
 
 /// The edges of every node on a level: their number, then room for as many as there may be.
-pub(super) struct Lists {
+pub(super) struct Lists<'a> {
     stride: usize,
-    all: Vec<u32>,
+    all: Table<u32>,
+    /// Where these and the tables made of them are.
+    place: Place<'a>,
 }
 
 /// Those of one node.
@@ -47,10 +53,10 @@ impl List<'_> {
     }
 }
 
-impl Lists {
+impl<'a> Lists<'a> {
     /// Those of all nodes on the lowest level.
-    pub(super) fn new(walk: &Walk, graph: &[u8]) -> Result<Self> {
-        Self::of(walk, graph, 0, walk.nodes, |node| node as u32)
+    pub(super) fn new(walk: &Walk, graph: &[u8], place: Place<'a>) -> Result<Self> {
+        Self::of(walk, graph, 0, walk.nodes, |node| node as u32, place)
     }
 
     /// Those of `count` nodes on a level.
@@ -60,16 +66,16 @@ impl Lists {
         level: usize,
         count: usize,
         node: impl Fn(usize) -> u32,
+        place: Place<'a>,
     ) -> Result<Self> {
         let stride = 1 + walk.room(level);
-        let all = laser_memory::filled(0, stride * count)?;
-        let mut lists = Self { stride, all };
-        for (i, list) in lists.all.chunks_exact_mut(stride).enumerate() {
+        let mut all = Table::<u32>::zeroed(stride * count, place)?;
+        for (i, list) in all.chunks_exact_mut(stride).enumerate() {
             let mut list = List(list);
             walk.neighbours(graph, node(i), level)
                 .for_each(|to| list.push(to));
         }
-        Ok(lists)
+        Ok(Self { stride, all, place })
     }
 
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &[u32])> {
@@ -78,28 +84,38 @@ impl Lists {
 
     /// All nodes, each near those before it: from each on to its neighbours that have not been met. Walks that begin
     /// at nodes near each other find what they read in the processor's caches.
-    pub(super) fn by_place(&self) -> Result<Vec<u32>> {
+    pub(super) fn by_place(&self) -> Result<Table<u32>> {
         let nodes = self.all.len() / self.stride;
         let mut met = laser_memory::filled(false, nodes)?;
         // Every node is in each of them once.
-        let mut order = laser_memory::with_capacity(nodes)?;
-        let mut next = laser_memory::with_capacity(nodes)?;
+        let mut order = Table::<u32>::zeroed(nodes, self.place)?;
+        let mut next = Table::<u32>::zeroed(nodes, self.place)?;
+        let (mut ordered, mut waiting) = (0, 0);
         for first in 0..nodes as u32 {
             if std::mem::replace(&mut met[first as usize], true) {
                 continue;
             }
-            next.push(first);
-            while let Some(node) = next.pop() {
-                order.push(node);
+            next[waiting] = first;
+            waiting += 1;
+            while waiting > 0 {
+                waiting -= 1;
+                let node = next[waiting];
+                order[ordered] = node;
+                ordered += 1;
                 let list = &self.all[node as usize * self.stride..][..self.stride];
-                let edges = list[1..=list[0] as usize].iter().rev();
-                next.extend(edges.filter(|&&to| !std::mem::replace(&mut met[to as usize], true)));
+                for &to in list[1..=list[0] as usize].iter().rev() {
+                    if !std::mem::replace(&mut met[to as usize], true) {
+                        next[waiting] = to;
+                        waiting += 1;
+                    }
+                }
             }
         }
         Ok(order)
     }
 
-    /// Shows every list to a worker, which `start` makes for each thread; this one is among them.
+    /// Shows every list to a worker, which `start` makes for each thread; this one is among them. `order` has every
+    /// list once.
     pub(super) fn rewrite<W: FnMut(u32, &mut List<'_>)>(
         &mut self,
         order: &[u32],
@@ -108,38 +124,50 @@ impl Lists {
         pause: &dyn Fn(),
         start: impl Fn() -> Result<W> + Sync,
     ) -> Result<()> {
-        let mut lists = laser_memory::collect(self.all.chunks_exact_mut(self.stride).map(Some))?;
-        let by_place = order
-            .iter()
-            .map(|&node| (node, lists[node as usize].take().expect("every node once")));
-        let mut by_place: Vec<(u32, &mut [u32])> = laser_memory::collect(by_place)?;
-        drop(lists);
-        pause();
-        blocks::each(&mut by_place, threads, done, pause, || {
-            let mut worker = start()?;
-            Ok(move |(node, list): &mut (u32, &mut [u32])| {
-                worker(*node, &mut List(list));
-                Ok(())
-            })
-        })
+        for window in order.chunks(WINDOW) {
+            let mut ascending = laser_memory::collect(window.iter().copied().zip(0u32..))?;
+            ascending.sort_unstable();
+            // Lists are borrowed one by one from the front of those that are left.
+            let (mut rest, mut before) = (&mut self.all[..], 0);
+            let stride = self.stride;
+            let borrowed = ascending.iter().map(|&(node, turn)| {
+                let (_, from) =
+                    std::mem::take(&mut rest).split_at_mut((node as usize - before) * stride);
+                let (list, behind) = from.split_at_mut(stride);
+                (rest, before) = (behind, node as usize + 1);
+                (turn, node, list)
+            });
+            let mut by_place = laser_memory::collect(borrowed)?;
+            by_place.sort_unstable_by_key(|&(turn, ..)| turn);
+            pause();
+            blocks::each(&mut by_place, threads, done, pause, || {
+                let mut worker = start()?;
+                Ok(move |(_, node, list): &mut (u32, u32, &mut [u32])| {
+                    worker(*node, &mut List(list));
+                    Ok(())
+                })
+            })?;
+        }
+        Ok(())
     }
 }
 
 /// For every list, the numbers of the lists that lead to its node.
 pub(super) struct Offers {
-    starts: Vec<usize>,
-    from: Vec<u32>,
+    starts: Table<u64>,
+    from: Table<u32>,
 }
 
 impl Offers {
     /// `place` is the number of a node's list.
     pub(super) fn of(
-        lists: &Lists,
+        lists: &Lists<'_>,
         place: impl Fn(u32) -> usize,
         pause: &dyn Fn(),
     ) -> Result<Self> {
         let all = || lists.all.chunks_exact(lists.stride);
-        let mut starts = laser_memory::filled(0usize, lists.all.len() / lists.stride + 1)?;
+        let count = lists.all.len() / lists.stride;
+        let mut starts = Table::<u64>::zeroed(count + 1, lists.place)?;
         for list in all() {
             for &to in &list[1..=list[0] as usize] {
                 starts[place(to) + 1] += 1;
@@ -149,12 +177,13 @@ impl Offers {
         for node in 1..starts.len() {
             starts[node] += starts[node - 1];
         }
-        let mut from = laser_memory::filled(0, starts.last().copied().unwrap_or(0))?;
-        let mut next = laser_memory::copied(&starts)?;
+        let mut from = Table::<u32>::zeroed(starts[count] as usize, lists.place)?;
+        let mut next = Table::<u64>::zeroed(count, lists.place)?;
+        next.copy_from_slice(&starts[..count]);
         for (node, list) in all().enumerate() {
             for &to in &list[1..=list[0] as usize] {
                 let next = &mut next[place(to)];
-                from[*next] = node as u32;
+                from[*next as usize] = node as u32;
                 *next += 1;
             }
         }
@@ -164,6 +193,6 @@ impl Offers {
 
     pub(super) fn to(&self, node: u32) -> &[u32] {
         let node = node as usize;
-        &self.from[self.starts[node]..self.starts[node + 1]]
+        &self.from[self.starts[node] as usize..self.starts[node + 1] as usize]
     }
 }

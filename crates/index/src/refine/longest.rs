@@ -194,7 +194,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::Query;
     use crate::reach::link;
-    use crate::refine::refine;
+    use crate::refine::{Form, refine};
     use crate::seeds;
 
     const DIMS: usize = 48;
@@ -242,7 +242,11 @@ mod tests {
             }
             bytes = vec![0; graph.serialized_len()];
             graph.save(&mut bytes).unwrap();
-            let (form, done) = ((&codec, Some(&space)), AtomicUsize::new(0));
+            let form = Form {
+                space: Some(&space),
+                ..Form::of(&codec)
+            };
+            let done = AtomicUsize::new(0);
             refine(form, &mut bytes, refined, 160, 2, &done, &|| ()).unwrap();
             link(&codec, &mut bytes, &|| ()).unwrap();
             refined = end;
