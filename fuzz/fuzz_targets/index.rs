@@ -36,6 +36,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         parameters: meta.parameters.clone(),
         threads: 1,
         memory: 8 << 20,
+        cache: 0,
         expected: 100,
         folder: folder().clone(),
     };

@@ -87,6 +87,7 @@ fn index(corpora: &Corpora) {
             parameters: parameters.clone(),
             threads: 1,
             memory: 8 << 20,
+            cache: 0,
             expected: 100,
             folder: laser_fuzz::folder().clone(),
         };
