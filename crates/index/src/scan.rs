@@ -42,7 +42,7 @@ pub const EXHAUSTIVE_EF: usize = WIDEST_WALK;
 /// Least and most rows that an exhaustive search keeps. For those behind them it is repeated.
 const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 14, 1 << 20);
 /// How much wider each search is than the one before.
-const WIDEN: usize = 4;
+pub const WIDEN: usize = 4;
 /// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
 /// candidates are what was met on the way, and not what is nearest there: behind a group of rows
 /// that a filter excludes, most of the next ones are missing.
