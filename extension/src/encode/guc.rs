@@ -1,6 +1,7 @@
 //! The settings of the encoder.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use laser_protocol::valid_model_name;
@@ -328,6 +329,15 @@ unsafe extern "C-unwind" fn check_model(
         )
 }
 
+thread_local! {
+    static MODEL_CHANGES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often `laser.model` has got another value in this session: where that is the same, so is the value.
+pub fn model_changes() -> u64 {
+    MODEL_CHANGES.get()
+}
+
 /// Which indexes on text serve a query depends on the model, so plans that are kept are made again, as
 /// the server does for `session_replication_role`.
 #[pg_guard]
@@ -341,6 +351,7 @@ unsafe extern "C-unwind" fn assign_model(value: *const c_char, _extra: *mut c_vo
             CStr::from_ptr(value)
         };
         if MODEL.get().unwrap_or_default().as_c_str() != new {
+            MODEL_CHANGES.set(MODEL_CHANGES.get().wrapping_add(1));
             pg_sys::ResetPlanCache();
         }
     }

@@ -96,6 +96,7 @@ pub use embed::{
     TruncationReport, check_installed, check_privilege, describe_model, embed_rows, embed_texts,
     model_name,
 };
+pub use guc::model_changes;
 pub use labels::hex;
 pub use mixing::{refuse_mixed_order, refuse_two_models};
 pub use origins::{Origin, Origins};

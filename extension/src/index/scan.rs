@@ -47,6 +47,21 @@ struct Asked {
     known: Rc<CachedEmbedding>,
     /// Whether the model sums rows of a table.
     is_sum: bool,
+    /// The session's model, and [`encode::model_changes`] when that was asked for.
+    model: Option<String>,
+    changes: Cell<u64>,
+}
+
+impl Asked {
+    /// Whether the session's model is still the same. What `<=>` computes for a row is of that.
+    fn is_of_session(&self) -> bool {
+        let changes = encode::model_changes();
+        let is_same = changes == self.changes.get() || encode::session_model() == self.model;
+        if is_same {
+            self.changes.set(changes);
+        }
+        is_same
+    }
 }
 
 /// How far below its bound a distance may be that the executor computes: only texts have no vector in their table.
@@ -265,6 +280,11 @@ unsafe extern "C-unwind" fn step(
             // What no transaction can see is none of the rows that the query has been given.
             search.was_dead();
         }
+        if let Some(asked) = &state.text
+            && !asked.is_of_session()
+        {
+            refuse_model((*scan).indexRelation, asked);
+        }
         let step = state.step(scan);
         if let (Step::Given, Some(row)) = (step, state.given) {
             (*scan).xs_heaptid = unpack(row.tid);
@@ -428,6 +448,24 @@ unsafe fn expect_in_table(scan: pg_sys::IndexScanDesc, tid: u64, blocks: &mut u6
             );
         }
     }
+}
+
+/// Raises the error for a query that is read further after `laser.model` was changed.
+///
+/// # Safety
+/// The index is open.
+unsafe fn refuse_model(index: pg_sys::Relation, asked: &Asked) -> ! {
+    let began = asked.model.as_deref().unwrap_or_default();
+    let model = encode::session_model().unwrap_or_default();
+    raise_hint(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!(
+            "the search in index \"{}\" began with model \"{began}\", this session's is now \"{model}\"",
+            // SAFETY: by contract.
+            unsafe { encoding::name_of(index) }
+        ),
+        "Set laser.model before a query or a cursor begins, and not in functions that it calls.",
+    )
 }
 
 /// Raises an error if a file that was opened without being verified is to blame for what cannot be.
@@ -610,7 +648,7 @@ unsafe fn query(
             Element::Text => {
                 let asked = element::text(datum);
                 let text = match text {
-                    Some(known) if known.text == asked => known,
+                    Some(known) if known.text == asked && known.is_of_session() => known,
                     _ => {
                         let name = encoding::name_of(index);
                         let begun = Instant::now();
@@ -621,6 +659,8 @@ unsafe fn query(
                             text: asked,
                             known,
                             is_sum,
+                            model: encode::session_model(),
+                            changes: Cell::new(encode::model_changes()),
                         })
                     }
                 };
