@@ -231,6 +231,9 @@ const PARTS: usize = 16;
 /// linked ([`crate::reach`]).
 const JOINING: usize = 48;
 
+/// Addresses without a vector that count as an entry.
+const UNPLACED_SHARE: usize = 2;
+
 /// Vectors of one segment that is built with so much memory, and such a cache of files, at least a few: more than
 /// [`capacity`] where the graph can be made in parts.
 pub fn most(codec: &Codec, m: usize, memory: usize, cache: usize) -> usize {
@@ -380,8 +383,9 @@ impl SegmentBuilder {
 
     /// Whether the budget is used up: finish this segment and start another one.
     pub fn is_full(&self) -> bool {
-        // An address alone takes little; a billion of them do not.
-        self.pushed + self.unplaced.len() / 16 >= self.most
+        // An address alone takes little; a billion of them do not. The memory has [`JOINING`] bytes at least for each of `most`
+        // entries: eight for each of twice as many addresses are within it also while their list becomes twice as long.
+        self.pushed + self.unplaced.len() / UNPLACED_SHARE >= self.most
     }
 
     /// Adds a vector as it came; one that has no direction under the cosine metric gets no place in

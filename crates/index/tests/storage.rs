@@ -976,6 +976,22 @@ fn rows_behind_a_crowd_are_found() {
     assert!(100 * found >= 98 * wanted, "{found} of {wanted}");
 }
 
+/// Rows without a vector are in memory until a segment ends, also where its graph is made in parts.
+#[test]
+fn addresses_stay_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    for (memory, cache) in [(16 << 20, 1 << 40), (16 << 20, 0), (1 << 20, 1 << 40)] {
+        let mut options = options(8, Metric::Cosine, None, folder.path());
+        (options.memory, options.cache) = (memory, cache);
+        let mut builder = builder(&options, &encoding(&options, &[vec![1.0; 8]]));
+        while !builder.is_full() {
+            builder.push_unplaced(builder.len() as u64 | NULL);
+        }
+        let bytes = 8 * builder.len();
+        assert!(2 * bytes <= memory, "{bytes} of {memory}");
+    }
+}
+
 /// Rows without a vector, and of vectors without a direction, are in the index: they come last.
 #[test]
 fn every_row_is_found() {
