@@ -400,6 +400,44 @@ fn what_loads_the_library_counts_as_any_other_statement() -> Result<()> {
     Ok(())
 }
 
+/// Nor is a statement forgotten that goes on after code within it has caught an error.
+#[test]
+fn an_error_that_is_caught_within_ends_no_statement() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(SETUP)?;
+    as_role(
+        &mut client,
+        "stranger",
+        "CREATE FUNCTION careful(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+         $$ BEGIN RETURN $1 || (1 / (length($1) % 2)); EXCEPTION WHEN division_by_zero THEN RETURN $1; END $$;
+         CREATE TABLE parted (id int, body text) PARTITION BY LIST (id);
+         CREATE TABLE part1 PARTITION OF parted FOR VALUES IN (1);
+         CREATE TABLE part2 PARTITION OF parted FOR VALUES IN (2);
+         INSERT INTO parted SELECT 1 + i / 5, repeat('x', 1 + i) FROM generate_series(1, 8) i;
+         CREATE FUNCTION catches(i int) RETURNS int LANGUAGE plpgsql AS $$
+         BEGIN
+             BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END;
+             EXECUTE 'CREATE INDEX ON part1 USING laser (body) WITH (model = ''two'')';
+             RETURN i;
+         END $$",
+    )?;
+    // Restored by another than the owner.
+    client.batch_execute(
+        "CREATE INDEX parted_i ON parted USING laser ((careful(body))) WITH (model = 'two');
+         SET laser.model = 'two';
+         CREATE INDEX ON parted USING laser ((careful(body)));
+         RESET laser.model",
+    )?;
+    denied(
+        &mut client,
+        "stranger",
+        "DROP INDEX parted_i; CREATE INDEX ON parted USING laser ((careful(body))) WITH (model = 'two')",
+    )?;
+    denied(&mut client, "stranger", "SELECT catches(1)")?;
+    Ok(())
+}
+
 /// What a subscription applies is no statement.
 #[test]
 fn a_subscription_builds_again_what_it_truncates() -> Result<()> {

@@ -384,6 +384,42 @@ fn distances_are_those_of_the_texts() -> Result<()> {
     Ok(())
 }
 
+/// What a client leaves in a portal, a function may fetch and compare with what it computes.
+#[test]
+fn what_is_left_in_a_portal_is_of_the_texts() -> Result<()> {
+    let (_models, cluster) = cluster(Architecture::Mean)?;
+    let mut client = cluster.connect("d")?;
+    const NEAR: &str =
+        "SELECT body, body <=> 'a question' AS d FROM t ORDER BY body <=> 'a question' LIMIT 30";
+    client.batch_execute(&format!(
+        "PREPARE near AS {NEAR};
+         CREATE FUNCTION wrong(portal refcursor) RETURNS SETOF float8 LANGUAGE plpgsql AS $$
+         DECLARE given record;
+         BEGIN
+             LOOP
+                 FETCH portal INTO given;
+                 EXIT WHEN NOT FOUND;
+                 RETURN NEXT given.d - cosine_distance(laser_embed(given.body), laser_embed('a question'));
+             END LOOP;
+         END $$"
+    ))?;
+    for sql in [NEAR, "EXECUTE near"] {
+        let mut transaction = client.transaction()?;
+        let statement = transaction.prepare(sql)?;
+        let portal = transaction.bind(&statement, &[])?;
+        ensure!(transaction.query_portal(&portal, 3)?.len() == 3);
+        let rest = "SELECT wrong(name::refcursor) FROM pg_cursors WHERE name LIKE 'p%'";
+        let off: Vec<f64> = transaction
+            .query(rest, &[])?
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        ensure!(off.len() == 27, "{sql}: {} rows", off.len());
+        ensure!(off.iter().all(|off| *off == 0.0), "{sql}: {off:?}");
+    }
+    Ok(())
+}
+
 /// What a table is stored by has one value, whether a search runs or not.
 #[test]
 fn what_is_stored_is_no_estimate() -> Result<()> {

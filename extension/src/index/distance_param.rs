@@ -101,7 +101,12 @@ pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
         let portal = pg_sys::ActivePortal.as_ref();
         let portal = portal.filter(|portal| std::ptr::eq(portal.queryDesc, query));
         match receiver.mydest {
-            To::DestRemote | To::DestRemoteExecute => portal.is_some() && asked::runs_to_end(query),
+            // A cursor that goes back keeps them.
+            To::DestRemote | To::DestRemoteExecute => {
+                portal.is_some_and(|portal| {
+                    portal.cursorOptions & pg_sys::CURSOR_OPT_SCROLL as i32 == 0
+                }) && asked::runs_to_end(query)
+            }
             To::DestCopyOut => true,
             // What MOVE passes by is a cursor's.
             To::DestNone => portal.is_none(),

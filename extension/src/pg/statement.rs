@@ -3,11 +3,11 @@
 //! ANALYZE evaluates (`SECURITY_RESTRICTED_OPERATION` in `miscadmin.h`).
 //!
 //! The server changes the user itself while it builds an index, so that the security context then does not tell: it is
-//! noted when the statement begins. Statements within statements have all restrictions of those around them. Nothing is
-//! known after a statement has ended by an error, until the next begins: what is noted is of no statement that has ended.
+//! noted when the statement begins, within those around it, whose restrictions it has. What is noted of a statement that has
+//! ended by an error goes with the transaction, or the subtransaction, that the error has ended.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
@@ -20,6 +20,8 @@ use super::unguarded::standard_ProcessUtility;
 struct Noted {
     /// The security context in which it began.
     restrictions: c_int,
+    /// How deep in subtransactions it began.
+    level: c_int,
     kind: Kind,
 }
 
@@ -29,7 +31,7 @@ enum Kind {
     MakesIndex,
     /// CREATE TABLE, which by itself makes the indexes of a partition alone, as those of its parent are.
     MakesTable,
-    /// EXECUTE by the client itself
+    /// EXECUTE by the client itself, of a portal that nobody else can fetch from
     Executes,
     /// ALTER with the storage parameter that is watched, and without it.
     SetsParameter,
@@ -39,8 +41,8 @@ enum Kind {
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::ProcessUtility_hook_type> = const { Cell::new(None) };
-    /// The innermost utility statement.
-    static NOTED: Cell<Option<Noted>> = const { Cell::new(None) };
+    /// Utility statements, each within the one before.
+    static NOTED: RefCell<Vec<Noted>> = const { RefCell::new(Vec::new()) };
     /// The storage parameter that is watched.
     static PARAMETER: Cell<&CStr> = const { Cell::new(c"") };
     /// What looks at the relation of a statement that has set it.
@@ -58,7 +60,8 @@ pub fn init(method: &CStr, parameter: &'static CStr, look: fn(pg_sys::Oid)) {
         pg_sys::ProcessUtility_hook = Some(run);
         pg_sys::RegisterXactCallback(Some(transaction_ends), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_ends), std::ptr::null_mut());
-        NOTED.set(loaded_by(method));
+        let loading = loaded_by(method);
+        NOTED.with_borrow_mut(|noted| noted.extend(loading));
     }
 }
 
@@ -105,37 +108,49 @@ unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
         }
         Some(Noted {
             restrictions: context,
+            level: pg_sys::GetCurrentTransactionNestLevel(),
             kind: kind_of(statement, true),
         })
     }
+}
+
+/// The innermost utility statement.
+fn innermost() -> Option<Noted> {
+    NOTED.with_borrow(|noted| noted.last().copied())
 }
 
 /// Whether the utility statement that runs is the session's user's, and no code of another's that is run for him. Where that is
 /// not known, it is denied.
 pub fn is_of_user() -> bool {
     let restrictions = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-    let noted = NOTED.get();
-    noted.is_some_and(|noted| noted.restrictions & restrictions as c_int == 0)
+    innermost().is_some_and(|noted| noted.restrictions & restrictions as c_int == 0)
 }
 
 /// Whether the utility statement that runs is known to make indexes. Others build again what is there, also what an earlier
 /// one has left unbuilt.
 pub fn makes_indexes() -> bool {
-    let noted = NOTED.get();
-    noted.is_some_and(|noted| matches!(noted.kind, Kind::MakesIndex | Kind::MakesTable))
+    innermost().is_some_and(|noted| matches!(noted.kind, Kind::MakesIndex | Kind::MakesTable))
 }
 
 /// Whether the utility statement that runs is known to be EXECUTE, sent by the client: not one that a function runs.
 pub fn executes_for_client() -> bool {
-    NOTED
-        .get()
-        .is_some_and(|noted| noted.kind == Kind::Executes)
+    innermost().is_some_and(|noted| noted.kind == Kind::Executes)
 }
 
 /// Whether the utility statement that runs is known to leave the storage parameter that is watched as it was.
 pub fn leaves_parameter() -> bool {
-    let noted = NOTED.get();
-    noted.is_some_and(|noted| matches!(noted.kind, Kind::MakesTable | Kind::LeavesParameter))
+    innermost().is_some_and(|noted| matches!(noted.kind, Kind::MakesTable | Kind::LeavesParameter))
+}
+
+/// Whether whoever knows its name can fetch from the portal that runs: as long as a client that has named it, or has asked for
+/// some of its rows, leaves others in it.
+fn is_visible() -> bool {
+    // SAFETY: a portal that is active lives.
+    unsafe {
+        pg_sys::ActivePortal
+            .as_ref()
+            .is_none_or(|portal| portal.visible)
+    }
 }
 
 /// # Safety
@@ -146,7 +161,7 @@ unsafe fn kind_of(statement: *mut pg_sys::Node, is_of_client: bool) -> Kind {
         match (*statement).type_ {
             NodeTag::T_IndexStmt => Kind::MakesIndex,
             NodeTag::T_CreateStmt => Kind::MakesTable,
-            NodeTag::T_ExecuteStmt if is_of_client => Kind::Executes,
+            NodeTag::T_ExecuteStmt if is_of_client && !is_visible() => Kind::Executes,
             NodeTag::T_AlterTableStmt => {
                 use pg_sys::AlterTableType::{AT_ReplaceRelOptions, AT_SetRelOptions};
                 let sets = |command: &pg_sys::ListCell| {
@@ -171,7 +186,7 @@ unsafe fn kind_of(statement: *mut pg_sys::Node, is_of_client: bool) -> Kind {
 /// Nothing in it panics or raises.
 unsafe extern "C-unwind" fn transaction_ends(event: pg_sys::XactEvent::Type, _state: *mut c_void) {
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT {
-        NOTED.set(None);
+        NOTED.with_borrow_mut(Vec::clear);
     }
 }
 
@@ -183,7 +198,9 @@ unsafe extern "C-unwind" fn subtransaction_ends(
     _state: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        NOTED.set(None);
+        // SAFETY: a plain question to the server, which is still in the subtransaction that ends.
+        let level = unsafe { pg_sys::GetCurrentTransactionNestLevel() };
+        NOTED.with_borrow_mut(|noted| noted.retain(|noted| noted.level < level));
     }
 }
 
@@ -224,7 +241,18 @@ unsafe extern "C-unwind" fn run(
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut restrictions);
         let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
         let kind = kind_of((*statement).utilityStmt, is_outermost);
-        let around = NOTED.replace(Some(Noted { restrictions, kind }));
+        let level = pg_sys::GetCurrentTransactionNestLevel();
+        let around = NOTED.with_borrow_mut(|noted| {
+            if is_outermost {
+                noted.clear();
+            }
+            noted.push(Noted {
+                restrictions,
+                level,
+                kind,
+            });
+            noted.len() - 1
+        });
         let next = NEXT_HOOK.get().unwrap_or(standard_ProcessUtility);
         next(
             statement,
@@ -240,6 +268,6 @@ unsafe extern "C-unwind" fn run(
             look_at((*statement).utilityStmt.cast());
         }
         // The first statement of a session that has the library loaded ends without this.
-        NOTED.set(around.filter(|_| !is_outermost));
+        NOTED.with_borrow_mut(|noted| noted.truncate(around));
     }
 }
