@@ -107,7 +107,7 @@ pub unsafe fn goes_to_client(query: *const pg_sys::QueryDesc) -> bool {
                     portal.cursorOptions & pg_sys::CURSOR_OPT_SCROLL as i32 == 0
                 }) && asked::runs_to_end(query)
             }
-            To::DestCopyOut => true,
+            To::DestCopyOut => statement::copies_for_client(),
             // What MOVE passes by is a cursor's.
             To::DestNone => portal.is_none(),
             // EXECUTE collects the rows of a portal of its own; so do FETCH, and cursors that outlive their transaction.

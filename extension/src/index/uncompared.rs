@@ -10,12 +10,12 @@
 //! hides one.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::lists::{members, node};
-use crate::pg::unguarded::{equal, expression_tree_walker};
+use crate::pg::unguarded::{equal, expression_tree_walker, func_volatile};
 
 /// Numbers that columns of the nodes below have in a plan; unsigned before PostgreSQL 15.
 #[allow(clippy::unnecessary_cast)]
@@ -262,8 +262,8 @@ fn is_of(column: &pg_sys::Var, table: i32) -> bool {
 struct Found<'s> {
     sought: &'s Sought,
     is_met: bool,
-    /// Columns, subplans, what they or other nodes hand on, and functions that are not the server's own, outside of what
-    /// is sought.
+    /// Columns, subplans, what they or other nodes hand on, and functions that are not the server's own or have effects,
+    /// outside of what is sought.
     others: bool,
 }
 
@@ -298,7 +298,9 @@ unsafe extern "C-unwind" fn find(expression: *mut pg_sys::Node, context: *mut c_
             // Whatever they compute.
             NodeTag::T_FuncExpr => {
                 let function = (*expression.cast::<pg_sys::FuncExpr>()).funcid;
-                found.others |= function.to_u32() >= pg_sys::FirstNormalObjectId;
+                // One with effects may do anything with what it is given, as `set_config` and `query_to_xml` do.
+                found.others |= function.to_u32() >= pg_sys::FirstNormalObjectId
+                    || func_volatile(function) == pg_sys::PROVOLATILE_VOLATILE as c_char;
             }
             NodeTag::T_OpExpr | NodeTag::T_DistinctExpr | NodeTag::T_NullIfExpr => {
                 let operator = (*expression.cast::<pg_sys::OpExpr>()).opno;

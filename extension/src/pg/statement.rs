@@ -33,6 +33,8 @@ enum Kind {
     MakesTable,
     /// EXECUTE by the client itself, of a portal that nobody else can fetch from
     Executes,
+    /// COPY by the client itself
+    Copies,
     /// ALTER with the storage parameter that is watched, and without it.
     SetsParameter,
     LeavesParameter,
@@ -66,7 +68,7 @@ pub fn init(method: &CStr, parameter: &'static CStr, look: fn(pg_sys::Oid)) {
 }
 
 /// The statement that has the library loaded, if it is the session's own and makes or alters an index of the access method, or
-/// a table, maybe with such indexes, or executes what was prepared. What begins in the session itself has no restrictions. Where
+/// a table, maybe with such indexes, or executes what was prepared, or copies. What begins in the session itself has no restrictions. Where
 /// code within has the library loaded, it is not known for which statement: such code, of whatever language, and what it
 /// executes has something to say about errors.
 ///
@@ -99,7 +101,7 @@ unsafe fn loaded_by(method: &CStr) -> Option<Noted> {
                 let alter = &*statement.cast::<pg_sys::AlterTableStmt>();
                 alter.objtype != pg_sys::ObjectType::OBJECT_INDEX
             }
-            NodeTag::T_CreateStmt | NodeTag::T_ExecuteStmt => true,
+            NodeTag::T_CreateStmt | NodeTag::T_ExecuteStmt | NodeTag::T_CopyStmt => true,
             _ => return None,
         };
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
@@ -137,6 +139,11 @@ pub fn executes_for_client() -> bool {
     innermost().is_some_and(|noted| noted.kind == Kind::Executes)
 }
 
+/// The same of COPY.
+pub fn copies_for_client() -> bool {
+    innermost().is_some_and(|noted| noted.kind == Kind::Copies)
+}
+
 /// Whether the utility statement that runs is known to leave the storage parameter that is watched as it was.
 pub fn leaves_parameter() -> bool {
     innermost().is_some_and(|noted| matches!(noted.kind, Kind::MakesTable | Kind::LeavesParameter))
@@ -161,6 +168,7 @@ unsafe fn kind_of(statement: *mut pg_sys::Node, is_of_client: bool) -> Kind {
         match (*statement).type_ {
             NodeTag::T_IndexStmt => Kind::MakesIndex,
             NodeTag::T_CreateStmt => Kind::MakesTable,
+            NodeTag::T_CopyStmt if is_of_client => Kind::Copies,
             NodeTag::T_ExecuteStmt if is_of_client && !is_visible() => Kind::Executes,
             NodeTag::T_AlterTableStmt => {
                 use pg_sys::AlterTableType::{AT_ReplaceRelOptions, AT_SetRelOptions};

@@ -51,6 +51,8 @@ unsafe extern "C-unwind" {
     ) -> bool;
     /// `src/backend/nodes/equalfuncs.c`
     pub fn equal(a: *const c_void, b: *const c_void) -> bool;
+    /// `src/backend/utils/cache/lsyscache.c`
+    pub fn func_volatile(function: pg_sys::Oid) -> c_char;
     /// `src/backend/storage/ipc/procsignal.c`. It writes shared memory and sends a signal, allocates nothing and raises
     /// nothing: the one function of the server that a thread other than the session's own may call. pgrx's declaration
     /// would refuse that thread.
