@@ -53,6 +53,7 @@ mod asked;
 mod bufpage;
 mod build;
 mod cache;
+mod constants;
 mod cost;
 mod cutoff;
 mod distance_param;

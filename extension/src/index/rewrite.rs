@@ -19,7 +19,8 @@
 //! its operator, and all of its own expressions that have it read the parameter. Queries around a subquery
 //! know its order by the columns that it gives them.
 //!
-//! Nothing is replaced where distances of several rows may be compared ([`uncompared`]): texts that are equal have one
+//! Distances from different parameters are different, also in plans for values that are equal ([`super::constants`]). Nothing is
+//! replaced where distances of several rows may be compared ([`uncompared`]): texts that are equal have one
 //! distance, and an index may have stored them in segments with a rounding each. Nor are columns in statements that write, or lock
 //! rows: a row that changed meanwhile is another one than the scan has seen (`EvalPlanQual` in `src/backend/executor/execMain.c`).
 //! Filters are not, where a table with row-level security or a security-barrier view is part of the statement. Nothing is in subqueries where some process, or run, may not know the
@@ -32,6 +33,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
 
+use super::constants::Constants;
 use super::{build, mentions, uncompared};
 use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
@@ -78,7 +80,7 @@ pub unsafe fn rewrite_if_planned_before(query: *mut pg_sys::QueryDesc) {
     // SAFETY: by contract. The copy is in the memory of whoever begins the query, as the query is.
     unsafe {
         let copy = pg_sys::copyObjectImpl((*query).plannedstmt.cast()).cast();
-        rewrite(&mut *copy);
+        rewrite(&mut *copy, Constants::none());
         (*query).plannedstmt = copy;
         pg_sys::ResetPlanCache();
     }
@@ -96,21 +98,25 @@ unsafe extern "C-unwind" fn plan(
     // SAFETY: called by the server; the plan is new, and in the current memory context.
     unsafe {
         JUST_LOADED.set(false);
+        let constants = Constants::of(query, parameters);
         let planned = match NEXT_HOOK.get() {
             Some(next) => next(query, text, options, parameters),
             None => standard_planner(query, text, options, parameters),
         };
         if !planned.is_null() {
-            rewrite_guarded(planned);
+            rewrite_guarded(planned, constants);
         }
         planned
     }
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn rewrite_guarded(planned: *mut pg_sys::PlannedStmt) {
+unsafe extern "C-unwind" fn rewrite_guarded(
+    planned: *mut pg_sys::PlannedStmt,
+    constants: Constants,
+) {
     // SAFETY: a complete plan, which nobody else has seen.
-    unsafe { rewrite(&mut *planned) }
+    unsafe { rewrite(&mut *planned, constants) }
 }
 
 /// The text indexes that a plan searches.
@@ -127,7 +133,7 @@ pub unsafe fn text_indexes(statement: &pg_sys::PlannedStmt) -> Vec<pg_sys::Oid> 
 
 /// # Safety
 /// A complete plan, which nobody else has seen.
-unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
+unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt, constants: Constants) {
     // SAFETY: by contract; the lists are of plans, some of which may be null, and of range table entries.
     unsafe {
         let levels = Levels::of(statement);
@@ -179,7 +185,7 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt) {
                     && is_only()
                     && scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)));
                 for scan in scans() {
-                    take_distance(&mut **scan, statement, (in_columns, in_filters));
+                    take_distance(&mut **scan, statement, (in_columns, in_filters), constants);
                 }
             }
         }
@@ -433,6 +439,7 @@ unsafe fn hide_unread(level: &Level) {
 /// What [`replace`] looks for and puts in its place.
 struct Replacement {
     distance: *mut pg_sys::Node,
+    constants: Constants,
     parameter: i32,
     /// How often it has.
     done: usize,
@@ -447,6 +454,7 @@ unsafe fn take_distance(
     scan: &mut pg_sys::IndexScan,
     statement: &mut pg_sys::PlannedStmt,
     (in_columns, in_filters): (bool, bool),
+    constants: Constants,
 ) {
     // SAFETY: by contract.
     unsafe {
@@ -458,6 +466,7 @@ unsafe fn take_distance(
         let replaced = |list: *mut pg_sys::List, allowed: bool| {
             let mut replacement = Replacement {
                 distance,
+                constants,
                 parameter,
                 done: 0,
             };
@@ -517,7 +526,10 @@ unsafe extern "C-unwind" fn replace(
             return expression;
         }
         let replacement = context.cast::<Replacement>();
-        if !equal(expression.cast(), (*replacement).distance.cast()) {
+        let (distance, constants) = ((*replacement).distance, (*replacement).constants);
+        let is_same = equal(expression.cast(), distance.cast())
+            && constants.mark(expression) == constants.mark(distance);
+        if !is_same {
             return expression_tree_mutator(expression, replace, context);
         }
         (*replacement).done += 1;

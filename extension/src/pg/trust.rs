@@ -26,7 +26,7 @@ use crate::pg::catalogs;
 use crate::pg::encoding::{to_server, to_utf8};
 use crate::pg::errors::{raise, raise_hint};
 use crate::pg::lists::{members, node};
-use crate::pg::unguarded::expression_tree_walker;
+use crate::pg::unguarded::{expression_tree_walker, query_tree_walker};
 
 const AFTER: &str = ", and runs nothing of others */";
 
@@ -70,18 +70,6 @@ pub fn init() {
 }
 
 unsafe extern "C-unwind" {
-    /// `src/backend/nodes/nodeFuncs.c`
-    #[cfg_attr(
-        not(any(feature = "pg14", feature = "pg15")),
-        link_name = "query_tree_walker_impl"
-    )]
-    fn query_tree_walker(
-        query: *mut pg_sys::Query,
-        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
-        context: *mut c_void,
-        flags: i32,
-    ) -> bool;
-
     /// `src/backend/nodes/nodeFuncs.c`
     fn check_functions_in_node(
         node: *mut pg_sys::Node,

@@ -49,6 +49,17 @@ unsafe extern "C-unwind" {
         walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
         context: *mut c_void,
     ) -> bool;
+    /// `src/backend/nodes/nodeFuncs.c`
+    #[cfg_attr(
+        not(any(feature = "pg14", feature = "pg15")),
+        link_name = "query_tree_walker_impl"
+    )]
+    pub fn query_tree_walker(
+        query: *mut pg_sys::Query,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool,
+        context: *mut c_void,
+        flags: i32,
+    ) -> bool;
     /// `src/backend/nodes/equalfuncs.c`
     pub fn equal(a: *const c_void, b: *const c_void) -> bool;
     /// `src/backend/utils/cache/lsyscache.c`
