@@ -5,4 +5,5 @@ pub mod contrastive;
 pub mod mlm;
 pub mod nli;
 pub mod nmt;
+mod sampled;
 pub mod transfer;

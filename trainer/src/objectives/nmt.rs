@@ -3,13 +3,17 @@
 //!
 //! The embedding gives the first state through a linear map and is part of the input of every
 //! step, beside the previous target token and an embedding of the target language. The loss is the
-//! cross entropy of the next target token over the whole vocabulary, computed in tiles of rows.
+//! cross entropy of the next target token over the whole vocabulary, or over a sample of it that each batch draws, computed
+//! in tiles of rows.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::sampled::Types;
 use crate::data::Ragged;
+use crate::data::permutation::mix;
 use crate::models::Parameters;
 use crate::models::parameters::random;
 use crate::ops::lstm::Steps;
@@ -30,6 +34,8 @@ pub struct DecoderSizes {
     pub language_size: usize,
     /// Width of the LSTM.
     pub hidden_size: usize,
+    /// Types of the vocabulary, beside those of a batch's targets, over which its softmax goes; 0 = all, the exact softmax.
+    pub softmax_samples: usize,
 }
 
 impl Default for DecoderSizes {
@@ -38,6 +44,7 @@ impl Default for DecoderSizes {
             embedding_size: 320,
             language_size: 32,
             hidden_size: 2048,
+            softmax_samples: 0,
         }
     }
 }
@@ -79,8 +86,11 @@ pub struct Decoder {
     arithmetic: Arithmetic,
 }
 
-/// The weights of the softmax as its products take them, prepared once for all threads: [types, hidden].
+/// The softmax of a batch, prepared once for all threads; weights are [types, hidden].
 struct Softmax<'a> {
+    /// Those that it goes over, if not over the whole vocabulary.
+    types: Option<&'a Types>,
+    biases: &'a [f32],
     /// States times the transposed weights.
     forward: Right<'a>,
     /// Gradients of the logits times the weights.
@@ -182,13 +192,29 @@ impl Decoder {
             .map(|(i, s)| s + i)
             .collect();
         let ranges = threads.split_weighted(&costs);
-        let (v, h) = (self.vocabulary, self.sizes.hidden_size);
-        let softmax = Softmax {
-            forward: self.arithmetic.right_transposed(v, h, values[at::OUTPUT]),
-            backward: self.arithmetic.right(v, h, values[at::OUTPUT]),
+        let h = self.sizes.hidden_size;
+        let types = self.types(sentences, noise.seed);
+        let (rows, biases) = match &types {
+            None => (
+                Cow::from(values[at::OUTPUT]),
+                Cow::from(values[at::OUTPUT_BIAS]),
+            ),
+            Some(types) => (
+                types.rows(values[at::OUTPUT], h).into(),
+                types.biases(values[at::OUTPUT_BIAS]).into(),
+            ),
         };
+        let v = biases.len();
+        let softmax = Softmax {
+            types: types.as_ref(),
+            biases: &biases,
+            forward: self.arithmetic.right_transposed(v, h, &rows),
+            backward: self.arithmetic.right(v, h, &rows),
+        };
+        let mut lengths: Vec<usize> = values.iter().map(|v| v.len()).collect();
+        (lengths[at::OUTPUT], lengths[at::OUTPUT_BIAS]) = (rows.len(), biases.len());
         let parts = threads.map(ranges, |_, range| {
-            let mut own: Vec<Vec<f32>> = values.iter().map(|v| vec![0.0; v.len()]).collect();
+            let mut own: Vec<Vec<f32>> = lengths.iter().map(|n| vec![0.0; *n]).collect();
             let noise = Noise {
                 seed: noise.seed ^ ((range.start as u64) << 32),
                 ..noise
@@ -208,14 +234,27 @@ impl Decoder {
         for (loss, part, own) in parts {
             total += loss;
             dx.extend_from_slice(&part);
-            for (sum, own) in gradients[self.first..self.first + PARAMETERS]
-                .iter_mut()
-                .zip(&own)
-            {
-                add(own, sum);
+            let sums = &mut gradients[self.first..self.first + PARAMETERS];
+            for (i, (sum, own)) in sums.iter_mut().zip(&own).enumerate() {
+                match (&types, i) {
+                    (Some(types), at::OUTPUT) => types.add_to(sum, own, h),
+                    (Some(types), at::OUTPUT_BIAS) => types.add_to(sum, own, 1),
+                    _ => add(own, sum),
+                }
             }
         }
         (total / tokens as f64, dx)
+    }
+
+    /// Those over which the softmax of a batch goes, if not over all.
+    fn types(&self, sentences: &Ragged, seed: u64) -> Option<Types> {
+        let samples = self.sizes.softmax_samples;
+        if samples == 0 {
+            return None;
+        }
+        let mut targets = sentences.ids.clone();
+        targets.push(self.end);
+        Types::draw(&targets, self.vocabulary, samples, mix(seed ^ 2))
     }
 
     /// Sum of the losses of some sentences; `weight` times its gradients.
@@ -232,6 +271,7 @@ impl Decoder {
             embedding_size: e,
             language_size: l,
             hidden_size: h,
+            ..
         } = self.sizes;
         let (d, g, a) = (self.dimensions, 4 * h, self.arithmetic);
         let inputs = e + l;
@@ -322,8 +362,8 @@ impl Decoder {
         let mut output = hidden.clone();
         dropout(&mut output, noise.output, noise.seed ^ 1);
 
-        // Softmax over the vocabulary, tile by tile, with its gradients.
-        let v = self.vocabulary;
+        // Softmax, tile by tile, with its gradients.
+        let v = softmax.biases.len();
         let mut loss = 0f64;
         let mut d_hidden = vec![0f32; rows * h];
         let mut logits = vec![0f32; TILE.min(rows) * v];
@@ -332,12 +372,16 @@ impl Decoder {
             let m = to - from;
             let tile = &mut logits[..m * v];
             for row in tile.chunks_exact_mut(v) {
-                row.copy_from_slice(values[at::OUTPUT_BIAS]);
+                row.copy_from_slice(softmax.biases);
             }
             let states = &output[from * h..to * h];
             softmax.forward.multiply(m, states, tile, true);
             for (row, label) in tile.chunks_exact_mut(v).zip(&labels[from..to]) {
-                loss += row_cross_entropy(row, *label as usize, weight);
+                let label = match softmax.types {
+                    None => *label as usize,
+                    Some(types) => types.place(*label),
+                };
+                loss += row_cross_entropy(row, label, weight);
                 add(row, &mut gradients[at::OUTPUT_BIAS]);
             }
             let to_hidden = &mut d_hidden[from * h..to * h];
@@ -484,7 +528,7 @@ fn repeat(row: &[f32], n: usize) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    fn decoder(seed: u64) -> (Parameters, Decoder) {
+    fn decoder(seed: u64, softmax_samples: usize) -> (Parameters, Decoder) {
         // A parameter of something else comes first.
         let mut parameters = Parameters::default();
         parameters.constant("other", &[3], 0.5);
@@ -492,6 +536,7 @@ mod tests {
             embedding_size: 3,
             language_size: 2,
             hidden_size: 5,
+            softmax_samples,
         };
         let exact = Arithmetic::F32;
         let decoder = Decoder::new(
@@ -511,7 +556,13 @@ mod tests {
     }
 
     /// The definition, one token after the other, in f64.
-    fn reference(parameters: &Parameters, first: usize, x: &[f32], targets: Targets<'_>) -> f64 {
+    fn reference(
+        parameters: &Parameters,
+        first: usize,
+        x: &[f32],
+        targets: Targets<'_>,
+        weights: &[f64],
+    ) -> f64 {
         let p = |i: usize, k: usize| f64::from(parameters.value(first + i)[k]);
         let (d, e, l, h, v) = (4, 3, 2, 5, 7);
         let sig = |x: f64| 1.0 / (1.0 + (-x).exp());
@@ -559,7 +610,8 @@ mod tests {
                             + p(at::OUTPUT_BIAS, r)
                     })
                     .collect();
-                loss += logits.iter().map(|z| z.exp()).sum::<f64>().ln() - logits[*label as usize];
+                let sum: f64 = logits.iter().zip(weights).map(|(z, w)| w * z.exp()).sum();
+                loss += sum.ln() - logits[*label as usize];
                 count += 1.0;
                 token = *label;
             }
@@ -569,9 +621,40 @@ mod tests {
 
     #[test]
     fn loss_and_gradients_match_the_definition() {
-        let (mut parameters, decoder) = decoder(3);
+        check(0, |_| vec![1.0; 7]);
+    }
+
+    /// Types that no target has count as many times as there are others for each that is drawn.
+    #[test]
+    fn sampled_loss_and_gradients_match_the_definition() {
+        check(1, |decoder| {
+            let mut targets = Ragged::new();
+            targets.push(&[2, 3, 4, 2]);
+            let types = decoder.types(&targets, 0).unwrap();
+            let drawn = types.biases(&[0.0; 7]);
+            let mut weights = vec![0.0; 7];
+            types.add_to(
+                &mut weights,
+                &drawn.iter().map(|b| b.exp()).collect::<Vec<_>>(),
+                1,
+            );
+            // 1 to 4 are of targets; one of three others is drawn.
+            assert_eq!(weights[1..5], [1.0; 4]);
+            assert!(
+                (weights.iter().sum::<f32>() - 7.0).abs() < 1e-5,
+                "{weights:?}"
+            );
+            weights.into_iter().map(f64::from).collect()
+        });
+        // As many as there are: the exact softmax.
+        check(3, |_| vec![1.0; 7]);
+    }
+
+    fn check(samples: usize, weights: impl Fn(&Decoder) -> Vec<f64>) {
+        let (mut parameters, decoder) = decoder(3, samples);
+        let weights = weights(&decoder);
         let mut sentences = Ragged::new();
-        for row in [&[2u32, 3, 4][..], &[5], &[], &[6, 2]] {
+        for row in [&[2u32, 3, 4][..], &[3], &[], &[4, 2]] {
             sentences.push(row);
         }
         let targets = Targets {
@@ -591,7 +674,7 @@ mod tests {
                 &mut gradients,
             );
             let first = decoder.first;
-            assert!((loss - reference(&parameters, first, &x, targets)).abs() < 1e-5);
+            assert!((loss - reference(&parameters, first, &x, targets, &weights)).abs() < 1e-5);
             let h = 2e-3f32;
             let close = |gradient: f32, up: f64, down: f64, step: f32| {
                 let slope = 0.5 * (up - down) / f64::from(step);
@@ -603,9 +686,9 @@ mod tests {
             for k in 0..x.len() {
                 let value = x[k];
                 x[k] = value + h;
-                let up = reference(&parameters, first, &x, targets);
+                let up = reference(&parameters, first, &x, targets, &weights);
                 x[k] = value - h;
-                let down = reference(&parameters, first, &x, targets);
+                let down = reference(&parameters, first, &x, targets, &weights);
                 x[k] = value;
                 close(dx[k], up, down, (value + h) - (value - h));
             }
@@ -614,7 +697,7 @@ mod tests {
                     let value = parameters.value(i)[k];
                     let mut at = |to: f32| {
                         parameters.list_mut()[i].value[k] = to;
-                        reference(&parameters, first, &x, targets)
+                        reference(&parameters, first, &x, targets, &weights)
                     };
                     let (up, down) = (at(value + h), at(value - h));
                     at(value);

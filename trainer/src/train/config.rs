@@ -219,6 +219,8 @@ pub struct LanguageDecoderSizes {
     pub embedding_size: usize,
     /// Width of the LSTM.
     pub hidden_size: usize,
+    /// Types of the vocabulary over which a batch's softmax goes beside those of its targets; 0 = all.
+    pub softmax_samples: usize,
 }
 
 impl Default for LanguageDecoderSizes {
@@ -226,6 +228,7 @@ impl Default for LanguageDecoderSizes {
         Self {
             embedding_size: 384,
             hidden_size: 1024,
+            softmax_samples: 0,
         }
     }
 }
@@ -706,6 +709,7 @@ impl TrainConfig {
                 embedding_size,
                 language_size,
                 hidden_size,
+                ..
             } = nmt.decoder;
             if [embedding_size, language_size, hidden_size].contains(&0) {
                 return fail("every size of the decoder must be at least 1".into());
@@ -767,6 +771,7 @@ impl TrainConfig {
         let LanguageDecoderSizes {
             embedding_size,
             hidden_size,
+            ..
         } = paths.decoder;
         if [embedding_size, hidden_size].contains(&0) {
             return fail("every size of the decoder must be at least 1");

@@ -93,6 +93,8 @@ fn all_objectives_together_are_repeated_and_resumed_exactly() {
                 embedding_size: 8,
                 language_size: 4,
                 hidden_size: 12,
+                softmax_samples: 8,
+                ..DecoderSizes::default()
             },
             denoise: Denoise {
                 share: 0.5,
@@ -131,6 +133,7 @@ fn each_objective_alone_is_repeated_and_resumed_exactly() {
                     embedding_size: 8,
                     language_size: 4,
                     hidden_size: 12,
+                    ..DecoderSizes::default()
                 },
                 denoise: Denoise {
                     share,
@@ -184,6 +187,7 @@ fn an_auto_encoder_restores_what_noise_has_changed() {
                 embedding_size: 12,
                 language_size: 4,
                 hidden_size: 32,
+                ..DecoderSizes::default()
             },
             denoise: noise,
         });

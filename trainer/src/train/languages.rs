@@ -110,6 +110,7 @@ pub fn prepare(
         embedding_size: options.decoder.embedding_size,
         language_size: 0,
         hidden_size: options.decoder.hidden_size,
+        softmax_samples: options.decoder.softmax_samples,
     };
     let mut languages = Vec::new();
     for (number, (code, roles)) in options.languages.iter().zip(sampler.roles()).enumerate() {

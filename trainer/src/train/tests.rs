@@ -634,6 +634,7 @@ fn translation_and_transfer_teach_as_well() {
             embedding_size: 8,
             language_size: 2,
             hidden_size: 24,
+            ..DecoderSizes::default()
         },
         denoise: Default::default(),
     });
