@@ -257,7 +257,7 @@ pub(crate) fn assemble(
         out.copy_from_slice(&tid.to_le_bytes());
     }
     if nodes > 0 {
-        header.ef = width::measure(&codec, &encoding.space, header.graph.of(&bytes), pause)? as u32;
+        header.ef = width::measure(&encoding, header.graph.of(&bytes), pause)? as u32;
     }
     header.seal(&mut bytes);
     pause();

@@ -229,7 +229,7 @@ pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
 const PARTS: usize = 16;
 /// Bytes of memory for each node while parts are joined, beside what is in files: numbers by which nodes are ordered and
 /// linked ([`crate::reach`]).
-const JOINING: usize = 48;
+const JOINING: usize = 96;
 
 /// Addresses without a vector that count as an entry.
 const UNPLACED_SHARE: usize = 2;

@@ -49,6 +49,8 @@ const MAX_OUTLIER_PERCENT: usize = 1;
 /// What a sample has of the longest vectors besides those from all over, at most.
 pub const LONGEST: usize = 16;
 
+/// Vectors of the sample that are searched for when a segment is measured.
+const SEARCHED: usize = 100;
 /// Vectors of the sample by which an existing encoding is compared with a new one.
 const REVALIDATION_SAMPLE: usize = 256;
 
@@ -79,6 +81,12 @@ pub fn choose(
     pause: &dyn Fn(),
 ) -> Encoding {
     let Existing { encodings, grown } = existing;
+    let queries: Vec<Vec<f32>> = match metric {
+        Metric::InnerProduct => stratified(sample.len(), SEARCHED)
+            .map(|at| sample[at].clone())
+            .collect(),
+        _ => Vec::new(),
+    };
     let shorter = match metric {
         Metric::InnerProduct => without_long(sample),
         _ => None,
@@ -106,6 +114,7 @@ pub fn choose(
             space,
             noise,
             longest,
+            queries: queries.clone(),
         }
     };
     // From all over the sample: it begins with rows of the largest segment.
@@ -124,6 +133,7 @@ pub fn choose(
                 Encoding {
                     noise: new.noise.or(old.noise),
                     longest: new.longest,
+                    queries: new.queries,
                     ..(*old).clone()
                 },
                 true,
@@ -428,6 +438,7 @@ mod tests {
             space: Space::fit(Metric::InnerProduct, 48, &wide, true),
             noise: None,
             longest: f64::INFINITY,
+            queries: Vec::new(),
         };
         let known = [&few];
         let existing = |grown| Existing {

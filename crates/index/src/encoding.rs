@@ -16,6 +16,9 @@ pub struct Encoding {
     pub noise: Option<f32>,
     /// Length of the longest vector that it is for; [`Space::reaches`] has another limit.
     pub longest: f64,
+    /// For inner products: some of the prepared vectors that it was chosen by, from all segments. Queries like them are
+    /// for the largest products wherever these are.
+    pub queries: Vec<Vec<f32>>,
 }
 
 impl Encoding {

@@ -303,6 +303,7 @@ pub fn encoding(
         space,
         noise: head.noise(),
         longest: f64::INFINITY,
+        queries: Vec::new(),
     })
 }
 

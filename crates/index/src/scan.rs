@@ -80,6 +80,8 @@ pub struct Settings {
     pub cutoff: f64,
     /// With a cutoff, whether rows whose distance is NaN are wanted.
     pub undirected: bool,
+    /// Whether the first search is followed by a look at all vectors: whoever takes the rows goes wrong where one comes late.
+    pub widens_to_all: bool,
 }
 
 struct Part {
@@ -360,7 +362,10 @@ impl Scan {
         self.widened += 1;
         let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
         for part in &mut self.parts {
-            part.ef = part.ef.saturating_mul(WIDEN).min(widest);
+            part.ef = match self.settings.widens_to_all {
+                true => EXHAUSTIVE_EF,
+                false => part.ef.saturating_mul(WIDEN).min(widest),
+            };
         }
     }
 

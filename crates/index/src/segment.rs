@@ -329,6 +329,7 @@ impl SegmentHeader {
             },
             noise: self.noise(),
             longest: f64::INFINITY,
+            queries: Vec::new(),
         })
     }
 

@@ -2,11 +2,13 @@
 //!
 //! Graphs differ: one with clear neighbourhoods needs forty candidates, one of a million sentences
 //! about everything thousands. When a segment has been built, nodes of it are searched for as if
-//! they were not in it, and what is found is compared with what a look at every node finds.
+//! they were not in it, and what is found is compared with what a look at every node finds. For inner products all queries are
+//! for the longest nodes, also those that are like the rows of other segments: some of these are searched for as well.
 
 use std::collections::{BTreeSet, HashSet};
 
 use crate::codec::{Codec, Format};
+use crate::encoding::Encoding;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
@@ -38,8 +40,9 @@ const WIDTHS: [usize; 15] = [
 /// Where nodes cannot be brought back from the space of inner products.
 const LEAST_FOR_PRODUCTS: usize = 200;
 
-/// A node that is searched for, what it is searched for with, and the nearest of the others with their distances.
-type Searched = (u32, Probe, Vec<(f32, u32)>);
+/// A node that is searched for, or none for what comes from elsewhere; what is searched for with; and the nearest of the
+/// other nodes with their distances.
+type Searched = (Option<u32>, Probe, Vec<(f32, u32)>);
 
 /// What is searched for like a node. Queries for inner products are no nodes, for these have one more
 /// coordinate: where a node's vector is known, it is a query.
@@ -58,10 +61,11 @@ fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
 fn leave_stranded_out(walk: &Walk, graph: &[u8], queries: &mut [Searched], pause: &dyn Fn()) {
     let pairs: Vec<(u32, u32)> = queries
         .iter()
-        .flat_map(|(node, _, nearest)| nearest.iter().map(|(_, near)| (*near, *node)))
+        .filter_map(|(node, _, nearest)| Some(((*node)?, nearest)))
+        .flat_map(|(node, nearest)| nearest.iter().map(move |(_, near)| (*near, node)))
         .collect();
     let mut are_stranded = are_stranded(walk, graph, &pairs, pause).into_iter();
-    for (.., nearest) in queries {
+    for (.., nearest) in queries.iter_mut().filter(|(node, ..)| node.is_some()) {
         nearest.retain(|_| are_stranded.next() == Some(false));
     }
 }
@@ -71,7 +75,8 @@ fn leave_stranded_out(walk: &Walk, graph: &[u8], queries: &mut [Searched], pause
 ///
 /// # Errors
 /// Damage.
-pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
+pub fn measure(encoding: &Encoding, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
+    let Encoding { codec, space, .. } = encoding;
     let mut walk = Walk::new(&Layout::parse(codec, graph)?)?;
     let nodes = walk.nodes;
     if nodes <= WIDTHS[0] {
@@ -83,10 +88,17 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
     let mut queries: Vec<Searched> = Vec::new();
     // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind.
     let sample: BTreeSet<u32> = scattered(nodes).take(QUERIES).collect();
+    let mut asked: Vec<(Option<u32>, Probe)> = Vec::new();
     for node in sample {
-        let probe = probe(codec, space, walk.vector(graph, node))?;
+        asked.push((Some(node), probe(codec, space, walk.vector(graph, node))?));
+    }
+    for x in &encoding.queries {
+        let query = Query::new(codec.metric, codec.dims, x)?;
+        asked.push((None, Probe::new(*codec, space, &query)));
+    }
+    for (node, probe) in asked {
         let mut all: Vec<(f32, u32)> = Vec::new();
-        for other in (0..nodes as u32).filter(|other| *other != node) {
+        for other in (0..nodes as u32).filter(|other| Some(*other) != node) {
             if other % 4096 == 0 {
                 pause();
             }
@@ -119,9 +131,9 @@ pub fn measure(codec: &Codec, space: &Space, graph: &[u8], pause: &dyn Fn()) -> 
         let mut missed = 0;
         for (node, probe, nearest) in &queries {
             pause();
-            let own = walk.vector(graph, *node).as_ptr();
+            let own = node.map(|node| walk.vector(graph, node).as_ptr());
             let found = walk.search(graph, width, |stored| {
-                if stored.as_ptr() == own {
+                if Some(stored.as_ptr()) == own {
                     // Nothing leads through the node that is searched for.
                     return f32::INFINITY;
                 }
@@ -153,6 +165,16 @@ mod tests {
     use crate::graph::raw;
     use crate::reach::link;
 
+    fn encoding(codec: Codec, space: Space) -> Encoding {
+        Encoding {
+            codec,
+            space,
+            noise: None,
+            longest: f64::INFINITY,
+            queries: Vec::new(),
+        }
+    }
+
     /// Whoever looks for a node of a small group without it finds nothing of the others, by whatever width. A query
     /// from elsewhere does: here by widths of 400 to 800.
     #[test]
@@ -168,7 +190,7 @@ mod tests {
             let mut graph = raw(codec, 16, &points);
             link(&codec, &mut graph, &|| ()).unwrap();
             let space = Space::plain(Metric::L2, 2);
-            let width = measure(&codec, &space, &graph, &|| ()).unwrap();
+            let width = measure(&encoding(codec, space), &graph, &|| ()).unwrap();
             assert!(width <= 1800, "{width}, seed {seed}");
         }
     }
@@ -188,7 +210,7 @@ mod tests {
         let width = |points: &[Vec<f32>]| {
             let mut graph = raw(codec, 16, points);
             link(&codec, &mut graph, &|| ()).unwrap();
-            measure(&codec, &space, &graph, &|| ()).unwrap()
+            measure(&encoding(codec, space.clone()), &graph, &|| ()).unwrap()
         };
         let in_turn = width(&points);
         points.sort_by(|a, b| a[0].total_cmp(&b[0]));

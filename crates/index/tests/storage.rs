@@ -173,6 +173,7 @@ fn search(
         max_tuples: 20_000,
         cutoff: f64::INFINITY,
         undirected: false,
+        widens_to_all: false,
         recheck: false,
     };
     scan(store, folder, x, settings, k).0
@@ -478,6 +479,7 @@ fn damage_is_found_and_named() {
             max_tuples: 20_000,
             cutoff: f64::INFINITY,
             undirected: false,
+            widens_to_all: false,
             recheck: false,
         };
         match try_scan(&store, &fresh, &rows[7], settings, usize::MAX) {
@@ -787,6 +789,7 @@ fn dead_rows_do_not_count() {
             max_tuples: 300,
             cutoff: f64::INFINITY,
             undirected: false,
+            widens_to_all: false,
             recheck: true,
         };
         let query = Query::new(Metric::L2, 8, &[0.0; 8]).unwrap();
@@ -833,6 +836,7 @@ fn live_rows_without_a_vector_hide_no_dead_ones() {
             max_tuples: 20_000,
             cutoff: f64::INFINITY,
             undirected: false,
+            widens_to_all: false,
             recheck: false,
         };
         let wanted = left as usize + 10;
@@ -917,6 +921,7 @@ fn long_vectors_are_merged() {
                 max_tuples: 20_000,
                 cutoff: f64::INFINITY,
                 undirected: false,
+                widens_to_all: false,
                 recheck: false,
             };
             let k = before.count() + 10;
@@ -974,6 +979,57 @@ fn rows_behind_a_crowd_are_found() {
         wanted += 10;
     }
     assert!(100 * found >= 98 * wanted, "{found} of {wanted}");
+}
+
+/// For inner products the largest are in one segment, for queries like the rows of any.
+#[test]
+fn queries_like_another_segments_rows_find_the_longest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (n, dims) = (16_000, 24);
+    for seed in [2, 3] {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut gauss = |scale: f32| -> Vec<f32> {
+            let uniform =
+                |rng: &mut ChaCha8Rng| (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
+            (0..dims).map(|_| scale * uniform(&mut rng)).collect()
+        };
+        // A long tight source first, then one of clusters.
+        let long = gauss(5.0);
+        let centres: Vec<Vec<f32>> = (0..20).map(|_| gauss(3.0)).collect();
+        let add =
+            |a: &[f32], b: Vec<f32>| -> Vec<f32> { a.iter().zip(b).map(|(x, y)| x + y).collect() };
+        let mut rows: Vec<Vec<f32>> = (0..n / 2).map(|_| add(&long, gauss(0.01))).collect();
+        rows.extend((0..n / 2).map(|i| add(&centres[i % 20], gauss(0.1))));
+        let mut options = options(dims, Metric::InnerProduct, None, folder.path());
+        (options.memory, options.expected) = (4 << 20, n);
+        let store = MemoryStore::new();
+        Meta::create(&store, options.parameters.clone()).unwrap();
+        build(&store, &options, &rows);
+        let segments = Meta::read(&store).unwrap().segments.len();
+        let mut found = 0;
+        for i in 0..60 {
+            let query = match i % 3 {
+                0 => add(&long, gauss(0.01)),
+                1 => add(&centres[i % 20], gauss(0.1)),
+                _ => gauss(1.0),
+            };
+            let mut exact: Vec<f64> = rows
+                .iter()
+                .map(|x| distance(Metric::InnerProduct, &query, x))
+                .collect();
+            exact.sort_by(f64::total_cmp);
+            // As many as have to be compared by their true distances.
+            let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 30);
+            found += hits
+                .iter()
+                .filter(|(_, tid)| {
+                    distance(Metric::InnerProduct, &query, &rows[*tid as usize - 1])
+                        <= exact[9] + 1e-4
+                })
+                .count();
+        }
+        assert!(found >= 576, "{found} of 600 in {segments} segments");
+    }
 }
 
 /// Rows without a vector are in memory until a segment ends, also where its graph is made in parts.
@@ -1098,6 +1154,7 @@ fn nothing_is_lost_before_a_cutoff() {
                         },
                         recheck: true,
                         undirected: false,
+                        widens_to_all: false,
                     };
                     for rank in [0, 10, 50, 1000] {
                         let settings = settings(rank);
@@ -1184,6 +1241,7 @@ fn groups_before_a_cutoff_are_found() {
                 max_tuples: usize::MAX,
                 cutoff: truth[rank],
                 undirected: false,
+                widens_to_all: false,
                 recheck: true,
             };
             let (hits, _) = scan(&store, folder.path(), query, settings, usize::MAX);
@@ -1211,6 +1269,7 @@ fn a_query_without_a_direction_has_nothing_before_a_cutoff() {
         max_tuples: 20_000,
         cutoff: 2.0,
         undirected: false,
+        widens_to_all: false,
         recheck: true,
     };
     let (hits, scan) = scan(&store, folder.path(), &[0.0; 16], settings, usize::MAX);
@@ -1218,6 +1277,7 @@ fn a_query_without_a_direction_has_nothing_before_a_cutoff() {
     // To a filter that NaN passes all rows are as good.
     let settings = Settings {
         undirected: true,
+        widens_to_all: false,
         ..settings
     };
     let (hits, _) = self::scan(&store, folder.path(), &[0.0; 16], settings, usize::MAX);
@@ -1299,6 +1359,7 @@ fn data_of_many_kinds_are_found() {
                     max_tuples: 20_000,
                     cutoff: f64::INFINITY,
                     undirected: false,
+                    widens_to_all: false,
                     recheck: true,
                 };
                 let (hits, _) = scan(&store, folder.path(), query, settings, 100);
@@ -1357,6 +1418,7 @@ fn a_crowd_amid_others_is_found() {
                 max_tuples: usize::MAX,
                 cutoff,
                 undirected: false,
+                widens_to_all: false,
                 recheck: true,
             };
             let (hits, _) = scan(&store, folder.path(), &query, settings, 10);
@@ -1395,7 +1457,8 @@ fn a_crowd_is_not_all_that_is_begun_with() {
     let mut found = 0;
     for i in 0..120 {
         let query = near(i);
-        let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 10);
+        // As many as have to be compared by their true distances.
+        let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 30);
         let of_cluster = |(_, tid): &&(f64, u64)| (*tid as usize - 1) % 50 == i % 50;
         found += hits.iter().filter(of_cluster).count();
     }

@@ -298,6 +298,7 @@ impl Trial {
             recheck: true,
             cutoff: f64::INFINITY,
             undirected: false,
+            widens_to_all: false,
         };
         let (store, p, k) = (self.opened.store(), &self.parameters, self.k);
         let (mut time, mut exhaustive) = (Duration::ZERO, true);

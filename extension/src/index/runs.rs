@@ -34,9 +34,18 @@ struct Scan {
     is_unread: bool,
     cutoff: Option<Rc<Cutoff>>,
     rows: Option<Rc<Rows>>,
-    limit: Option<Limit>,
-    /// Whether a node above it compares each row with the one before.
-    is_in_runs: bool,
+    above: Above,
+}
+
+impl Scan {
+    /// Whether a limit ends it before any row comes late, unless it is for more rows than there are: nothing refuses rows.
+    ///
+    /// # Safety
+    /// The run goes on.
+    unsafe fn is_ended_by_limit(&self) -> bool {
+        // SAFETY: by contract.
+        self.above.is_limited && unsafe { (*(*self.node).ss.ps.plan).qual.is_null() }
+    }
 }
 
 thread_local! {
@@ -65,6 +74,9 @@ pub struct ScanContext {
     /// Whether every vector is to be compared before the first row: its `LIMIT` proves to be so large that a plan of known
     /// numbers would not have had the scan, or nodes above it go wrong where a row comes late.
     pub wants_all: bool,
+    /// The same when the rows of the first search are used up: below windows a late row has the number of those that came
+    /// meanwhile, and where a limit ends them few queries come to that.
+    pub widens_to_all: bool,
 }
 
 /// The context of a scan that begins to return rows.
@@ -83,10 +95,11 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
                 rows: own.rows.clone(),
-                wants_all: own.is_in_runs
-                    || own
-                        .limit
+                wants_all: own.above.is_in_runs
+                    || own.above.is_in_windows && !own.is_ended_by_limit()
+                    || (own.above.limit)
                         .is_some_and(|limit| limit.is_most_of((*own.node).ss.ps.plan)),
+                widens_to_all: own.above.is_in_windows,
             }
         }
     })
@@ -140,7 +153,11 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
         if state.is_null() || nodes.is_null() {
             return;
         }
-        let mut walk = Walk::default();
+        let mut walk = Walk {
+            found: Vec::new(),
+            above: Above::default(),
+            parent: std::ptr::null_mut(),
+        };
         pg_sys::ffi::pg_guard_ffi_boundary(|| visit(nodes, (&raw mut walk).cast()));
         if walk.found.is_empty() {
             return;
@@ -163,8 +180,7 @@ unsafe extern "C-unwind" fn write_down(query: *mut pg_sys::QueryDesc) {
                     .is_some_and(|own| distance_param::is_unread(&*(*query).plannedstmt, own)),
                 cutoff: Cutoff::of(&*node, own).map(Rc::new),
                 rows: Rows::of(node).map(Rc::new),
-                limit: above.limit,
-                is_in_runs: above.is_in_runs,
+                above,
             });
         }
         PgMemoryContexts::For(run).leak_and_drop_on_delete(Run(run));
@@ -207,20 +223,24 @@ impl Limit {
 }
 
 /// What is above a node.
-#[derive(Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 struct Above {
     /// The nearest `LIMIT`.
     limit: Option<Limit>,
-    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups, windows.
+    /// Whether it ends what windows alone, and what hands on rows as they are, take from the node.
+    is_limited: bool,
+    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups.
     is_in_runs: bool,
+    /// The same of windows.
+    is_in_windows: bool,
 }
 
 /// What is collected of the nodes of a run.
-#[derive(Default)]
 struct Walk {
     found: Vec<(*mut pg_sys::IndexScanState, Above)>,
-    /// Of the node that is visited.
+    /// Of the node that is visited, and the one above it.
     above: Above,
+    parent: *mut pg_sys::PlanState,
 }
 
 /// Whether an aggregate of a node takes its rows to be sorted already, as `count(DISTINCT …)` does that compares each
@@ -245,6 +265,29 @@ unsafe fn takes_sorted(_node: *const pg_sys::AggState) -> bool {
     false
 }
 
+/// Whether the rows of a node come to whatever is above its parent as they are, and in their order: not those of plans in
+/// expressions, of CTEs, and of the inner side of a nested loop, each run of which is between two rows of the outer side.
+///
+/// # Safety
+/// A node that is ready to run, and one below it; or the first one, below none.
+unsafe fn hands_on_order(parent: *const pg_sys::PlanState, state: *mut pg_sys::PlanState) -> bool {
+    // SAFETY: by contract.
+    unsafe {
+        let Some(node) = parent.as_ref() else {
+            return true;
+        };
+        match node.type_ {
+            NodeTag::T_SubqueryScanState
+            | NodeTag::T_AppendState
+            | NodeTag::T_MergeAppendState
+            | NodeTag::T_ModifyTableState
+            | NodeTag::T_CustomScanState => true,
+            NodeTag::T_NestLoopState => state == node.lefttree,
+            _ => state == node.lefttree || state == node.righttree,
+        }
+    }
+}
+
 /// Collects the scans of indexes of ours that are ordered. Every statement's plan is walked, so that a level of
 /// it costs little: errors of the server (of its limit of stack) pass over this function, which has nothing to be
 /// dropped, and [`write_down`] has the guard.
@@ -255,11 +298,16 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             return false;
         }
         let walk = context.cast::<Walk>();
+        let (around, parent) = ((*walk).above, (*walk).parent);
+        if !hands_on_order(parent, state) {
+            (*walk).above = Above::default();
+        }
         let above = (*walk).above;
         match (*state).type_ {
             NodeTag::T_LimitState => {
                 let limit = state.cast::<pg_sys::LimitState>();
                 (*walk).above.limit = Some(Limit(limit));
+                (*walk).above.is_limited = true;
                 // It ends with the first row that is no tie.
                 (*walk).above.is_in_runs |=
                     (*limit).limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
@@ -267,8 +315,8 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             NodeTag::T_MergeJoinState
             | NodeTag::T_GroupState
             | NodeTag::T_UniqueState
-            | NodeTag::T_WindowAggState
             | NodeTag::T_IncrementalSortState => (*walk).above.is_in_runs = true,
+            NodeTag::T_WindowAggState => (*walk).above.is_in_windows = true,
             NodeTag::T_SetOpState => {
                 let strategy = (*(*state).plan.cast::<pg_sys::SetOp>()).strategy;
                 (*walk).above.is_in_runs |= strategy == pg_sys::SetOpStrategy::SETOP_SORTED;
@@ -279,9 +327,21 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                     || strategy == pg_sys::AggStrategy::AGG_MIXED
                     || takes_sorted(state.cast());
             }
-            NodeTag::T_SortState | NodeTag::T_HashState => (*walk).above.is_in_runs = false,
+            NodeTag::T_SortState | NodeTag::T_HashState => {
+                (*walk).above.is_in_runs = false;
+                (*walk).above.is_in_windows = false;
+            }
             _ => {}
         }
+        (*walk).above.is_limited &= matches!(
+            (*state).type_,
+            NodeTag::T_LimitState
+                | NodeTag::T_WindowAggState
+                | NodeTag::T_SubqueryScanState
+                | NodeTag::T_ResultState
+                | NodeTag::T_ProjectSetState
+                | NodeTag::T_IndexScanState
+        );
         if (*state).type_ == NodeTag::T_IndexScanState {
             let scan = state.cast::<pg_sys::IndexScanState>();
             let index = (*scan).iss_RelationDesc;
@@ -290,8 +350,9 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                 (*walk).found.push((scan, above));
             }
         }
+        (*walk).parent = state;
         let ended = planstate_tree_walker(state, visit, context);
-        (*walk).above = above;
+        ((*walk).above, (*walk).parent) = (around, parent);
         ended
     }
 }

@@ -88,6 +88,8 @@ struct State {
     /// Whether it looks at every vector from the beginning: a walk misses rows, which would come out of order at the end of a
     /// scan that goes so far.
     exhaustive: bool,
+    /// Whether it does so when it goes on.
+    widens_to_all: bool,
     /// Rows that wait for their turn.
     held: Reorder,
     /// A row whose visibility, filters and distance are to be checked, and the result.
@@ -246,7 +248,9 @@ unsafe extern "C-unwind" fn attach(scan: pg_sys::IndexScanDesc) {
         let context = runs::scan_context(scan);
         let state = &mut *(*scan).opaque.cast::<State>();
         (state.place, state.rows, state.cutoff) = (context.place, context.rows, context.cutoff);
-        state.exhaustive = context.wants_all && options::iterate() == Iterate::Strict;
+        let is_strict = options::iterate() == Iterate::Strict;
+        state.exhaustive = context.wants_all && is_strict;
+        state.widens_to_all = context.widens_to_all && is_strict;
     }
 }
 
@@ -580,6 +584,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 recheck,
                 cutoff,
                 undirected,
+                widens_to_all: state.widens_to_all,
             };
             match open(index, &store, &parameters, &query, settings) {
                 Ok((scan, extent)) => {
