@@ -20,7 +20,8 @@ fn a_scan_that_ends_early_says_so() -> Result<()> {
          UPDATE t SET far = v <-> '[1,1,1,1,1,1,1,1]' > 4.2;
          SET max_parallel_maintenance_workers = 0;
          CREATE INDEX ON t USING laser (v embedding_l2_ops) WITH (m = 4, ef_construction = 8);
-         SET laser.ef_search = 8; SET laser.max_scan_tuples = 20000",
+         SET laser.ef_search = 8; SET laser.max_scan_tuples = 20000;
+         SET enable_seqscan = off",
     )?;
     client.batch_execute("VACUUM ANALYZE t")?;
     let query = "SELECT id FROM t WHERE far ORDER BY v <-> '[1,1,1,1,1,1,1,1]' LIMIT 10";

@@ -94,7 +94,6 @@ fn all_objectives_together_are_repeated_and_resumed_exactly() {
                 language_size: 4,
                 hidden_size: 12,
                 softmax_samples: 8,
-                ..DecoderSizes::default()
             },
             denoise: Denoise {
                 share: 0.5,
