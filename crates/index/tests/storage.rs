@@ -1457,8 +1457,7 @@ fn a_crowd_is_not_all_that_is_begun_with() {
     let mut found = 0;
     for i in 0..120 {
         let query = near(i);
-        // As many as have to be compared by their true distances.
-        let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 30);
+        let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 10);
         let of_cluster = |(_, tid): &&(f64, u64)| (*tid as usize - 1) % 50 == i % 50;
         found += hits.iter().filter(of_cluster).count();
     }
