@@ -31,6 +31,7 @@
 //!  text       the distance of two texts
 //!  rewrite    plans in which a scan has computed that distance already
 //!  mentions   how often the nodes of a plan have an operator, which decides that
+//!  constants  which parameter of a statement a constant of its plan was
 //!  distance_param
 //!             the distances of scans for such plans
 //!  cutoff     how far the rows of a scan may be, by the filters of its plan
