@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Zeroable;
+use laser_memory::{OutOfMemory, Result};
 use memmap2::MmapMut;
 
 /// Bytes of address space that are asked for at once; memory is used as far as it is written to.
@@ -42,47 +43,47 @@ unsafe impl Send for Chunk {}
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
-    fn new(length: usize) -> Self {
-        let mut map = MmapMut::map_anon(length).expect("memory for a model's weights");
+    fn new(length: usize) -> Result<Self> {
+        let mut map = MmapMut::map_anon(length).map_err(|_| OutOfMemory { bytes: length })?;
         // There may be none.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Self {
+        Ok(Self {
             start: NonNull::from(&mut map[..]).cast(),
             length,
             _map: map,
-        }
+        })
     }
 }
 
 impl Arena {
     /// A block of `len` values, all bits of which are zero.
     ///
-    /// # Panics
-    /// Where the system has no memory.
-    pub fn zeroed<T: Zeroable>(&self, len: usize) -> Block<T> {
+    /// # Errors
+    /// The system has no memory.
+    pub fn zeroed<T: Zeroable>(&self, len: usize) -> Result<Block<T>> {
         const { assert!(align_of::<T>() <= ALIGNMENT) };
         let bytes = len
             .checked_mul(size_of::<T>())
             .and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT))
-            .expect("memory for a model's weights");
+            .ok_or(OutOfMemory { bytes: usize::MAX })?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |at: &&mut Current| at.chunk.length - at.used >= bytes;
         let place = match current.as_mut().filter(fits) {
             Some(place) => place,
             None => current.insert(Current {
-                chunk: Arc::new(Chunk::new(bytes.max(CHUNK))),
+                chunk: Arc::new(Chunk::new(bytes.max(CHUNK))?),
                 used: 0,
             }),
         };
         // SAFETY: the block ends within the chunk.
         let start = unsafe { place.chunk.start.add(place.used) }.cast();
         place.used += bytes;
-        Block {
+        Ok(Block {
             start,
             len,
             _chunk: Arc::clone(&place.chunk),
-        }
+        })
     }
 }
 
@@ -120,10 +121,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_lack_of_memory_is_an_error() {
+        for len in [1 << 44, usize::MAX / 16, usize::MAX] {
+            assert!(Arena::default().zeroed::<u64>(len).is_err(), "{len}");
+        }
+    }
+
+    #[test]
     fn blocks_are_aligned_zeroed_and_apart() {
         let arena = Arena::default();
         let lengths = [1usize, 0, 3, 64, 1000, CHUNK / 8, CHUNK, 5, CHUNK - 128, 77];
-        let mut blocks: Vec<Block<u64>> = lengths.iter().map(|n| arena.zeroed(*n)).collect();
+        let made: Result<Vec<Block<u64>>> = lengths.iter().map(|n| arena.zeroed(*n)).collect();
+        let mut blocks = made.expect("memory");
         drop(arena);
         for (i, block) in blocks.iter_mut().enumerate() {
             assert_eq!(block.len(), lengths[i]);

@@ -56,17 +56,20 @@ pub struct Packed {
 impl Packed {
     /// Packs `n` rows of length `k`. `row(j, buffer)` fills `buffer` with row j and returns true,
     /// or returns false for a row of zeros.
+    ///
+    /// # Errors
+    /// The system has no memory.
     pub fn new(
         arena: &Arena,
         n: usize,
         k: usize,
         storage: Storage,
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
-    ) -> Self {
+    ) -> laser_memory::Result<Self> {
         let panels = n.div_ceil(PANEL);
         let mut data = match storage {
-            Storage::F32 => Data::F32(arena.zeroed(panels * k)),
-            Storage::Bf16 => Data::Bf16(arena.zeroed(panels * k)),
+            Storage::F32 => Data::F32(arena.zeroed(panels * k)?),
+            Storage::Bf16 => Data::Bf16(arena.zeroed(panels * k)?),
         };
         // The rows of one panel; then its lines, in order.
         let mut rows = vec![0f32; PANEL * k];
@@ -91,7 +94,7 @@ impl Packed {
                 Data::Scratch(_) => unreachable!("made above"),
             }
         }
-        Self { n, k, data }
+        Ok(Self { n, k, data })
     }
 
     /// A matrix of f32 without rows, to be [filled](Self::fill).
@@ -132,6 +135,7 @@ impl Packed {
             buffer.copy_from_slice(&data[j * k..(j + 1) * k]);
             true
         })
+        .expect("memory")
     }
 
     /// Output columns n.

@@ -81,6 +81,9 @@ fn mismatch() -> ! {
 
 impl Weights {
     /// Packs `n` rows of length `k`, as [`Packed::new`], for what `isa` has.
+    ///
+    /// # Errors
+    /// As [`Packed::new`].
     pub fn new(
         arena: &Arena,
         isa: Isa,
@@ -88,18 +91,18 @@ impl Weights {
         k: usize,
         precision: Precision,
         row: impl FnMut(usize, &mut [f32]) -> bool,
-    ) -> Self {
+    ) -> laser_memory::Result<Self> {
         let exact = matches!(precision, Precision::F32 | Precision::Auto);
         if exact {
-            return Self::Float(Packed::new(arena, n, k, Storage::F32, row));
+            return Packed::new(arena, n, k, Storage::F32, row).map(Self::Float);
         }
         if let Some(unit) = Unit::of(isa, precision) {
-            return Self::Dots(Dots::new(arena, n, k, unit, row));
+            return Dots::new(arena, n, k, unit, row).map(Self::Dots);
         }
         if precision == Precision::Bf16 && !units::has_bf16_unit() {
-            return Self::Float(Packed::new(arena, n, k, Storage::Bf16, row));
+            return Packed::new(arena, n, k, Storage::Bf16, row).map(Self::Float);
         }
-        Self::Quantized(Quantized::new(arena, n, k, precision, row))
+        Quantized::new(arena, n, k, precision, row).map(Self::Quantized)
     }
 
     /// Output columns.

@@ -75,13 +75,16 @@ impl Rows {
 impl Quantized {
     /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`]; `precision` must be
     /// [`Precision::Bf16`] or [`Precision::I8`].
+    ///
+    /// # Errors
+    /// As [`super::gemm::Packed::new`].
     pub fn new(
         arena: &Arena,
         n: usize,
         k: usize,
         precision: Precision,
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
-    ) -> Self {
+    ) -> laser_memory::Result<Self> {
         let mut buffer = vec![0f32; k];
         if precision == Precision::I8 {
             let mut bytes = vec![0i8; n * k];
@@ -92,9 +95,9 @@ impl Quantized {
                     scale[j] = int8::quantize(&buffer, bytes, |bits| bits as i8);
                 }
             }
-            let lines = arena.zeroed(low_precision::lines::<i8>(n, k));
+            let lines = arena.zeroed(low_precision::lines::<i8>(n, k))?;
             let packed = Right::new((n, k), &bytes, lines);
-            return Self(Weights::I8 { packed, scale });
+            return Ok(Self(Weights::I8 { packed, scale }));
         }
         let mut halves = vec![bf16::ZERO; n * k];
         for j in 0..n {
@@ -104,8 +107,9 @@ impl Quantized {
                 }
             }
         }
-        let lines = arena.zeroed(low_precision::lines::<bf16>(n, k));
-        Self(Weights::Bf16(Right::new((n, k), &halves, lines)))
+        let lines = arena.zeroed(low_precision::lines::<bf16>(n, k))?;
+        let packed = Right::new((n, k), &halves, lines);
+        Ok(Self(Weights::Bf16(packed)))
     }
 
     /// Output columns n.
@@ -214,7 +218,8 @@ mod tests {
                 let packed = Quantized::new(&Arena::default(), n, k, precision, |j, row| {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
-                });
+                })
+                .expect("memory");
                 // Behind one row that is not used.
                 let mut rows = packed.rows(1 + m);
                 rows.set(1..1 + m, &a, k + 3);

@@ -213,6 +213,8 @@ pub enum ErrorCode {
     Undecided = 8,
     /// The model is not for this: one embeds, another scores pairs.
     WrongTask = 9,
+    /// The system has no memory for it; trying again later can succeed.
+    OutOfMemory = 10,
 }
 
 impl ErrorCode {
@@ -227,6 +229,7 @@ impl ErrorCode {
             7 => Self::BadInput,
             8 => Self::Undecided,
             9 => Self::WrongTask,
+            10 => Self::OutOfMemory,
             _ => return None,
         })
     }

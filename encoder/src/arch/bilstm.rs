@@ -208,7 +208,7 @@ impl Direction {
                     row.copy_from_slice(&full[column..column + depth]);
                     true
                 },
-            ));
+            )?);
             column += depth;
         }
         let matrix = weights.matrix(&name("weight_hh"), 4 * hidden, hidden)?;
@@ -218,7 +218,7 @@ impl Direction {
             };
             matrix.row_into(source, row);
             true
-        });
+        })?;
         let (a, b) = (
             weights.vector(&name("bias_ih"), 4 * hidden)?,
             weights.vector(&name("bias_hh"), 4 * hidden)?,

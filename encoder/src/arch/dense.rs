@@ -42,7 +42,7 @@ impl Head {
                 weight: Packed::new(&arena, d.output, d.input, Storage::F32, |j, row| {
                     matrix.row_into(j, row);
                     true
-                }),
+                })?,
                 bias: weights.vector(&format!("dense.{i}.bias"), d.output)?,
                 activation: d.activation,
                 residual: d.residual,

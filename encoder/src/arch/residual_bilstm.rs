@@ -101,7 +101,7 @@ impl ResidualBilstm {
         let projection = Packed::new(&Arena::default(), output, input, Storage::F32, |j, row| {
             row.copy_from_slice(&matrix[j * input..(j + 1) * input]);
             true
-        });
+        })?;
         Ok(Self {
             isa,
             table: weights.matrix("embed_tokens.weight", rows, output)?,

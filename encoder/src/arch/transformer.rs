@@ -133,7 +133,7 @@ impl Linear {
             row(j, out);
             out.iter_mut().zip(&balance).for_each(|(x, f)| *x /= f);
             true
-        });
+        })?;
         Ok(Self {
             weight,
             bias,
@@ -792,7 +792,8 @@ mod tests {
                     row.iter_mut().zip(factors).for_each(|(x, f)| *x /= f);
                     true
                 },
-            ),
+            )
+            .expect("memory"),
             bias: vec![0.0; OUTPUTS],
             balance: factors.to_vec(),
         };

@@ -325,7 +325,12 @@ impl Models {
                     model.precision = precision(&loaded.encoder);
                     model.fingerprint = Some(loaded.fingerprint);
                 }
-                Some(Entry::Failed(failed)) if model.error.is_empty() => {
+                // A folder that has changed since may have been repaired: what the list saw in it counts.
+                Some(Entry::Failed(failed))
+                    if model.error.is_empty()
+                        && catalog::find(&self.folders, &model.name)
+                            .is_some_and(|path| failed.stamp.is_of(&path)) =>
+                {
                     model.error.clone_from(&failed.failure.message);
                 }
                 _ => {}
@@ -421,14 +426,21 @@ impl Models {
             Err(error) => {
                 let message = error.to_string();
                 log(&format!("model \"{name}\" could not be loaded: {message}"));
+                let lacks_memory = error.is_lack_of_memory();
                 let hint = match error {
                     EncoderError::Device(_) => {
                         "laser.device = auto or cpu runs models on the processor. A GPU takes a build of laser for \
                          CUDA, a driver, and memory that others leave free."
                     }
+                    _ if lacks_memory => {
+                        "The server's system has too little memory for the model now. It is tried again after a while."
+                    }
                     _ => installed::REPAIR,
                 };
-                let failure = installed::broken(name, stamp.path(), message, hint);
+                let mut failure = installed::broken(name, stamp.path(), message, hint);
+                if lacks_memory {
+                    failure.code = ErrorCode::OutOfMemory;
+                }
                 self.fail(name, stamp, &failure, counts_for);
                 Err(failure)
             }

@@ -44,6 +44,7 @@ impl CallError {
                     ErrorCode::BadInput => PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
                     ErrorCode::WrongTask => PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
                     ErrorCode::Undecided => PgSqlErrorCode::ERRCODE_AMBIGUOUS_PARAMETER,
+                    ErrorCode::OutOfMemory => PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
                     ErrorCode::Internal => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
                 };
                 let message = to_server(&failure.message);

@@ -1,6 +1,6 @@
 //! Models that are missing, broken, repaired, replaced or too many.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use laser_tests::model::{Architecture, Model};
 use laser_tests::{failure, wait_until};
 use postgres::Client;
@@ -77,7 +77,12 @@ fn a_broken_model_is_an_error_until_it_is_repaired() -> Result<()> {
     // Others are not concerned.
     embed(&mut client, "text")?;
 
+    // What was wrong with a folder says nothing once it is another one, though nobody has tried it since.
     replace("model.safetensors", &weights)?;
+    let error: Option<String> = client
+        .query_one("SELECT error FROM laser_models WHERE name = 'broken'", &[])?
+        .get(0);
+    assert_eq!(error, None);
     client.batch_execute(statement)?;
 
     for (file, contents) in [
@@ -124,6 +129,44 @@ fn a_model_that_met_a_bad_moment_is_tried_again() -> Result<()> {
     let (code, message, _) = failure(&mut connected, statement)?;
     assert_eq!(code, SqlState::CONFIG_FILE_ERROR, "{message}");
     limit("1024")?;
+    wait_until("the model is tried again", || {
+        Ok(connected.batch_execute(statement).is_ok())
+    })?;
+    assert_eq!(running_encoder(&mut client)?, encoder);
+    Ok(())
+}
+
+#[test]
+fn a_lack_of_memory_does_not_blame_a_models_files() -> Result<()> {
+    let (folder, builder) = models()?;
+    let large = Model {
+        architecture: Architecture::Transformer,
+        ..Model::tiny("large", 64)
+    };
+    large.write(folder.path())?;
+    let cluster = builder.setting("laser.encoder_threads", "1").start()?;
+    let mut client = cluster.database("d")?;
+    embed(&mut client, "text")?;
+    let encoder = running_encoder(&mut client)?;
+    let mut limit = |bytes: &str| {
+        let program = format!("prlimit --pid {encoder} --as={bytes}:");
+        client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
+    };
+    let mut connected = cluster.connect("d")?;
+    embed(&mut connected, "text")?;
+    // Enough for the files, and not for the 32 MB that weights are packed into.
+    let pages: u64 = std::fs::read_to_string(format!("/proc/{encoder}/statm"))?
+        .split(' ')
+        .next()
+        .context("the size")?
+        .parse()?;
+    limit(&format!("{}", pages * 4096 + (16 << 20)))?;
+    let statement = "SELECT laser_embed('text', 'large')";
+    let (code, message, hint) = failure(&mut connected, statement)?;
+    assert_eq!(code, SqlState::OUT_OF_MEMORY, "{message}");
+    assert!(message.contains("out of memory"), "{message}");
+    assert!(hint.contains("too little memory"), "{hint}");
+    limit("unlimited")?;
     wait_until("the model is tried again", || {
         Ok(connected.batch_execute(statement).is_ok())
     })?;

@@ -194,6 +194,9 @@ impl Dots {
     /// Packs `n` rows of length `k`, as [`super::gemm::Packed::new`], for a unit that
     /// [`Unit::of`] gave.
     ///
+    /// # Errors
+    /// As [`super::gemm::Packed::new`].
+    ///
     /// # Panics
     /// If this processor lacks the unit.
     pub fn new(
@@ -202,12 +205,12 @@ impl Dots {
         k: usize,
         unit: Unit,
         mut row: impl FnMut(usize, &mut [f32]) -> bool,
-    ) -> Self {
+    ) -> laser_memory::Result<Self> {
         assert!(unit.exists(Isa::detect()), "unit for dot products");
         let (per_group, panels, width) = (unit.per_group(), unit.panels(), unit.width());
         let groups = unit.groups(k);
         let columns = n.next_multiple_of(width);
-        let mut lines = arena.zeroed::<Line>(columns / PANEL * groups);
+        let mut lines = arena.zeroed::<Line>(columns / PANEL * groups)?;
         let mut scales = Scales {
             factor: vec![0.0; columns],
             sum: vec![0.0; columns],
@@ -237,14 +240,14 @@ impl Dots {
                 line[at..at + 2].copy_from_slice(&two);
             }
         }
-        Self {
+        Ok(Self {
             unit,
             n,
             k,
             groups,
             lines,
             scales,
-        }
+        })
     }
 
     /// Output columns n.
@@ -553,7 +556,8 @@ mod tests {
                 let packed = Dots::new(&Arena::default(), n, k, unit, |j, row| {
                     row.copy_from_slice(&w[j * k..(j + 1) * k]);
                     true
-                });
+                })
+                .expect("memory");
                 // Rows in two parts, behind one that is not used.
                 let mut rows = packed.rows(1 + m);
                 rows.set(1..1 + m / 2, &a, lda);
