@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::builder::{BuildOptions, cached_bytes, capacity};
+use crate::builder::{BuildOptions, cached_bytes, capacity, most};
 use crate::cache::free_space;
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
@@ -35,13 +35,15 @@ pub fn segment_bytes(
     segments.iter().map(live).sum::<f64>() as u64 + list as u64
 }
 
-/// Bytes of the parts and the tables of a graph of `vectors`, if there is no memory for it, estimated.
+/// Bytes of the parts and the tables of the largest graph that is made of `vectors`, if it is made in parts, estimated.
 pub fn joining_bytes(codec: &Codec, vectors: usize, options: &BuildOptions) -> u64 {
     let m = options.parameters.m;
-    if vectors <= capacity(codec, m, options.memory) {
+    let whole = capacity(codec, m, options.memory);
+    let joined = vectors.min(most(codec, m, options.memory, options.cache));
+    if joined <= whole {
         return 0;
     }
-    (vectors * cached_bytes(codec, m)) as u64
+    (joined * cached_bytes(codec, m)) as u64
 }
 
 /// Bytes of a merge's pages beside its segment, more than enough: where it lies, which rows are dead, the list's
@@ -100,4 +102,43 @@ fn full(folder: &Path) -> IndexError {
 fn same_system(one: &Path, other: &Path) -> bool {
     let device = |folder: &Path| folder.metadata().ok().map(|found| found.dev());
     device(one).is_some() && device(one) == device(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metric::Metric;
+    use crate::meta::Parameters;
+    use crate::quantization::Quantization;
+    use crate::raw::RawForm;
+
+    #[test]
+    fn files_of_parts_are_those_of_graphs_that_are_made_in_parts() {
+        let codec = Codec::new(64, Metric::L2, Quantization::F16);
+        let options = |cache| BuildOptions {
+            parameters: Parameters {
+                dims: 64,
+                metric: Metric::L2,
+                quantization: Some(Quantization::F16),
+                raw: RawForm::F32,
+                element: 0,
+                m: 16,
+                ef_construction: 64,
+                fingerprint: [0; 32],
+                model: String::new(),
+            },
+            threads: 1,
+            memory: 8 << 20,
+            cache,
+            expected: 0,
+            folder: "unused".into(),
+        };
+        let (whole, cached) = (capacity(&codec, 16, 8 << 20), cached_bytes(&codec, 16));
+        let bytes = |vectors, cache| joining_bytes(&codec, vectors, &options(cache)) as usize;
+        assert_eq!(bytes(whole, usize::MAX), 0);
+        assert_eq!(bytes(whole + 1, usize::MAX), (whole + 1) * cached);
+        // Without room for such files there are several graphs, and with some of it no larger ones.
+        assert_eq!(bytes(9 * whole, 0), 0);
+        assert_eq!(bytes(9 * whole, 2 * whole * cached), 2 * whole * cached);
+    }
 }

@@ -2,7 +2,7 @@
 //! distance holds it back here until no row that is still to come can be nearer.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use laser_memory::OutOfMemory;
 
@@ -57,9 +57,37 @@ pub struct Reorder {
     bound: Option<Rank>,
     /// No row is still to come.
     ended: bool,
+    /// So many rows are to be due before the first is given; zero: none, or it was given.
+    wanted: usize,
+    /// Those that are, in their order.
+    due: VecDeque<(Rank, u64)>,
 }
 
 impl Reorder {
+    /// Rows of which none is given before so many are due, or no row is to come any more.
+    pub fn collecting(wanted: usize) -> Self {
+        Self {
+            wanted,
+            ..Self::default()
+        }
+    }
+
+    /// Whether none was given yet for that reason.
+    pub fn is_collecting(&self) -> bool {
+        self.wanted > 0
+    }
+
+    /// Takes back that the rows so far came in their order: others may be before any of them.
+    ///
+    /// # Panics
+    /// When it does not collect any more.
+    pub fn start_over(&mut self) {
+        assert!(self.is_collecting(), "nothing has been given");
+        self.bound = None;
+        let due = std::mem::take(&mut self.due);
+        self.held.extend(due.into_iter().map(std::cmp::Reverse));
+    }
+
     /// Holds back a row with its true rank. `bound` is what the scan said of it: no row that comes later is
     /// before that.
     ///
@@ -67,10 +95,22 @@ impl Reorder {
     /// No memory; the row is not held.
     pub fn hold(&mut self, bound: Rank, rank: Rank, row: u64) -> Result<(), OutOfMemory> {
         self.bound = self.bound.max(Some(bound));
-        let bytes = (self.held.len() + 1).saturating_mul(size_of::<(Rank, u64)>());
-        laser_memory::reserve(bytes, || self.held.try_reserve(1))?;
+        // Whatever is held has room among those that are due, and the other way round.
+        let rows = self.held.len() + self.due.len() + 1;
+        let bytes = rows.saturating_mul(size_of::<(Rank, u64)>());
+        laser_memory::reserve(bytes, || {
+            let held = self.held.len();
+            self.held.try_reserve(rows - held)?;
+            let due = if self.wanted > 0 { rows - self.due.len() } else { 0 };
+            self.due.try_reserve(due)
+        })?;
         self.held.push(std::cmp::Reverse((rank, row)));
         Ok(())
+    }
+
+    /// Whether no row waits.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.due.is_empty()
     }
 
     /// No row is to come any more.
@@ -85,6 +125,19 @@ impl Reorder {
 
     /// The nearest row that is held, if it is its turn.
     pub fn pop_due(&mut self) -> Option<(Rank, u64)> {
+        if self.wanted > 0 {
+            while let Some(row) = self.pop_held() {
+                self.due.push_back(row);
+            }
+            if !self.ended && self.due.len() < self.wanted {
+                return None;
+            }
+            self.wanted = 0;
+        }
+        self.due.pop_front().or_else(|| self.pop_held())
+    }
+
+    fn pop_held(&mut self) -> Option<(Rank, u64)> {
         let std::cmp::Reverse((rank, _)) = self.held.peek()?;
         let is_due = self.ended || self.bound.is_some_and(|bound| *rank <= bound);
         if !is_due {
@@ -140,14 +193,43 @@ mod tests {
         assert_eq!(rows.pop_due(), None);
     }
 
+    #[test]
+    fn rows_are_collected_before_the_first_is_given() {
+        let mut rows = Reorder::collecting(2);
+        rows.hold(number(0.1), number(0.1), 1).unwrap();
+        rows.hold(number(0.2), number(0.4), 2).unwrap();
+        assert_eq!(rows.pop_due(), None);
+        // A wider search finds one before those.
+        rows.start_over();
+        rows.hold(number(0.05), number(0.07), 3).unwrap();
+        assert_eq!(rows.pop_due(), None);
+        rows.hold(number(0.3), number(0.3), 4).unwrap();
+        assert_eq!(rows.pop_due().unwrap().1, 3);
+        assert_eq!(rows.pop_due().unwrap().1, 1);
+        assert_eq!(rows.pop_due().unwrap().1, 4);
+        assert_eq!(rows.pop_due(), None);
+
+        let mut rows = Reorder::collecting(2);
+        rows.hold(number(0.1), number(0.1), 1).unwrap();
+        assert_eq!(rows.pop_due(), None);
+        rows.hold(number(0.2), number(0.2), 2).unwrap();
+        assert_eq!(rows.pop_due().unwrap().1, 1);
+        assert!(!rows.is_collecting());
+        let mut rows = Reorder::collecting(2);
+        rows.hold(number(0.1), number(0.1), 1).unwrap();
+        rows.end();
+        assert_eq!(rows.pop_due().unwrap().1, 1);
+    }
+
     proptest! {
         #[test]
         fn every_row_comes_once_and_in_order(
-            bounds in prop::collection::vec((-4i32..4, 0u8..4), 0..60)
+            bounds in prop::collection::vec((-4i32..4, 0u8..4), 0..60),
+            wanted in 0usize..80,
         ) {
             let mut bounds = bounds;
             bounds.sort_unstable();
-            let (mut rows, mut given) = (Reorder::default(), Vec::new());
+            let (mut rows, mut given) = (Reorder::collecting(wanted), Vec::new());
             for (row, (bound, above)) in bounds.iter().enumerate() {
                 let bound = f64::from(*bound);
                 rows.hold(number(bound), number(bound + f64::from(*above)), row as u64).unwrap();

@@ -80,8 +80,18 @@ pub struct Settings {
     pub cutoff: f64,
     /// With a cutoff, whether rows whose distance is NaN are wanted.
     pub undirected: bool,
-    /// Whether the first search is followed by a look at all vectors: whoever takes the rows goes wrong where one comes late.
-    pub widens_to_all: bool,
+    /// Who takes the rows goes wrong where one comes late, and wants so many, as far as is known: the first search is wide
+    /// enough for these, and followed by a look at all vectors, unless nothing was used yet ([`Scan::start_over`]).
+    pub at_once: Option<usize>,
+}
+
+impl Settings {
+    /// Candidates of the first search in a segment that takes `ef` by itself.
+    fn first_width(&self, ef: usize) -> usize {
+        let ef = if self.ef > 0 { self.ef } else { ef };
+        let at_once = self.at_once.unwrap_or(0).saturating_mul(TRUSTED_DIVISOR);
+        ef.max(at_once.min(EXHAUSTIVE_EF))
+    }
 }
 
 struct Part {
@@ -150,6 +160,8 @@ pub struct Scan {
     at_the_end: bool,
     /// A row has been given after farther ones.
     out_of_order: bool,
+    /// [`Scan::start_over`] was called since the last search.
+    is_unused: bool,
     scratch: Vec<f32>,
     /// Searches of segments so far.
     pub searches: usize,
@@ -191,11 +203,7 @@ impl Scan {
             .into_iter()
             .map(|view| Part {
                 probe: view.probe(query),
-                ef: if settings.ef > 0 {
-                    settings.ef
-                } else {
-                    view.ef()
-                },
+                ef: settings.first_width(view.ef()),
                 view,
                 complete: false,
             })
@@ -221,6 +229,7 @@ impl Scan {
             cut: false,
             at_the_end: false,
             out_of_order: false,
+            is_unused: false,
             scratch: Vec::new(),
             searches: 0,
             ranked: pending.placed.len(),
@@ -267,6 +276,28 @@ impl Scan {
         // A NaN cannot be compared: it comes first, so that the row is checked.
         let key = if key.is_nan() { f64::NEG_INFINITY } else { key };
         Found { key, estimate, tid }
+    }
+
+    /// Whether the next row comes from another search than those so far, if there is one.
+    pub fn is_about_to_widen(&self) -> bool {
+        if self.at_the_end || !self.started {
+            return false;
+        }
+        if self.is_beyond_cutoff() {
+            return !self.has_confirmed();
+        }
+        self.ready.is_empty()
+            && self.settings.iterate != Iterate::Off
+            && self.returned < self.limit()
+            && self.parts.iter().any(|part| !part.complete)
+    }
+
+    /// Takes back that the rows so far came in their order, before a wider search: whoever took them has them still, and puts
+    /// those in their place that come later.
+    pub fn start_over(&mut self) {
+        self.is_unused = true;
+        self.last = f64::NEG_INFINITY;
+        self.waiting.append(&mut self.late);
     }
 
     /// The next row. `pause` is called now and then, and may unwind.
@@ -362,11 +393,12 @@ impl Scan {
         self.widened += 1;
         let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
         for part in &mut self.parts {
-            part.ef = match self.settings.widens_to_all {
-                true => EXHAUSTIVE_EF,
-                false => part.ef.saturating_mul(WIDEN).min(widest),
+            part.ef = match self.settings.at_once {
+                Some(_) if !self.is_unused => EXHAUSTIVE_EF,
+                _ => part.ef.saturating_mul(WIDEN).min(widest),
             };
         }
+        self.is_unused = false;
     }
 
     /// Ends the scan where no row that is wanted comes any more but for those that were held back.

@@ -173,7 +173,7 @@ fn search(
         max_tuples: 20_000,
         cutoff: f64::INFINITY,
         undirected: false,
-        widens_to_all: false,
+        at_once: None,
         recheck: false,
     };
     scan(store, folder, x, settings, k).0
@@ -479,7 +479,7 @@ fn damage_is_found_and_named() {
             max_tuples: 20_000,
             cutoff: f64::INFINITY,
             undirected: false,
-            widens_to_all: false,
+            at_once: None,
             recheck: false,
         };
         match try_scan(&store, &fresh, &rows[7], settings, usize::MAX) {
@@ -789,7 +789,7 @@ fn dead_rows_do_not_count() {
             max_tuples: 300,
             cutoff: f64::INFINITY,
             undirected: false,
-            widens_to_all: false,
+            at_once: None,
             recheck: true,
         };
         let query = Query::new(Metric::L2, 8, &[0.0; 8]).unwrap();
@@ -836,7 +836,7 @@ fn live_rows_without_a_vector_hide_no_dead_ones() {
             max_tuples: 20_000,
             cutoff: f64::INFINITY,
             undirected: false,
-            widens_to_all: false,
+            at_once: None,
             recheck: false,
         };
         let wanted = left as usize + 10;
@@ -921,7 +921,7 @@ fn long_vectors_are_merged() {
                 max_tuples: 20_000,
                 cutoff: f64::INFINITY,
                 undirected: false,
-                widens_to_all: false,
+                at_once: None,
                 recheck: false,
             };
             let k = before.count() + 10;
@@ -1154,7 +1154,7 @@ fn nothing_is_lost_before_a_cutoff() {
                         },
                         recheck: true,
                         undirected: false,
-                        widens_to_all: false,
+                        at_once: None,
                     };
                     for rank in [0, 10, 50, 1000] {
                         let settings = settings(rank);
@@ -1241,7 +1241,7 @@ fn groups_before_a_cutoff_are_found() {
                 max_tuples: usize::MAX,
                 cutoff: truth[rank],
                 undirected: false,
-                widens_to_all: false,
+                at_once: None,
                 recheck: true,
             };
             let (hits, _) = scan(&store, folder.path(), query, settings, usize::MAX);
@@ -1269,7 +1269,7 @@ fn a_query_without_a_direction_has_nothing_before_a_cutoff() {
         max_tuples: 20_000,
         cutoff: 2.0,
         undirected: false,
-        widens_to_all: false,
+        at_once: None,
         recheck: true,
     };
     let (hits, scan) = scan(&store, folder.path(), &[0.0; 16], settings, usize::MAX);
@@ -1277,7 +1277,7 @@ fn a_query_without_a_direction_has_nothing_before_a_cutoff() {
     // To a filter that NaN passes all rows are as good.
     let settings = Settings {
         undirected: true,
-        widens_to_all: false,
+        at_once: None,
         ..settings
     };
     let (hits, _) = self::scan(&store, folder.path(), &[0.0; 16], settings, usize::MAX);
@@ -1359,7 +1359,7 @@ fn data_of_many_kinds_are_found() {
                     max_tuples: 20_000,
                     cutoff: f64::INFINITY,
                     undirected: false,
-                    widens_to_all: false,
+                    at_once: None,
                     recheck: true,
                 };
                 let (hits, _) = scan(&store, folder.path(), query, settings, 100);
@@ -1418,7 +1418,7 @@ fn a_crowd_amid_others_is_found() {
                 max_tuples: usize::MAX,
                 cutoff,
                 undirected: false,
-                widens_to_all: false,
+                at_once: None,
                 recheck: true,
             };
             let (hits, _) = scan(&store, folder.path(), &query, settings, 10);

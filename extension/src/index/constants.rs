@@ -5,6 +5,9 @@
 //! statement shows must not depend on which of them it has: clients that number each place (`$1`, `$2`, …) would see the
 //! distances of the index on one page and those of the texts on the next.
 //!
+//! Nothing tells of what a function made of a parameter: where one is asked for the distance from `lower($1)`, and from
+//! something else as well, all distances of that operator are the texts' in each of its plans.
+//!
 //! A constant has the place in the statement's text that its parameter had (`eval_const_expressions_mutator` in
 //! `src/backend/optimizer/util/clauses.c`). The text of a function that is inlined has places of its own, by which its
 //! constants may be taken for other parameters', and so for different ones.
@@ -16,38 +19,115 @@ use std::ptr;
 use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::lists::members;
-use crate::pg::unguarded::{expression_tree_walker, query_tree_walker};
+use crate::pg::unguarded::{equal, expression_tree_walker, query_tree_walker};
 
 unsafe extern "C-unwind" {
     /// `src/backend/nodes/list.c`
     fn lappend_int(list: *mut pg_sys::List, number: c_int) -> *mut pg_sys::List;
+    fn lappend(list: *mut pg_sys::List, datum: *mut c_void) -> *mut pg_sys::List;
+    /// `src/backend/utils/mmgr/mcxt.c`
+    fn palloc0(size: usize) -> *mut c_void;
+    /// `src/backend/optimizer/util/var.c`
+    fn contain_var_clause(node: *mut pg_sys::Node) -> bool;
 }
 
-/// Places and numbers of a statement's parameters, in turn, in the memory of whoever plans it.
+/// What a statement's constants were, in the memory of whoever plans it.
 #[derive(Debug, Clone, Copy)]
-#[repr(transparent)]
-pub struct Constants(*mut pg_sys::List);
+#[repr(C)]
+pub struct Constants {
+    /// Places and numbers of its parameters, in turn.
+    places: *mut pg_sys::List,
+    /// A [`Compared`] for each operator.
+    compared: *mut pg_sys::List,
+}
+
+/// What an operator whose result is a number compares columns with.
+#[derive(Debug)]
+struct Compared {
+    operator: pg_sys::Oid,
+    /// Any of it.
+    first: *mut pg_sys::Node,
+    /// Whether there is something else.
+    differs: bool,
+    /// Whether a part of it is made of a parameter.
+    is_made: bool,
+}
 
 impl Constants {
     /// Where no constant was a parameter, or none is known to have been.
     pub fn none() -> Self {
-        Self(ptr::null_mut())
+        Self {
+            places: ptr::null_mut(),
+            compared: ptr::null_mut(),
+        }
     }
 
-    /// Of a statement that is about to be planned for some values. Errors of the server pass over this function: it has
-    /// nothing to be dropped.
+    /// Of a statement that is about to be planned, for some values or for all. Errors of the server pass over this function:
+    /// it has nothing to be dropped.
     ///
     /// # Safety
-    /// A statement as the planner is given it, and its values or null.
-    pub unsafe fn of(query: *mut pg_sys::Query, values: pg_sys::ParamListInfo) -> Self {
-        let mut places: *mut pg_sys::List = ptr::null_mut();
+    /// A statement as the planner is given it.
+    pub unsafe fn of(query: *mut pg_sys::Query) -> Self {
+        let mut constants = Self::none();
         // SAFETY: by contract.
+        unsafe { collect(query.cast(), (&raw mut constants).cast()) };
+        constants
+    }
+
+    /// Whether distances of an operator are from several things, and one of them is made of a parameter.
+    ///
+    /// # Safety
+    /// The statement's plan has just been made.
+    pub unsafe fn may_be_mistaken(self, operator: pg_sys::Oid) -> bool {
+        // SAFETY: by contract: a list of these, in memory that is the plan's.
         unsafe {
-            if values.as_ref().is_some_and(|values| values.numParams > 1) {
-                collect(query.cast(), (&raw mut places).cast());
+            let mut compared = members(self.compared).iter();
+            compared.any(|cell| {
+                let compared = &*cell.ptr_value.cast::<Compared>();
+                compared.operator == operator && compared.differs && compared.is_made
+            })
+        }
+    }
+
+    /// Writes down what an operator compares columns with.
+    ///
+    /// # Safety
+    /// An operator of the statement.
+    unsafe fn add_compared(&mut self, operator: *const pg_sys::OpExpr) {
+        // SAFETY: by contract; a list of [`Compared`].
+        unsafe {
+            let arguments = members((*operator).args);
+            if (*operator).opresulttype != pg_sys::FLOAT8OID || arguments.len() != 2 {
+                return;
+            }
+            let (left, right) = (arguments[0].ptr_value.cast(), arguments[1].ptr_value.cast());
+            let value: *mut pg_sys::Node = match (contain_var_clause(left), contain_var_clause(right)) {
+                (true, false) => right,
+                (false, true) => left,
+                _ => return,
+            };
+            let is_plain = matches!((*value).type_, NodeTag::T_Param | NodeTag::T_Const);
+            let is_made = !is_plain && has_parameter(value, ptr::null_mut());
+            let mut known = members(self.compared)
+                .iter()
+                .map(|cell| cell.ptr_value.cast::<Compared>());
+            match known.find(|known| (**known).operator == (*operator).opno) {
+                Some(known) => {
+                    (*known).differs |= !equal(value.cast(), (*known).first.cast());
+                    (*known).is_made |= is_made;
+                }
+                None => {
+                    let new = palloc0(size_of::<Compared>()).cast::<Compared>();
+                    *new = Compared {
+                        operator: (*operator).opno,
+                        first: value,
+                        differs: false,
+                        is_made,
+                    };
+                    self.compared = lappend(self.compared, new.cast());
+                }
             }
         }
-        Self(places)
     }
 
     /// Something that differs, of expressions that are equal otherwise, where their constants were different parameters.
@@ -70,7 +150,7 @@ impl Constants {
     unsafe fn parameter_at(self, place: c_int) -> c_int {
         // SAFETY: by contract: a list of numbers.
         unsafe {
-            let mut pairs = members(self.0).chunks_exact(2);
+            let mut pairs = members(self.places).chunks_exact(2);
             pairs
                 .find(|pair| pair[0].int_value == place)
                 .map_or(0, |pair| pair[1].int_value)
@@ -85,7 +165,7 @@ struct Marks {
 
 /// See [`Constants::of`].
 unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void) -> bool {
-    // SAFETY: a node of the statement, or null; the context is a list that nobody else uses meanwhile.
+    // SAFETY: a node of the statement, or null; the context is a `Constants`, which nobody else uses meanwhile.
     unsafe {
         if at.is_null() {
             return false;
@@ -96,15 +176,25 @@ unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void)
                 let parameter = &*at.cast::<pg_sys::Param>();
                 let is_given = parameter.paramkind == pg_sys::ParamKind::PARAM_EXTERN;
                 if is_given && parameter.location >= 0 {
-                    let places = context.cast::<*mut pg_sys::List>();
-                    *places = lappend_int(*places, parameter.location);
-                    *places = lappend_int(*places, parameter.paramid);
+                    let constants = &mut *context.cast::<Constants>();
+                    constants.places = lappend_int(constants.places, parameter.location);
+                    constants.places = lappend_int(constants.places, parameter.paramid);
                 }
                 return false;
             }
+            NodeTag::T_OpExpr => (*context.cast::<Constants>()).add_compared(at.cast()),
             _ => {}
         }
         expression_tree_walker(at, collect, context)
+    }
+}
+
+/// Whether an expression has a parameter.
+unsafe extern "C-unwind" fn has_parameter(at: *mut pg_sys::Node, context: *mut c_void) -> bool {
+    // SAFETY: a node of an expression, or null.
+    unsafe {
+        !at.is_null()
+            && ((*at).type_ == NodeTag::T_Param || expression_tree_walker(at, has_parameter, context))
     }
 }
 

@@ -298,7 +298,7 @@ impl Trial {
             recheck: true,
             cutoff: f64::INFINITY,
             undirected: false,
-            widens_to_all: false,
+            at_once: None,
         };
         let (store, p, k) = (self.opened.store(), &self.parameters, self.k);
         let (mut time, mut exhaustive) = (Duration::ZERO, true);

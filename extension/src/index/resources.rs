@@ -6,14 +6,18 @@ use laser_index::meta::Parameters;
 use pgrx::pg_sys;
 
 use super::cache;
+use crate::pg::temp_files;
 
-/// Bytes of files that a build may count on to be in the system's cache: half of what the server is told that there is.
+/// Bytes of files that a build may go through at random: half of what the server is told that the system's cache is,
+/// and no more than a session may write to temporary files, of which these are the ones.
 ///
 /// # Safety
 /// Called on the session's thread.
 pub unsafe fn file_cache() -> usize {
     // SAFETY: a plain variable of this process.
-    unsafe { pg_sys::effective_cache_size as usize * pg_sys::BLCKSZ as usize / 2 }
+    let cached = unsafe { pg_sys::effective_cache_size as usize * pg_sys::BLCKSZ as usize / 2 };
+    let limit = temp_files::limit().map_or(usize::MAX, |limit| limit as usize);
+    cached.min(limit)
 }
 
 /// Threads and memory as the server's settings allow them.

@@ -98,7 +98,7 @@ unsafe extern "C-unwind" fn plan(
     // SAFETY: called by the server; the plan is new, and in the current memory context.
     unsafe {
         JUST_LOADED.set(false);
-        let constants = Constants::of(query, parameters);
+        let constants = Constants::of(query);
         let planned = match NEXT_HOOK.get() {
             Some(next) => next(query, text, options, parameters),
             None => standard_planner(query, text, options, parameters),
@@ -166,7 +166,7 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt, constants: Constants) {
                 let own: usize = scans()
                     .filter_map(|scan| mentions::in_node(scan.cast(), operator))
                     .sum();
-                if level.mentions(operator) != Some(own) {
+                if level.mentions(operator) != Some(own) || constants.may_be_mistaken(operator) {
                     continue;
                 }
                 let in_columns = reads_only

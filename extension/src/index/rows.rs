@@ -28,6 +28,8 @@ pub struct Rows {
     /// Null where every row passes.
     filter: *mut pg_sys::ExprState,
     distance: *mut pg_sys::ExprState,
+    /// Whether the executor asks nothing that is not asked here.
+    is_all: bool,
 }
 
 /// What a row was found to be.
@@ -75,6 +77,7 @@ impl Rows {
                 scan,
                 filter,
                 distance: distance.ptr_value.cast(),
+                is_all: first == filters.len(),
             })
         }
     }
@@ -82,6 +85,11 @@ impl Rows {
     /// Whether there is nothing to look at but distances.
     pub fn all_pass(&self) -> bool {
         self.filter.is_null()
+    }
+
+    /// Whether a row that passes is one of the query's.
+    pub fn are_final(&self) -> bool {
+        self.is_all
     }
 
     /// Looks at the row with an address. Filters and distances run functions of users: their errors pass over this, and

@@ -37,14 +37,42 @@ struct Scan {
     above: Above,
 }
 
+/// Rows that are to be had from a scan before one may come late.
+#[derive(Debug, Clone, Copy)]
+pub struct AtOnce {
+    /// Those of the query.
+    pub rows: usize,
+    /// Those that are to be found for them, by the planner's estimate of what filters refuse.
+    pub found: usize,
+}
+
+/// How many more than estimated.
+const UNLIKE_ESTIMATE: f64 = 1.5;
+
 impl Scan {
-    /// Whether a limit ends it before any row comes late, unless it is for more rows than there are: nothing refuses rows.
+    /// What is wanted of it at once, where a limit ends it before any row comes late.
     ///
     /// # Safety
     /// The run goes on.
-    unsafe fn is_ended_by_limit(&self) -> bool {
+    unsafe fn at_once(&self) -> Option<AtOnce> {
+        let limit = self.above.limit.filter(|_| self.above.is_limited)?;
         // SAFETY: by contract.
-        self.above.is_limited && unsafe { (*(*self.node).ss.ps.plan).qual.is_null() }
+        unsafe {
+            let state = &(*self.node).ss;
+            let plan = &*state.ps.plan;
+            // Who cannot ask all filters does not know which rows are the query's.
+            if !plan.qual.is_null() && !self.rows.as_ref().is_some_and(|rows| rows.are_final()) {
+                return None;
+            }
+            let rows = limit.wanted()? + self.above.reads_ahead;
+            let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
+            let refused = match plan.qual.is_null() {
+                true => 1.0,
+                false => (tuples / plan.plan_rows.max(1.0)).max(1.0),
+            };
+            let found = (rows as f64 * refused * UNLIKE_ESTIMATE) as usize;
+            Some(AtOnce { rows, found })
+        }
     }
 }
 
@@ -74,9 +102,9 @@ pub struct ScanContext {
     /// Whether every vector is to be compared before the first row: its `LIMIT` proves to be so large that a plan of known
     /// numbers would not have had the scan, or nodes above it go wrong where a row comes late.
     pub wants_all: bool,
-    /// The same when the rows of the first search are used up: below windows a late row has the number of those that came
-    /// meanwhile, and where a limit ends them few queries come to that.
-    pub widens_to_all: bool,
+    /// The same where so many are not found at once: below windows a late row has the number of those that came
+    /// meanwhile.
+    pub at_once: Option<AtOnce>,
 }
 
 /// The context of a scan that begins to return rows.
@@ -89,17 +117,20 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
             let Some(own) = scans.iter().rev().find(own) else {
                 return ScanContext::default();
             };
+            let at_once = match own.above.is_in_runs {
+                true => own.at_once(),
+                false => None,
+            };
             let reads = pg_sys::ParallelWorkerNumber < 0
                 && (own.is_unread || distance_param::goes_to_client(own.query));
             ScanContext {
                 place: own.place.filter(|_| reads),
                 cutoff: own.cutoff.clone(),
                 rows: own.rows.clone(),
-                wants_all: own.above.is_in_runs
-                    || own.above.is_in_windows && !own.is_ended_by_limit()
+                wants_all: own.above.is_in_runs && at_once.is_none()
                     || (own.above.limit)
                         .is_some_and(|limit| limit.is_most_of((*own.node).ss.ps.plan)),
-                widens_to_all: own.above.is_in_windows,
+                at_once,
             }
         }
     })
@@ -206,6 +237,17 @@ unsafe extern "C-unwind" {
 struct Limit(*const pg_sys::LimitState);
 
 impl Limit {
+    /// Rows that it takes, those that it passes over included; `None` where that is not known, or it is without an end.
+    ///
+    /// # Safety
+    /// The run goes on.
+    unsafe fn wanted(self) -> Option<usize> {
+        // SAFETY: by contract.
+        let limit = unsafe { &*self.0 };
+        let known = limit.lstate != pg_sys::LimitStateCond::LIMIT_INITIAL && !limit.noCount;
+        known.then(|| limit.count.saturating_add(limit.offset).max(0) as usize)
+    }
+
     /// Whether it wants most of the rows that a scan is expected to give: the condition by which a plan has no such scan
     /// where the number is known ([`super::cost`]), which is not so of a plan for all parameters.
     ///
@@ -227,13 +269,18 @@ impl Limit {
 struct Above {
     /// The nearest `LIMIT`.
     limit: Option<Limit>,
-    /// Whether it ends what windows alone, and what hands on rows as they are, take from the node.
+    /// Whether it ends what is taken from the node, but for a few rows: what is between takes no more than it gives.
     is_limited: bool,
-    /// Whether a node takes rows that are equal for a run, and nothing sorts them on the way: a merge join, groups.
+    /// How many those are at most.
+    reads_ahead: usize,
+    /// Whether a node takes rows in runs of equal ones, or numbers them, and nothing sorts them on the way: a merge join,
+    /// groups, windows.
     is_in_runs: bool,
-    /// The same of windows.
-    is_in_windows: bool,
 }
+
+/// Rows that an incremental sort takes before it gives the first that it is asked for, at most
+/// (`DEFAULT_MAX_FULL_SORT_GROUP_SIZE` in `nodeIncrementalSort.c`), unless more are equal.
+const SORTED_AT_ONCE: usize = 64;
 
 /// What is collected of the nodes of a run.
 struct Walk {
@@ -308,6 +355,8 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                 let limit = state.cast::<pg_sys::LimitState>();
                 (*walk).above.limit = Some(Limit(limit));
                 (*walk).above.is_limited = true;
+                // One tells that there are no more ties, or that a frame has ended.
+                (*walk).above.reads_ahead = 1;
                 // It ends with the first row that is no tie.
                 (*walk).above.is_in_runs |=
                     (*limit).limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
@@ -315,8 +364,11 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             NodeTag::T_MergeJoinState
             | NodeTag::T_GroupState
             | NodeTag::T_UniqueState
-            | NodeTag::T_IncrementalSortState => (*walk).above.is_in_runs = true,
-            NodeTag::T_WindowAggState => (*walk).above.is_in_windows = true,
+            | NodeTag::T_WindowAggState => (*walk).above.is_in_runs = true,
+            NodeTag::T_IncrementalSortState => {
+                (*walk).above.is_in_runs = true;
+                (*walk).above.reads_ahead += SORTED_AT_ONCE;
+            }
             NodeTag::T_SetOpState => {
                 let strategy = (*(*state).plan.cast::<pg_sys::SetOp>()).strategy;
                 (*walk).above.is_in_runs |= strategy == pg_sys::SetOpStrategy::SETOP_SORTED;
@@ -327,21 +379,18 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                     || strategy == pg_sys::AggStrategy::AGG_MIXED
                     || takes_sorted(state.cast());
             }
-            NodeTag::T_SortState | NodeTag::T_HashState => {
-                (*walk).above.is_in_runs = false;
-                (*walk).above.is_in_windows = false;
-            }
+            NodeTag::T_SortState | NodeTag::T_HashState => (*walk).above.is_in_runs = false,
             _ => {}
         }
-        (*walk).above.is_limited &= matches!(
-            (*state).type_,
+        (*walk).above.is_limited &= match (*state).type_ {
             NodeTag::T_LimitState
-                | NodeTag::T_WindowAggState
-                | NodeTag::T_SubqueryScanState
-                | NodeTag::T_ResultState
-                | NodeTag::T_ProjectSetState
-                | NodeTag::T_IndexScanState
-        );
+            | NodeTag::T_WindowAggState
+            | NodeTag::T_IncrementalSortState
+            | NodeTag::T_MergeAppendState
+            | NodeTag::T_ProjectSetState => true,
+            NodeTag::T_SubqueryScanState | NodeTag::T_ResultState => (*(*state).plan).qual.is_null(),
+            _ => false,
+        };
         if (*state).type_ == NodeTag::T_IndexScanState {
             let scan = state.cast::<pg_sys::IndexScanState>();
             let index = (*scan).iss_RelationDesc;

@@ -17,6 +17,7 @@ use super::element::{self, Element, TextBatch};
 use super::errors::OrReport;
 use crate::pg::interrupts::pause;
 use crate::pg::memory;
+use crate::pg::statistics::OneScan;
 use crate::pg::tid::pack;
 
 /// Of smaller tables the first rows are as good.
@@ -173,6 +174,7 @@ pub unsafe fn draw(
             known: Known::default(),
         };
         let mut wanted = FIRST_BLOCKS;
+        let mut read = OneScan::of(heap);
         while wanted > 0 {
             let before = sample.blocks_read.len();
             for at in stratified(blocks as usize, wanted as usize) {
@@ -180,6 +182,7 @@ pub unsafe fn draw(
                 if sample.blocks_read.insert(at as u32) {
                     sample.of_block = 0;
                     block(heap, index, info, at as u32, &mut sample);
+                    read.scanned();
                 }
             }
             // Where all those had been read before, twice as many are next: not all, of which the first ones would do.

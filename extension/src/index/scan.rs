@@ -20,7 +20,7 @@ use super::element::{self, Element};
 use super::errors::OrReport;
 use super::pages::RelationStore;
 use super::rows::{RowCheck, Rows};
-use super::runs;
+use super::runs::{self, AtOnce};
 use super::statistics::{self, Counter};
 use super::work::{Extent, Work};
 use super::{cache, notice, options, unlogged};
@@ -88,8 +88,8 @@ struct State {
     /// Whether it looks at every vector from the beginning: a walk misses rows, which would come out of order at the end of a
     /// scan that goes so far.
     exhaustive: bool,
-    /// Whether it does so when it goes on.
-    widens_to_all: bool,
+    /// What whoever takes its rows wants of them, who goes wrong where one comes late.
+    at_once: Option<AtOnce>,
     /// Rows that wait for their turn.
     held: Reorder,
     /// A row whose visibility, filters and distance are to be checked, and the result.
@@ -195,6 +195,7 @@ pub unsafe extern "C-unwind" fn rescan(
         let state = &mut *(*scan).opaque.cast::<State>();
         state.finish();
         (state.scan, state.held) = (None, Reorder::default());
+        state.at_once = None;
         if !orderbys.is_null() && norderbys > 0 {
             std::ptr::copy(orderbys, (*scan).orderByData, norderbys as usize);
         }
@@ -250,7 +251,14 @@ unsafe extern "C-unwind" fn attach(scan: pg_sys::IndexScanDesc) {
         (state.place, state.rows, state.cutoff) = (context.place, context.rows, context.cutoff);
         let is_strict = options::iterate() == Iterate::Strict;
         state.exhaustive = context.wants_all && is_strict;
-        state.widens_to_all = context.widens_to_all && is_strict;
+        state.at_once = context.at_once.filter(|_| is_strict);
+        let is_final = state.rows.as_deref().is_some_and(Rows::are_final);
+        if let Some(wanted) = state.at_once
+            && is_final
+            && !state.exhaustive
+        {
+            state.held = Reorder::collecting(wanted.rows);
+        }
     }
 }
 
@@ -336,7 +344,7 @@ impl State {
             match checked {
                 RowCheck::Unseen | RowCheck::Filtered => {}
                 RowCheck::Dead => search.was_dead(),
-                RowCheck::Passes(_) if !self.recheck => {
+                RowCheck::Passes(_) if !self.recheck && !self.held.is_collecting() && self.held.is_empty() => {
                     self.given = Some(row);
                     return Step::Given;
                 }
@@ -360,6 +368,10 @@ impl State {
         }
         loop {
             if let Some((rank, tid)) = self.held.pop_due() {
+                if let Some(place) = self.place {
+                    // SAFETY: the scan is under way.
+                    unsafe { place.set(rank.distance().filter(|distance| !distance.is_nan())) };
+                }
                 self.given = Some(Row {
                     tid,
                     value: rank.distance(),
@@ -371,6 +383,10 @@ impl State {
                 return Step::End;
             }
             pause();
+            if self.held.is_collecting() && search.is_about_to_widen() {
+                search.start_over();
+                self.held.start_over();
+            }
             let Some((distance, tid)) = search.next(&pause) else {
                 say_end(search, self.incomplete);
                 self.held.end();
@@ -411,7 +427,7 @@ impl State {
                 self.given = Some(row);
                 return Step::Given;
             };
-            if !self.recheck && rows.all_pass() {
+            if !self.recheck && rows.all_pass() && self.held.is_empty() && !self.held.is_collecting() {
                 self.given = Some(row);
                 return Step::Given;
             }
@@ -584,7 +600,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 recheck,
                 cutoff,
                 undirected,
-                widens_to_all: state.widens_to_all,
+                at_once: state.at_once.map(|wanted| wanted.found),
             };
             match open(index, &store, &parameters, &query, settings) {
                 Ok((scan, extent)) => {

@@ -97,15 +97,6 @@ pub fn threads() -> usize {
     }
 }
 
-/// Bytes that a session may write to temporary files; `None` without a limit.
-pub fn temp_file_limit() -> Option<u64> {
-    // SAFETY: an integer setting of the server, read on its only thread.
-    let kilobytes = unsafe { pg_sys::temp_file_limit };
-    u64::try_from(kilobytes)
-        .ok()
-        .map(|kilobytes| kilobytes * 1024)
-}
-
 /// Defines all settings of this module.
 pub fn define() {
     GucRegistry::define_int_guc(

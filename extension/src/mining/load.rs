@@ -19,6 +19,7 @@ use super::row::Value;
 use crate::encode::{Role, embed_texts, refuse_two_models};
 use crate::pg::errors::raise_hint;
 use crate::pg::memory::{insert, or_raise, push};
+use crate::pg::temp_files;
 
 /// What a query of a side returns: an id, and a text or an embedding.
 pub const SIDE_COLUMNS: [Wanted; 2] = [
@@ -165,13 +166,13 @@ pub fn spill_folder() -> PathBuf {
 /// Whether temporary files may grow by `bytes` bytes.
 pub fn within_limit(bytes: usize) -> bool {
     let bytes = FILES.get().saturating_add(bytes);
-    guc::temp_file_limit().is_none_or(|limit| bytes as u64 <= limit)
+    temp_files::limit().is_none_or(|limit| bytes as u64 <= limit)
 }
 
 /// Raises a SQL error unless temporary files may grow by `bytes` bytes.
 pub fn check_limit(bytes: usize) {
     if !within_limit(bytes) {
-        let limit = guc::temp_file_limit().unwrap_or_default() / 1024;
+        let limit = temp_files::limit().unwrap_or_default() / 1024;
         raise_hint(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             format!("temporary file size exceeds temp_file_limit ({limit}kB)"),

@@ -12,6 +12,8 @@ pub mod interrupts;
 pub mod lists;
 pub mod memory;
 pub mod statement;
+pub mod statistics;
+pub mod temp_files;
 pub mod tid;
 pub mod trust;
 pub mod unguarded;
