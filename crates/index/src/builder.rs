@@ -205,6 +205,8 @@ pub struct SegmentBuilder {
     /// Entries of a part, and of the segment.
     limit: usize,
     most: usize,
+    /// Addresses that count as one.
+    addresses: usize,
     dead: Vec<u8>,
     /// Addresses of entries without a place in the graph.
     unplaced: Vec<u64>,
@@ -231,8 +233,15 @@ const PARTS: usize = 16;
 /// linked ([`crate::reach`]).
 const JOINING: usize = 96;
 
-/// Addresses without a vector that count as an entry.
-const UNPLACED_SHARE: usize = 2;
+/// Bytes of the address of an entry without a vector, also while their list becomes twice as long.
+const ADDRESS: usize = 16;
+/// Such addresses that count as an entry at least.
+const LEAST_ADDRESSES: usize = 2;
+
+/// Addresses that take the memory of an entry, of which a segment has `most`.
+fn addresses(most: usize, memory: usize) -> usize {
+    (memory.saturating_sub(FIXED_MEMORY) / most.max(1) / ADDRESS).max(LEAST_ADDRESSES)
+}
 
 /// Vectors of one segment that is built with so much memory, and such a cache of files, at least a few: more than
 /// [`capacity`] where the graph can be made in parts.
@@ -272,6 +281,7 @@ impl SegmentBuilder {
         let codec = encoding.codec;
         let threads = options.threads.max(1);
         let spill = Scratch::new(&options.folder)?;
+        let memory = options.memory;
         let most = most(&codec, p.m, options.memory, options.cache).min(u32::MAX as usize - 1);
         let limit = capacity(&codec, p.m, options.memory).min(most);
         let mut dead = Vec::new();
@@ -342,6 +352,7 @@ impl SegmentBuilder {
             reserved,
             limit: limit.max(here + BATCH),
             most: most.max(already + BATCH),
+            addresses: addresses(most, memory),
             dead,
             unplaced,
         })
@@ -383,9 +394,8 @@ impl SegmentBuilder {
 
     /// Whether the budget is used up: finish this segment and start another one.
     pub fn is_full(&self) -> bool {
-        // An address alone takes little; a billion of them do not. The memory has [`JOINING`] bytes at least for each of `most`
-        // entries: eight for each of twice as many addresses are within it also while their list becomes twice as long.
-        self.pushed + self.unplaced.len() / UNPLACED_SHARE >= self.most
+        // An address alone takes little; a billion of them do not.
+        self.pushed + self.unplaced.len() / self.addresses >= self.most
     }
 
     /// Adds a vector as it came; one that has no direction under the cosine metric gets no place in

@@ -21,6 +21,20 @@ const OVERHEAD: usize = 32;
 /// Bytes of an edge of the lowest level, where a node has twice as many as above (HNSW, 4.1).
 const EDGE: usize = 8;
 
+/// Bytes of an entry with a vector, roughly.
+fn placed_bytes(codec: &Codec, m: usize) -> usize {
+    codec.len() + codec.fine_len() + EDGE * m
+}
+
+/// Entries of a segment that live, as far as memory is concerned: those without a vector count by their bytes, of which it
+/// is known what they all take.
+pub fn entries(codec: &Codec, m: usize, segment: &SegmentEntry) -> usize {
+    let live = segment.live() as usize;
+    let share = live as f64 / f64::from(segment.count.max(1));
+    let by_bytes = segment.bytes as f64 * share / placed_bytes(codec, m) as f64;
+    live.min(by_bytes.ceil() as usize)
+}
+
 /// Bytes of the segment into which segments and entries of a list are merged, estimated. Of segments it is known
 /// what their entries take: many have no vector, or share one.
 pub fn segment_bytes(
@@ -30,7 +44,7 @@ pub fn segment_bytes(
     (placed, unplaced): (usize, usize),
 ) -> u64 {
     let live = |s: &SegmentEntry| s.bytes as f64 * f64::from(s.live()) / f64::from(s.count.max(1));
-    let each = codec.len() + codec.fine_len() + EDGE * m + OVERHEAD;
+    let each = placed_bytes(codec, m) + OVERHEAD;
     let list = placed * each + unplaced * OVERHEAD;
     segments.iter().map(live).sum::<f64>() as u64 + list as u64
 }

@@ -211,17 +211,19 @@ fn groups(
     by_size.sort_by_key(SegmentEntry::live);
     let crowded = by_size.len() > 64;
     let mut group = Vec::new();
-    let mut sum = list;
+    // By rows it is decided what is worth it, and by entries what there is memory for.
+    let (mut sum, mut entries) = (list, list);
     let mut rest = Vec::new();
     for entry in by_size {
         let live = entry.live() as usize;
+        let own = disk_space::entries(codec, meta.parameters.m, &entry);
         let alike = match plan {
             Plan::Insert if !crowded => live <= 2 * sum && sum + live <= 8 * list,
             Plan::Insert | Plan::Vacuum => live <= 2 * sum || (group.is_empty() && list == 0),
             Plan::All => true,
         };
-        if alike && rest.is_empty() && (sum + live <= room || (group.is_empty() && list == 0)) {
-            sum += live;
+        if alike && rest.is_empty() && (entries + own <= room || (group.is_empty() && list == 0)) {
+            (sum, entries) = (sum + live, entries + own);
             group.push(entry);
         } else {
             rest.push(entry);
@@ -236,17 +238,17 @@ fn groups(
     groups
 }
 
-/// Whether the directory has places for what becomes of `expected` entries, once the segments of
-/// their group have left it.
+/// Whether the directory has places for what becomes of `entries` that count for memory ([`disk_space::entries`]), once the
+/// segments of their group have left it.
 fn fits(
     meta: &Meta,
     codec: &Codec,
     group: usize,
-    expected: usize,
+    entries: usize,
     options: &BuildOptions,
 ) -> Result<()> {
     let room = most(codec, meta.parameters.m, options.memory, options.cache);
-    let new = expected.div_ceil(room);
+    let new = entries.div_ceil(room);
     if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
         return Err(IndexError::TooManySegments(MAX_SEGMENTS));
     }
@@ -467,7 +469,9 @@ pub fn merge_reporting<S: PageStore>(
             total: expected,
         });
         // What cannot end well is not begun.
-        fits(&Meta::read(store)?, &codec, group.len(), expected, options)?;
+        let of = |s: &SegmentEntry| disk_space::entries(&codec, parameters.m, s);
+        let entries = group.iter().map(of).sum::<usize>() + expected - live;
+        fits(&Meta::read(store)?, &codec, group.len(), entries, options)?;
         let listed = taken.map_or((0, 0), |_| (placed, list - placed));
         let needed = disk_space::segment_bytes(&codec, parameters.m, &group, listed);
         let tables = disk_space::joining_bytes(&codec, expected, options);

@@ -1048,6 +1048,39 @@ fn addresses_stay_within_the_budget() {
     }
 }
 
+/// Where a vector takes much, as for inner products by distances, hundreds of addresses take as much.
+#[test]
+fn addresses_count_by_their_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(1000, Metric::InnerProduct, Quantization::F32, folder.path());
+    options.memory = 32 << 20;
+    let sample: Vec<Vec<f32>> = (1..100)
+        .map(|i| (0..1000).map(|j| (i * (j + 1) % 17) as f32).collect())
+        .collect();
+    let encoding = encoding(&options, &sample);
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    for segment in 0..3u64 {
+        let mut builder = builder(&options, &encoding);
+        for row in 1..=100_000 {
+            assert!(!builder.is_full());
+            builder.push_unplaced((segment << 32 | row) | NULL);
+        }
+        for (x, row) in sample.iter().zip(100_001..) {
+            builder.push(segment << 32 | row, x, &|| ()).unwrap();
+        }
+        add(&store, builder);
+    }
+    let merge = Merge {
+        plan: Plan::All,
+        options: &options,
+    };
+    maintain::merge(&store, &merge, |_, _| ()).unwrap();
+    let meta = Meta::read(&store).unwrap();
+    assert_eq!(meta.segments.len(), 1);
+    assert_eq!(meta.segments[0].live(), 300_297);
+}
+
 /// Rows without a vector, and of vectors without a direction, are in the index: they come last.
 #[test]
 fn every_row_is_found() {
