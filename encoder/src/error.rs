@@ -27,7 +27,9 @@ impl EncoderError {
     pub fn is_lack_of_memory(&self) -> bool {
         match self {
             Self::Memory(_) => true,
-            Self::Model(ModelError::Io { reason, .. }) => reason.kind() == io::ErrorKind::OutOfMemory,
+            Self::Model(ModelError::Io { reason, .. }) => {
+                reason.kind() == io::ErrorKind::OutOfMemory
+            }
             _ => false,
         }
     }

@@ -121,8 +121,8 @@ fn same_system(one: &Path, other: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::Metric;
     use crate::meta::Parameters;
+    use crate::metric::Metric;
     use crate::quantization::Quantization;
     use crate::raw::RawForm;
 

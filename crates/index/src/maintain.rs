@@ -4,32 +4,32 @@
 //! go on meanwhile. A crash at any point leaves either the old directory or the new one, and pages
 //! that nobody refers to.
 
+mod groups;
+mod output;
+mod sample;
+
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 
 use crate::assemble::BuiltSegment;
 use crate::background;
-use crate::builder::{BuildOptions, SegmentBuilder, most};
-use crate::choice::{self, Existing, LONGEST, SAMPLE};
+use crate::builder::{BuildOptions, SegmentBuilder};
+use crate::choice::{self, Existing};
 use crate::codec::{Codec, Format};
 use crate::disk_space;
 use crate::encoding::Encoding;
-use crate::error::{IndexError, Result};
-use crate::meta::{MAX_SEGMENTS, Meta, Parameters, Pending, SegmentEntry};
-use crate::metric::Metric;
-use crate::page::{UNDIRECTED, UNPLACED, address};
+use crate::error::Result;
+use crate::meta::{Meta, Parameters, Pending, SegmentEntry};
+use crate::page::{UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
-use crate::sampling::stratified;
-use crate::segment::{SegmentMap, count_dead, is_dead, write_pages};
-use crate::space::{self, Space};
+use crate::segment::{SegmentMap, is_dead};
+use crate::space::Space;
 use crate::store::PageStore;
 use crate::sweep::{free, free_list};
 use crate::view::{SegmentBytes, SegmentView};
-use laser_vector::kernels::norm;
-
-/// Fraction of dead entries above which a segment is rebuilt without them.
-const MAX_DEAD_FRACTION: f64 = 0.2;
+use groups::{fits, groups, is_worn};
+use output::{Output, push_list};
+use sample::sample;
 
 /// What [`delete`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -180,81 +180,6 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// Whether more than [`MAX_DEAD_FRACTION`] of the entries are dead, of all or of those that walks meet.
-fn is_worn(store: &impl PageStore, parameters: &Parameters, entry: &SegmentEntry) -> Result<bool> {
-    let are_many = |dead: u32, all: u64| f64::from(dead) > MAX_DEAD_FRACTION * all as f64;
-    if entry.dead == 0 || are_many(entry.dead, entry.count.into()) {
-        return Ok(entry.dead > 0);
-    }
-    let map = SegmentMap::read(store, entry)?;
-    let placed = map.header(store, parameters)?.placed();
-    // The bitmap is read only where it can make a difference.
-    Ok(are_many(entry.dead, placed) && {
-        let dead = count_dead(&map.bitmap(store)?, placed as usize);
-        are_many(dead as u32, placed)
-    })
-}
-
-/// Merges of the directory as it is now: groups of segments, each to become one segment. The
-/// first group takes the pending list as well, if `list` entries of it are to be merged. `worn` are the
-/// nonces of the segments that are built again whatever their size.
-fn groups(
-    meta: &Meta,
-    codec: &Codec,
-    plan: Plan,
-    list: usize,
-    worn: &HashSet<u64>,
-    options: &BuildOptions,
-) -> Vec<Vec<SegmentEntry>> {
-    let room = most(codec, meta.parameters.m, options.memory, options.cache);
-    let mut by_size = meta.segments.clone();
-    by_size.sort_by_key(SegmentEntry::live);
-    let crowded = by_size.len() > 64;
-    let mut group = Vec::new();
-    // By rows it is decided what is worth it, and by entries what there is memory for.
-    let (mut sum, mut entries) = (list, list);
-    let mut rest = Vec::new();
-    for entry in by_size {
-        let live = entry.live() as usize;
-        let own = disk_space::entries(codec, meta.parameters.m, &entry);
-        let alike = match plan {
-            Plan::Insert if !crowded => live <= 2 * sum && sum + live <= 8 * list,
-            Plan::Insert | Plan::Vacuum => live <= 2 * sum || (group.is_empty() && list == 0),
-            Plan::All => true,
-        };
-        if alike && rest.is_empty() && (entries + own <= room || (group.is_empty() && list == 0)) {
-            (sum, entries) = (sum + live, entries + own);
-            group.push(entry);
-        } else {
-            rest.push(entry);
-        }
-    }
-    let purge = |s: &SegmentEntry| plan != Plan::Insert && worn.contains(&s.nonce);
-    let mut groups = Vec::new();
-    if list > 0 || group.len() > 1 || group.iter().any(purge) {
-        groups.push(group);
-    }
-    groups.extend(rest.into_iter().filter(purge).map(|s| vec![s]));
-    groups
-}
-
-/// Whether the directory has places for what becomes of `entries` that count for memory ([`disk_space::entries`]), once the
-/// segments of their group have left it.
-fn fits(
-    meta: &Meta,
-    codec: &Codec,
-    group: usize,
-    entries: usize,
-    options: &BuildOptions,
-) -> Result<()> {
-    let room = most(codec, meta.parameters.m, options.memory, options.cache);
-    let new = entries.div_ceil(room);
-    if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
-        return Err(IndexError::TooManySegments(MAX_SEGMENTS));
-    }
-    Ok(())
-}
-
 /// Opens a segment to read its entries.
 fn open(
     store: &impl PageStore,
@@ -281,7 +206,7 @@ fn open(
 /// How a segment stores its vectors, from its pages.
 ///
 /// # Errors
-/// Damage, or [`IndexError::Moved`] when the segment is gone.
+/// Damage, or [`IndexError::Moved`](crate::error::IndexError::Moved) when the segment is gone.
 pub fn encoding(
     store: &impl PageStore,
     parameters: &Parameters,
@@ -307,89 +232,6 @@ pub fn encoding(
         longest: f64::INFINITY,
         queries: Vec::new(),
     })
-}
-
-/// The longest ones of many vectors.
-#[derive(Default)]
-struct Longest(Vec<(f64, Vec<f32>)>);
-
-impl Longest {
-    fn look(&mut self, x: &[f32]) {
-        let length = norm(x);
-        if self.0.len() == LONGEST && self.0[LONGEST - 1].0 >= length {
-            return;
-        }
-        let at = self.0.partition_point(|(longer, _)| *longer >= length);
-        self.0.insert(at, (length, x.to_vec()));
-        self.0.truncate(LONGEST);
-    }
-}
-
-/// Prepared vectors, from all over the live ones of segments and of a sealed list, with their number there, and for inner
-/// products the longest of all, which decide how the others are stored ([`Space::reaches`]).
-fn sample(
-    store: &impl PageStore,
-    parameters: &Parameters,
-    views: &[SegmentView],
-    list: Option<(&Pending, usize)>,
-    memory: usize,
-) -> Result<Vec<Vec<f32>>> {
-    let vectors = |view: &SegmentView| view.header().placed() as usize;
-    let total = views.iter().map(vectors).sum::<usize>() + list.map_or(0, |(_, len)| len);
-    let fits = memory / 8 / (4 * parameters.dims);
-    let mut places = stratified(total, SAMPLE.min(fits).max(16)).peekable();
-    let (mut sample, mut at) = (Vec::new(), 0);
-    let (mut longest, by_length) = (
-        Longest::default(),
-        parameters.metric == Metric::InnerProduct,
-    );
-    let mut chosen = || {
-        at += 1;
-        places.next_if_eq(&(at - 1)).is_some()
-    };
-    for view in views {
-        let mut entry = 0;
-        view.for_each(|slot, _, _| {
-            if entry % 4096 == 0 {
-                store.pause();
-            }
-            entry += 1;
-            let chosen = chosen();
-            if chosen || by_length {
-                let (x, _) = view.vector(slot);
-                if chosen {
-                    sample.push(x);
-                } else {
-                    longest.look(&x);
-                }
-            }
-            Ok::<(), IndexError>(())
-        })?;
-    }
-    if let Some((list, _)) = list {
-        let mut raw = Vec::new();
-        let mut failed = None;
-        pending::read(store, parameters, list, false, |entry| {
-            if !entry.is_live() || entry.tid & UNPLACED != 0 {
-                return;
-            }
-            let chosen = chosen();
-            if chosen || by_length {
-                entry.decode(parameters, &mut raw);
-                match space::prepare(parameters.metric, parameters.dims, &raw) {
-                    Ok(Some(x)) if chosen => sample.push(x),
-                    Ok(Some(x)) => longest.look(&x),
-                    Ok(None) => {}
-                    Err(error) => failed = Some(error),
-                }
-            }
-        })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
-    }
-    sample.extend(longest.0.into_iter().map(|(_, x)| x));
-    Ok(sample)
 }
 
 /// As [`merge_reporting`], without reports.
@@ -524,31 +366,9 @@ pub fn merge_reporting<S: PageStore>(
         let builder = background::run(&pause, move |_| {
             SegmentBuilder::new(own, how_stored, base.as_ref())
         })?;
-        let mut output = Output {
-            store,
-            options: with_capacity,
-            builder,
-            new: Vec::new(),
-            long: Vec::new(),
-            pause: &pause,
-            report,
-            pushed: 0,
-            expected,
-        };
-        output.pushed = output.builder.added();
+        let mut output = Output::new(store, builder, (with_capacity, expected), &pause, report);
         for view in views {
-            let same = view.encoding().stores_like(&encoding);
-            view.for_each(|slot, graph, fine| {
-                let tid = view.tid(slot);
-                if same {
-                    output.push_stored(tid, graph, fine)
-                } else {
-                    let (x, error) = view.vector(slot);
-                    output.push(tid, x, error)
-                }
-            })?;
-            view.unplaced()
-                .for_each(|tid| output.builder.push_unplaced(tid));
+            output.push_segment(&view)?;
         }
         let mut consumed = None;
         if let Some(list) = taken {
@@ -611,187 +431,6 @@ fn compact(store: &impl PageStore, plan: Plan) -> Result<()> {
         free_list(store, &list)?;
     }
     Ok(())
-}
-
-type Written = (SegmentEntry, BuiltSegment);
-
-/// What becomes of the entries of a merge: a segment, or several where one is full, and others for vectors that
-/// are too long for it.
-struct Output<'a, S> {
-    store: &'a S,
-    options: BuildOptions,
-    builder: SegmentBuilder,
-    new: Vec<Written>,
-    /// Vectors that [`Encoding::takes`] does not take, with their addresses and errors.
-    long: Vec<(u64, Vec<f32>, f64)>,
-    pause: &'a dyn Fn(),
-    report: &'a dyn Fn(Progress),
-    /// Entries that are in the graphs or on their way, of those that are expected.
-    pushed: usize,
-    expected: usize,
-}
-
-impl<S: PageStore> Output<'_, S> {
-    fn count(&mut self) {
-        self.pushed += 1;
-        if self.pushed.is_multiple_of(64) {
-            (self.report)(Progress {
-                phase: Phase::Loading,
-                done: self.pushed.min(self.expected),
-                total: self.expected,
-            });
-        }
-    }
-
-    fn push_stored(&mut self, tid: u64, graph: &[u8], fine: &[u8]) -> Result<()> {
-        self.count();
-        self.builder.push_stored(tid, graph, fine, self.pause)?;
-        self.next_if_full()
-    }
-
-    fn push(&mut self, tid: u64, x: Vec<f32>, error: f64) -> Result<()> {
-        self.count();
-        if self.builder.encoding().takes(&x) {
-            self.builder.push_prepared(tid, &x, error, self.pause)?;
-            return self.next_if_full();
-        }
-        self.long.push((tid, x, error));
-        if self.long.len() >= self.options.sample_size() {
-            self.write_long()?;
-        }
-        Ok(())
-    }
-
-    fn next_if_full(&mut self) -> Result<()> {
-        if self.builder.is_full() {
-            let encoding = self.builder.encoding().clone();
-            let next = SegmentBuilder::new(self.options.clone(), encoding, None)?;
-            let full = std::mem::replace(&mut self.builder, next);
-            self.new
-                .push(write(self.store, full, self.pause, self.report)?);
-        }
-        Ok(())
-    }
-
-    /// Makes segments of the long vectors that there are. Some may be too long for the others.
-    fn write_long(&mut self) -> Result<()> {
-        while !self.long.is_empty() {
-            let long = std::mem::take(&mut self.long);
-            let sample: Vec<Vec<f32>> = long.iter().map(|(_, x, _)| x.clone()).collect();
-            let options = BuildOptions {
-                expected: long.len(),
-                ..self.options.clone()
-            };
-            let encoding = options.choose(&sample, self.pause);
-            let mut builder = SegmentBuilder::new(options, encoding, None)?;
-            for (tid, x, error) in long {
-                if builder.encoding().takes(&x) {
-                    builder.push_prepared(tid, &x, error, self.pause)?;
-                } else {
-                    self.long.push((tid, x, error));
-                }
-            }
-            self.new
-                .push(write(self.store, builder, self.pause, self.report)?);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Vec<Written>> {
-        self.write_long()?;
-        if !self.builder.is_empty() {
-            self.new
-                .push(write(self.store, self.builder, self.pause, self.report)?);
-        }
-        Ok(self.new)
-    }
-}
-
-/// Adds the live entries of a sealed list to what a merge makes.
-fn push_list<S: PageStore>(
-    store: &S,
-    parameters: &Parameters,
-    list: &Pending,
-    output: &mut Output<'_, S>,
-) -> Result<(u64, u32)> {
-    let mut at = *list;
-    loop {
-        // One page at a time: handing vectors to the threads may wait, reading must not.
-        let mut entries = Vec::new();
-        let one = Pending {
-            tail_seq: at.head_seq,
-            ..at
-        };
-        let (seq, block) = pending::read(store, parameters, &one, false, |entry| {
-            if entry.is_live() {
-                let mut x = Vec::new();
-                let error = if entry.tid & UNPLACED == 0 {
-                    entry.decode(parameters, &mut x)
-                } else {
-                    0.0
-                };
-                entries.push((entry.tid, x, error));
-            }
-        })?;
-        for (tid, x, error) in entries {
-            if tid & UNPLACED != 0 {
-                output.builder.push_unplaced(tid);
-                output.next_if_full()?;
-                continue;
-            }
-            match space::prepare(parameters.metric, parameters.dims, &x)? {
-                Some(unit) => {
-                    // Two vectors of length r that are e apart have directions at most 2 e / r apart.
-                    let error = match parameters.metric {
-                        Metric::Cosine => {
-                            2.0 * error / norm(&x) + space::direction_error(parameters.metric, &x)
-                        }
-                        _ => error,
-                    };
-                    output.push(tid, unit, error)?;
-                }
-                None => {
-                    output.builder.push_unplaced(tid | UNDIRECTED);
-                    output.next_if_full()?;
-                }
-            }
-        }
-        at = Pending {
-            head_seq: seq,
-            head: block,
-            ..at
-        };
-        if seq > list.tail_seq {
-            return Ok((seq, block));
-        }
-    }
-}
-
-/// Finishes a segment and writes its pages.
-fn write(
-    store: &impl PageStore,
-    builder: SegmentBuilder,
-    pause: &dyn Fn(),
-    report: &dyn Fn(Progress),
-) -> Result<Written> {
-    let (total, refined) = (builder.len(), builder.refined());
-    let refining = || {
-        pause();
-        report(Progress {
-            phase: Phase::Refining,
-            // Each node is visited twice.
-            done: refined.load(Ordering::Relaxed) / 2,
-            total,
-        });
-    };
-    let built = builder.finish(&refining)?;
-    report(Progress {
-        phase: Phase::Writing,
-        done: 0,
-        total,
-    });
-    let entry = write_pages(store, &built.header, &built.bytes, &built.dead, |_| {})?;
-    Ok((entry, built))
 }
 
 /// Drops the first pages of the pending list, as far as all their entries are dead. That takes no page, of which a

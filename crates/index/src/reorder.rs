@@ -101,7 +101,11 @@ impl Reorder {
         laser_memory::reserve(bytes, || {
             let held = self.held.len();
             self.held.try_reserve(rows - held)?;
-            let due = if self.wanted > 0 { rows - self.due.len() } else { 0 };
+            let due = if self.wanted > 0 {
+                rows - self.due.len()
+            } else {
+                0
+            };
             self.due.try_reserve(due)
         })?;
         self.held.push(std::cmp::Reverse((rank, row)));

@@ -101,11 +101,12 @@ impl Constants {
                 return;
             }
             let (left, right) = (arguments[0].ptr_value.cast(), arguments[1].ptr_value.cast());
-            let value: *mut pg_sys::Node = match (contain_var_clause(left), contain_var_clause(right)) {
-                (true, false) => right,
-                (false, true) => left,
-                _ => return,
-            };
+            let value: *mut pg_sys::Node =
+                match (contain_var_clause(left), contain_var_clause(right)) {
+                    (true, false) => right,
+                    (false, true) => left,
+                    _ => return,
+                };
             let is_plain = matches!((*value).type_, NodeTag::T_Param | NodeTag::T_Const);
             let is_made = !is_plain && has_parameter(value, ptr::null_mut());
             let mut known = members(self.compared)
@@ -194,7 +195,8 @@ unsafe extern "C-unwind" fn has_parameter(at: *mut pg_sys::Node, context: *mut c
     // SAFETY: a node of an expression, or null.
     unsafe {
         !at.is_null()
-            && ((*at).type_ == NodeTag::T_Param || expression_tree_walker(at, has_parameter, context))
+            && ((*at).type_ == NodeTag::T_Param
+                || expression_tree_walker(at, has_parameter, context))
     }
 }
 

@@ -388,7 +388,9 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             | NodeTag::T_IncrementalSortState
             | NodeTag::T_MergeAppendState
             | NodeTag::T_ProjectSetState => true,
-            NodeTag::T_SubqueryScanState | NodeTag::T_ResultState => (*(*state).plan).qual.is_null(),
+            NodeTag::T_SubqueryScanState | NodeTag::T_ResultState => {
+                (*(*state).plan).qual.is_null()
+            }
             _ => false,
         };
         if (*state).type_ == NodeTag::T_IndexScanState {

@@ -344,7 +344,9 @@ impl State {
             match checked {
                 RowCheck::Unseen | RowCheck::Filtered => {}
                 RowCheck::Dead => search.was_dead(),
-                RowCheck::Passes(_) if !self.recheck && !self.held.is_collecting() && self.held.is_empty() => {
+                RowCheck::Passes(_)
+                    if !self.recheck && !self.held.is_collecting() && self.held.is_empty() =>
+                {
                     self.given = Some(row);
                     return Step::Given;
                 }
@@ -427,7 +429,11 @@ impl State {
                 self.given = Some(row);
                 return Step::Given;
             };
-            if !self.recheck && rows.all_pass() && self.held.is_empty() && !self.held.is_collecting() {
+            if !self.recheck
+                && rows.all_pass()
+                && self.held.is_empty()
+                && !self.held.is_collecting()
+            {
                 self.given = Some(row);
                 return Step::Given;
             }

@@ -1,0 +1,94 @@
+//! Which segments a merge makes into one.
+
+use std::collections::HashSet;
+
+use super::Plan;
+use crate::builder::{BuildOptions, most};
+use crate::codec::Codec;
+use crate::disk_space;
+use crate::error::{IndexError, Result};
+use crate::meta::{MAX_SEGMENTS, Meta, Parameters, SegmentEntry};
+use crate::segment::{SegmentMap, count_dead};
+use crate::store::PageStore;
+
+/// Fraction of dead entries above which a segment is rebuilt without them.
+const MAX_DEAD_FRACTION: f64 = 0.2;
+
+/// Whether more than [`MAX_DEAD_FRACTION`] of the entries are dead, of all or of those that walks meet.
+pub(super) fn is_worn(
+    store: &impl PageStore,
+    parameters: &Parameters,
+    entry: &SegmentEntry,
+) -> Result<bool> {
+    let are_many = |dead: u32, all: u64| f64::from(dead) > MAX_DEAD_FRACTION * all as f64;
+    if entry.dead == 0 || are_many(entry.dead, entry.count.into()) {
+        return Ok(entry.dead > 0);
+    }
+    let map = SegmentMap::read(store, entry)?;
+    let placed = map.header(store, parameters)?.placed();
+    // The bitmap is read only where it can make a difference.
+    Ok(are_many(entry.dead, placed) && {
+        let dead = count_dead(&map.bitmap(store)?, placed as usize);
+        are_many(dead as u32, placed)
+    })
+}
+
+/// Merges of the directory as it is now: groups of segments, each to become one segment. The
+/// first group takes the pending list as well, if `list` entries of it are to be merged. `worn` are the
+/// nonces of the segments that are built again whatever their size.
+pub(super) fn groups(
+    meta: &Meta,
+    codec: &Codec,
+    plan: Plan,
+    list: usize,
+    worn: &HashSet<u64>,
+    options: &BuildOptions,
+) -> Vec<Vec<SegmentEntry>> {
+    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let mut by_size = meta.segments.clone();
+    by_size.sort_by_key(SegmentEntry::live);
+    let crowded = by_size.len() > 64;
+    let mut group = Vec::new();
+    // By rows it is decided what is worth it, and by entries what there is memory for.
+    let (mut sum, mut entries) = (list, list);
+    let mut rest = Vec::new();
+    for entry in by_size {
+        let live = entry.live() as usize;
+        let own = disk_space::entries(codec, meta.parameters.m, &entry);
+        let alike = match plan {
+            Plan::Insert if !crowded => live <= 2 * sum && sum + live <= 8 * list,
+            Plan::Insert | Plan::Vacuum => live <= 2 * sum || (group.is_empty() && list == 0),
+            Plan::All => true,
+        };
+        if alike && rest.is_empty() && (entries + own <= room || (group.is_empty() && list == 0)) {
+            (sum, entries) = (sum + live, entries + own);
+            group.push(entry);
+        } else {
+            rest.push(entry);
+        }
+    }
+    let purge = |s: &SegmentEntry| plan != Plan::Insert && worn.contains(&s.nonce);
+    let mut groups = Vec::new();
+    if list > 0 || group.len() > 1 || group.iter().any(purge) {
+        groups.push(group);
+    }
+    groups.extend(rest.into_iter().filter(purge).map(|s| vec![s]));
+    groups
+}
+
+/// Whether the directory has places for what becomes of `entries` that count for memory ([`disk_space::entries`]), once the
+/// segments of their group have left it.
+pub(super) fn fits(
+    meta: &Meta,
+    codec: &Codec,
+    group: usize,
+    entries: usize,
+    options: &BuildOptions,
+) -> Result<()> {
+    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let new = entries.div_ceil(room);
+    if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
+        return Err(IndexError::TooManySegments(MAX_SEGMENTS));
+    }
+    Ok(())
+}
