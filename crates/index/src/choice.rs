@@ -50,7 +50,7 @@ const MAX_OUTLIER_PERCENT: usize = 1;
 pub const LONGEST: usize = 16;
 
 /// Vectors of the sample that are searched for when a segment is measured.
-const SEARCHED: usize = 100;
+pub(crate) const SEARCHED: usize = 100;
 /// Vectors of the sample by which an existing encoding is compared with a new one.
 const REVALIDATION_SAMPLE: usize = 256;
 

@@ -9,6 +9,7 @@ mod output;
 mod sample;
 
 use std::collections::HashSet;
+use std::rc::Rc;
 
 use crate::assemble::BuiltSegment;
 use crate::background;
@@ -19,6 +20,7 @@ use crate::disk_space;
 use crate::encoding::Encoding;
 use crate::error::Result;
 use crate::meta::{Meta, Parameters, Pending, SegmentEntry};
+use crate::metric::Metric;
 use crate::page::{UNPLACED, address};
 use crate::pending;
 use crate::quantization::Quantization;
@@ -27,6 +29,7 @@ use crate::space::Space;
 use crate::store::PageStore;
 use crate::sweep::{free, free_list};
 use crate::view::{SegmentBytes, SegmentView};
+use crate::width;
 use groups::{fits, groups, is_worn};
 use output::{Output, push_list};
 use sample::sample;
@@ -130,18 +133,106 @@ pub enum Plan {
     All,
 }
 
+/// Segments are measured again after merges of one in so many entries of theirs.
+const LEAST_SHARE: u64 = 256;
 /// A short list costs scans little; VACUUM leaves it alone.
 const SHORT_LIST: usize = 64;
 /// Rows of a segment for which the choice of a graph for inner products is worth its time.
 const ASK_AGAIN: usize = 10_000;
 
+/// The segments of an index as its metapage lists them, opened.
+pub type Views<'a> = &'a dyn Fn(&Meta) -> Result<Vec<Rc<SegmentView>>>;
+
 /// How to merge.
-#[derive(Debug)]
 pub struct Merge<'a> {
     /// The parts of the index that become one segment.
-    pub plan: Plan,
+    plan: Plan,
     /// Threads, memory and the folder for files.
-    pub options: &'a BuildOptions,
+    options: &'a BuildOptions,
+    views: Option<Views<'a>>,
+}
+
+impl<'a> Merge<'a> {
+    /// Merges the parts that `plan` says, with so many threads and so much memory.
+    pub fn new(plan: Plan, options: &'a BuildOptions) -> Self {
+        Self {
+            plan,
+            options,
+            views: None,
+        }
+    }
+
+    /// Opens segments by these, where those that are not merged matter as well: for inner products, queries like their rows
+    /// are searched for when a new segment is measured ([`crate::width`]), and queries like its rows in them. Without, or where
+    /// they cannot be opened, these are not.
+    #[must_use]
+    pub fn with_views(self, views: Views<'a>) -> Self {
+        Self {
+            views: Some(views),
+            ..self
+        }
+    }
+
+    /// The segments that are not of a group, where they matter.
+    fn others(
+        &self,
+        store: &impl PageStore,
+        group: &[SegmentEntry],
+    ) -> Result<Vec<(SegmentEntry, Rc<SegmentView>)>> {
+        let meta = Meta::read(store)?;
+        let is_other = |entry: &SegmentEntry| group.iter().all(|own| own.nonce != entry.nonce);
+        let opens =
+            meta.parameters.metric == Metric::InnerProduct && meta.segments.iter().any(is_other);
+        let views = self.views.filter(|_| opens).map(|views| views(&meta));
+        // What would be missing is a part of a measure, and no reason for there to be no merge.
+        let Some(Ok(views)) = views else {
+            return Ok(Vec::new());
+        };
+        let pairs = meta.segments.iter().copied().zip(views);
+        Ok(pairs.filter(|(entry, _)| is_other(entry)).collect())
+    }
+
+    /// Searches of other segments become as wide as queries like the rows of a new one need.
+    fn widen_others(
+        &self,
+        store: &impl PageStore,
+        new: &[SegmentEntry],
+        queries: &[Vec<f32>],
+    ) -> Result<()> {
+        let count: u64 = new.iter().map(|entry| u64::from(entry.count)).sum();
+        for (entry, view) in self.others(store, new)? {
+            // A look at all of a large one for each small merge costs more than these.
+            if view.nodes() == 0 || u64::from(entry.count) > LEAST_SHARE * count {
+                continue;
+            }
+            let encoding = Encoding {
+                queries: queries.to_vec(),
+                ..view.encoding().clone()
+            };
+            let graph = view.header().graph.of(view.bytes());
+            let pause = || store.pause();
+            let ef = width::measure_again(&encoding, graph, view.ef(), &pause)? as u32;
+            if ef > entry.ef {
+                Meta::update(store, |meta| {
+                    let mut segments = meta.segments.iter_mut();
+                    if let Some(entry) = segments.find(|s| s.nonce == entry.nonce) {
+                        entry.ef = entry.ef.max(ef);
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Merge<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Merge")
+            .field("plan", &self.plan)
+            .field("options", &self.options)
+            .finish()
+    }
 }
 
 /// What a merge is at.
@@ -336,7 +427,7 @@ pub fn merge_reporting<S: PageStore>(
             .chain(&largest)
             .collect();
         let before = meta.segments.iter().map(|s| s.live() as usize).max();
-        let encoding = choice::choose(
+        let mut encoding = choice::choose(
             parameters.metric,
             parameters.dims,
             parameters.quantization,
@@ -349,6 +440,12 @@ pub fn merge_reporting<S: PageStore>(
             &pause,
         );
         drop(vectors);
+        let queries: Vec<Vec<f32>> = encoding.queries.iter().step_by(2).cloned().collect();
+        let others = how.others(store, &group)?;
+        encoding
+            .queries
+            .append(&mut sample::some_of(others.iter().map(|(_, view)| &**view)));
+        drop(others);
         // The largest segment is continued rather than rebuilt, unless it is mostly dead or its
         // vectors need another encoding.
         let continued = group.first().is_some_and(|first| {
@@ -386,6 +483,7 @@ pub fn merge_reporting<S: PageStore>(
         for (entry, built) in new {
             finished(&entry, built);
         }
+        how.widen_others(store, &entries, &queries)?;
         for map in maps {
             free(store, map.pages())?;
         }

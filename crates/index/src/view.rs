@@ -68,6 +68,8 @@ pub struct SegmentView {
     dead_version: Cell<Option<u64>>,
     /// Dead entries.
     dead_placed: Cell<usize>,
+    /// Candidates of a walk, of the segment and as its directory has them by now; zero where that was not measured.
+    ef: Cell<u32>,
 }
 
 /// How much wider a walk may become because of dead entries.
@@ -135,6 +137,7 @@ impl SegmentView {
         }
         Ok(Self {
             walk,
+            ef: Cell::new(head.ef.max(entry.ef)),
             head,
             encoding,
             vectors,
@@ -181,7 +184,7 @@ impl SegmentView {
 
     /// Candidates of a walk that finds nearly all of the nearest, see [`crate::width`].
     pub fn ef(&self) -> usize {
-        match self.head.ef {
+        match self.ef.get() {
             0 => DEFAULT_EF,
             ef => ef as usize,
         }
@@ -303,7 +306,8 @@ impl SegmentView {
         u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
     }
 
-    /// Reads the bitmap again if entries have died since this was last done.
+    /// Takes what the directory says of the segment by now, and reads the bitmap again if entries have died since this was
+    /// last done.
     ///
     /// # Errors
     /// [`IndexError::Moved`] when the segment is gone, or damage.
@@ -313,6 +317,7 @@ impl SegmentView {
         entry: &SegmentEntry,
         dead_version: u64,
     ) -> Result<()> {
+        self.ef.set(self.head.ef.max(entry.ef));
         if self.dead_version.get() == Some(dead_version) {
             return Ok(());
         }

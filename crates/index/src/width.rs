@@ -76,18 +76,51 @@ fn leave_stranded_out(walk: &Walk, graph: &[u8], queries: &mut [Searched], pause
 /// # Errors
 /// Damage.
 pub fn measure(encoding: &Encoding, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
-    let Encoding { codec, space, .. } = encoding;
-    let mut walk = Walk::new(&Layout::parse(codec, graph)?)?;
-    let nodes = walk.nodes;
-    if nodes <= WIDTHS[0] {
-        return Ok(WIDTHS[0]);
-    }
-    let hubs = seeds::hubs(codec, space, &walk, graph);
-    walk.pass_by(hubs);
-    let (dot, mut scratch) = (dot_i8(), Vec::new());
-    let mut queries: Vec<Searched> = Vec::new();
+    let (walk, nodes) = walk(encoding, graph)?;
     // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind.
     let sample: BTreeSet<u32> = scattered(nodes).take(QUERIES).collect();
+    least_width(encoding, (&walk, graph), sample, 0, pause)
+}
+
+/// The same where a width of `from` was enough so far, by what is like [`Encoding::queries`] alone.
+///
+/// # Errors
+/// Damage.
+pub fn measure_again(
+    encoding: &Encoding,
+    graph: &[u8],
+    from: usize,
+    pause: &dyn Fn(),
+) -> Result<usize> {
+    let (walk, _) = walk(encoding, graph)?;
+    least_width(encoding, (&walk, graph), BTreeSet::new(), from, pause)
+}
+
+/// A walk as searches make it, and the number of nodes.
+fn walk(encoding: &Encoding, graph: &[u8]) -> Result<(Walk, usize)> {
+    let Encoding { codec, space, .. } = encoding;
+    let mut walk = Walk::new(&Layout::parse(codec, graph)?)?;
+    let hubs = seeds::hubs(codec, space, &walk, graph);
+    walk.pass_by(hubs);
+    let nodes = walk.nodes;
+    Ok((walk, nodes))
+}
+
+/// The least width from `from` on that is enough for some nodes, and for what else is searched for.
+fn least_width(
+    encoding: &Encoding,
+    (walk, graph): (&Walk, &[u8]),
+    sample: BTreeSet<u32>,
+    from: usize,
+    pause: &dyn Fn(),
+) -> Result<usize> {
+    let Encoding { codec, space, .. } = encoding;
+    let nodes = walk.nodes;
+    if nodes <= WIDTHS[0] {
+        return Ok(WIDTHS[0].max(from));
+    }
+    let (dot, mut scratch) = (dot_i8(), Vec::new());
+    let mut queries: Vec<Searched> = Vec::new();
     let mut asked: Vec<(Option<u32>, Probe)> = Vec::new();
     for node in sample {
         asked.push((Some(node), probe(codec, space, walk.vector(graph, node))?));
@@ -116,13 +149,13 @@ pub fn measure(encoding: &Encoding, graph: &[u8], pause: &dyn Fn()) -> Result<us
         all.truncate(NEAREST);
         queries.push((node, probe, all));
     }
-    leave_stranded_out(&walk, graph, &mut queries, pause);
+    leave_stranded_out(walk, graph, &mut queries, pause);
     let least = match (codec.metric, codec.quantization) {
-        (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS,
-        _ => 0,
+        (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS.max(from),
+        _ => from,
     };
     let wanted: usize = queries.iter().map(|(.., nearest)| nearest.len()).sum();
-    let share = match Lengths::of(codec, space, &walk, graph) {
+    let share = match Lengths::of(codec, space, walk, graph) {
         Some(lengths) if lengths.vary() => WANTED_OF_VARIED,
         _ => WANTED,
     };
@@ -153,7 +186,7 @@ pub fn measure(encoding: &Encoding, graph: &[u8], pause: &dyn Fn()) -> Result<us
             return Ok(width);
         }
     }
-    Ok(WIDTHS[WIDTHS.len() - 1])
+    Ok(WIDTHS[WIDTHS.len() - 1].max(from))
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ fn an_entry_without_a_place_says_why() {
     pending::append(&store, &parameters, 1, Some(&[1.0, 2.0])).unwrap();
     pending::append(&store, &parameters, 2 | NULL, None).unwrap();
     let (plan, options) = (Plan::All, &options);
-    maintain::merge(&store, &Merge { plan, options }, |_, _| ()).unwrap();
+    maintain::merge(&store, &Merge::new(plan, options), |_, _| ()).unwrap();
 
     let entry = Meta::read(&store).unwrap().segments[0];
     let map = SegmentMap::read(&store, &entry).unwrap();

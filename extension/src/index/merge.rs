@@ -114,7 +114,9 @@ pub unsafe fn merge_reporting(
     }
     let mut options = build_options(&Meta::read(store)?.parameters, 0);
     let attempt_with = |options: &BuildOptions| {
-        let how = Merge { plan, options };
+        // SAFETY: by contract.
+        let views = |meta: &Meta| unsafe { cache::views(index, store, meta) };
+        let how = Merge::new(plan, options).with_views(&views);
         // SAFETY: by contract.
         maintain::merge_reporting(store, &how, report, |entry, built| unsafe {
             cache::keep(index, entry, built)

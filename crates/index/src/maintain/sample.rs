@@ -2,7 +2,7 @@
 
 use laser_vector::kernels::norm;
 
-use crate::choice::{LONGEST, SAMPLE};
+use crate::choice::{LONGEST, SAMPLE, SEARCHED};
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, Pending};
 use crate::metric::Metric;
@@ -94,4 +94,25 @@ pub(super) fn sample(
     }
     sample.extend(longest.0.into_iter().map(|(_, x)| x));
     Ok(sample)
+}
+
+/// A few prepared vectors from all over some segments, live or dead.
+pub(super) fn some_of<'a>(views: impl Iterator<Item = &'a SegmentView> + Clone) -> Vec<Vec<f32>> {
+    let placed = |view: &SegmentView| view.header().placed() as usize;
+    let total = views.clone().map(placed).sum();
+    let (mut rest, mut before) = (views, 0);
+    let mut view = rest.next();
+    let mut some = Vec::new();
+    for at in stratified(total, SEARCHED) {
+        while let Some(own) = view
+            && at - before >= placed(own)
+        {
+            before += placed(own);
+            view = rest.next();
+        }
+        if let Some(own) = view {
+            some.push(own.vector(at - before).0);
+        }
+    }
+    some
 }
