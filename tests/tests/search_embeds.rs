@@ -307,6 +307,34 @@ fn the_first_search_of_a_session_embeds_its_query_once() -> Result<()> {
     Ok(())
 }
 
+/// Whether distances are the index's does not depend on whether a session has loaded the library before.
+#[test]
+fn the_first_search_of_a_session_shows_what_others_show() -> Result<()> {
+    let (_models, cluster) = cluster_that_loads(Architecture::Transformer, false)?;
+    let mut watch = cluster.connect("d")?;
+    for (given, compared, is_of_index) in [
+        ("$1", "$1", true),
+        ("$1", "$2", false),
+        ("$2", "'a question'", false),
+        ("lower($1)", "lower($2)", false),
+    ] {
+        let mut client = cluster.connect("d")?;
+        client.batch_execute(&format!(
+            "PREPARE p(text, text) AS SELECT id, body <=> {given} FROM t ORDER BY body <=> {compared} LIMIT 10"
+        ))?;
+        for execution in 1..=7 {
+            let count = cost(&mut watch, || {
+                Ok(client.batch_execute("EXECUTE p('a question', 'a question')")?)
+            })?;
+            ensure!(
+                (count == 1) == is_of_index,
+                "{count} texts were embedded by execution {execution}: {given}, {compared}"
+            );
+        }
+    }
+    Ok(())
+}
+
 /// What a scan gives to the operator belongs to the texts beside it, and to no others.
 #[test]
 fn distances_are_those_of_the_texts() -> Result<()> {

@@ -299,13 +299,15 @@ impl Probe {
     /// From the inner product with a stored vector in the unit of the space, a bound of that
     /// vector's length, and how far the true vector may be from the stored one.
     fn product(&self, dot: f64, length: f64, error: f64) -> Estimate {
+        // What is left of the query's components below the normal numbers, where a stored vector may be as much longer.
+        let factors = (self.dims as f64).sqrt() * f64::from(f32::from_bits(1)) * length;
         let length = length / self.gain + self.centre_length;
         let relative = rounding(self.dims) + self.arithmetic.rounding(self.dims);
         let slack = self.length * (error / self.gain + 2.0 * relative * length);
         if !has_product(self.length * length) {
             return product(-(dot + self.offset), f64::INFINITY);
         }
-        product(-(dot + self.offset), slack + vanishing(self.dims))
+        product(-(dot + self.offset), slack + factors + vanishing(self.dims))
     }
 }
 
@@ -373,6 +375,55 @@ mod tests {
             let (graph, fine) = stored.split_at(codec.graph_len());
             let found = probe.measure(&codec, graph, fine, &mut Vec::new());
             assert!(found.lower <= truth, "{codec:?} {found:?} {truth}");
+        }
+    }
+
+    /// The query is rounded to that in the unit of the space, where vectors may be very long.
+    #[test]
+    fn tiny_queries_have_bounds() {
+        let dims = 16;
+        let part = |i: usize, j: usize| ((i * 37 + j * 53 + i * j * 7) % 101) as f32 / 50.0 - 1.0;
+        let rows: Vec<Vec<f32>> = (0..300)
+            .map(|i| {
+                let length = 10f32.powi(i as i32 * 36 / 299 - 20);
+                (0..dims).map(|j| part(i, j) * length).collect()
+            })
+            .collect();
+        for (format, space) in [
+            (
+                Format::Second,
+                Space::fit(Metric::InnerProduct, dims, &rows, true),
+            ),
+            (Format::SecondInner, Space::fit_inner(dims, &rows)),
+        ] {
+            for (length, quantization) in [1.4e-45f32, 1e-40, 3e-39]
+                .into_iter()
+                .flat_map(|length| (0..5).map(move |q| (length, q)))
+            {
+                let Some(quantization) = Quantization::from_u8(quantization) else {
+                    continue;
+                };
+                let query = vec![length; dims];
+                let query = Query::new(Metric::InnerProduct, dims, &query).unwrap();
+                let codec = Codec {
+                    format,
+                    ..Codec::new(dims, Metric::InnerProduct, quantization)
+                };
+                let probe = Probe::new(codec, &space, &query);
+                let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+                for x in &rows {
+                    let error = space.enter(x, 0.0, &mut place);
+                    codec.encode(&place, error, &mut stored);
+                    let (graph, fine) = stored.split_at(codec.graph_len());
+                    let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+                    let truth = -f64::from(f32_dot(query.given(), x));
+                    assert!(
+                        found.lower <= truth,
+                        "{codec:?} {length} {} {truth}",
+                        found.lower
+                    );
+                }
+            }
         }
     }
 

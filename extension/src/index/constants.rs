@@ -13,7 +13,7 @@
 //! constants may be taken for other parameters', and so for different ones.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use pgrx::pg_sys::{self, NodeTag};
@@ -39,6 +39,8 @@ pub struct Constants {
     places: *mut pg_sys::List,
     /// A [`Compared`] for each operator.
     compared: *mut pg_sys::List,
+    /// The statement's text, where it was planned before anybody looked, for some values; else null.
+    text: *const c_char,
 }
 
 /// What an operator whose result is a number compares columns with.
@@ -54,11 +56,26 @@ struct Compared {
 }
 
 impl Constants {
-    /// Where no constant was a parameter, or none is known to have been.
-    pub fn none() -> Self {
+    /// Where no constant was a parameter.
+    fn none() -> Self {
         Self {
             places: ptr::null_mut(),
             compared: ptr::null_mut(),
+            text: ptr::null(),
+        }
+    }
+
+    /// Of a statement that has been planned, with its text and its values or null. The text says where parameters are; what
+    /// functions made of them counts as different wherever it is.
+    ///
+    /// # Safety
+    /// They live as long as the result.
+    pub unsafe fn of_planned(text: *const c_char, values: pg_sys::ParamListInfo) -> Self {
+        // SAFETY: by contract.
+        let has_values = unsafe { values.as_ref().is_some_and(|values| values.numParams > 0) };
+        Self {
+            text: if has_values { text } else { ptr::null() },
+            ..Self::none()
         }
     }
 
@@ -149,6 +166,10 @@ impl Constants {
     /// # Safety
     /// The list exists still.
     unsafe fn parameter_at(self, place: c_int) -> c_int {
+        if !self.text.is_null() {
+            // SAFETY: by contract: the text exists still.
+            return unsafe { number_at(self.text, place) };
+        }
         // SAFETY: by contract: a list of numbers.
         unsafe {
             let mut pairs = members(self.places).chunks_exact(2);
@@ -157,6 +178,27 @@ impl Constants {
                 .map_or(0, |pair| pair[1].int_value)
         }
     }
+}
+
+/// The number of the parameter that begins at a place of a statement's text, as `$1`; zero where none does.
+///
+/// # Safety
+/// A string.
+unsafe fn number_at(text: *const c_char, place: c_int) -> c_int {
+    // SAFETY: by contract; nothing behind its end is looked at.
+    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+    let at = usize::try_from(place)
+        .ok()
+        .and_then(|place| text.get(place..));
+    let Some([b'$', digits @ ..]) = at else {
+        return 0;
+    };
+    digits
+        .iter()
+        .take_while(|digit| digit.is_ascii_digit())
+        .fold(0, |number: c_int, digit| {
+            number.wrapping_mul(10).wrapping_add((digit - b'0').into())
+        })
 }
 
 struct Marks {
@@ -210,11 +252,11 @@ unsafe extern "C-unwind" fn add_marks(at: *mut pg_sys::Node, context: *mut c_voi
         if (*at).type_ == NodeTag::T_Const {
             let marks = &mut *context.cast::<Marks>();
             let place = (*at.cast::<pg_sys::Const>()).location;
-            let parameter = marks.constants.parameter_at(place);
-            marks.sum = marks
-                .sum
-                .wrapping_mul(31)
-                .wrapping_add(parameter as u64 + 1);
+            let own = match place < 0 && !marks.constants.text.is_null() {
+                true => at.addr() as u64,
+                false => marks.constants.parameter_at(place) as u64 + 1,
+            };
+            marks.sum = marks.sum.wrapping_mul(31).wrapping_add(own);
         }
         expression_tree_walker(at, add_marks, context)
     }

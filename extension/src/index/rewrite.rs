@@ -80,7 +80,10 @@ pub unsafe fn rewrite_if_planned_before(query: *mut pg_sys::QueryDesc) {
     // SAFETY: by contract. The copy is in the memory of whoever begins the query, as the query is.
     unsafe {
         let copy = pg_sys::copyObjectImpl((*query).plannedstmt.cast()).cast();
-        rewrite(&mut *copy, Constants::none());
+        rewrite(
+            &mut *copy,
+            Constants::of_planned((*query).sourceText, (*query).params),
+        );
         (*query).plannedstmt = copy;
         pg_sys::ResetPlanCache();
     }
