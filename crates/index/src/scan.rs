@@ -80,16 +80,31 @@ pub struct Settings {
     pub cutoff: f64,
     /// With a cutoff, whether rows whose distance is NaN are wanted.
     pub undirected: bool,
-    /// Who takes the rows goes wrong where one comes late, and wants so many, as far as is known: the first search is wide
-    /// enough for these, and followed by a look at all vectors, unless nothing was used yet ([`Scan::start_over`]).
-    pub at_once: Option<usize>,
+    /// What is wanted at once, as far as is known.
+    pub at_once: Option<AtOnce>,
+}
+
+/// Rows that are wanted at once.
+#[derive(Debug, Clone, Copy)]
+pub struct AtOnce {
+    /// The first search is wide enough for so many.
+    pub rows: usize,
+    /// Whether a look at all vectors follows, unless nothing was used yet ([`Scan::start_over`]): who takes the rows goes wrong
+    /// where one comes late.
+    pub then_all: bool,
 }
 
 impl Settings {
-    /// Candidates of the first search in a segment that takes `ef` by itself.
-    fn first_width(&self, ef: usize) -> usize {
+    /// Candidates of the first search in one of so many segments, which takes `ef` by itself.
+    fn first_width(&self, ef: usize, segments: usize) -> usize {
         let ef = if self.ef > 0 { self.ef } else { ef };
-        let at_once = self.at_once.unwrap_or(0).saturating_mul(TRUSTED_DIVISOR);
+        let rows = self.at_once.map_or(0, |wanted| wanted.rows);
+        // One of several has its share, and half as many more; what it has beyond that a wider search finds.
+        let share = match segments {
+            0 | 1 => rows,
+            _ => (rows.div_ceil(segments)).saturating_mul(3) / 2,
+        };
+        let at_once = share.saturating_mul(TRUSTED_DIVISOR);
         ef.max(at_once.min(EXHAUSTIVE_EF))
     }
 }
@@ -199,11 +214,12 @@ impl Scan {
         views: Vec<Rc<SegmentView>>,
         pending: PendingRows,
     ) -> Self {
+        let segments = views.len();
         let parts: Vec<Part> = views
             .into_iter()
             .map(|view| Part {
                 probe: view.probe(query),
-                ef: settings.first_width(view.ef()),
+                ef: settings.first_width(view.ef(), segments),
                 view,
                 complete: false,
             })
@@ -394,7 +410,7 @@ impl Scan {
         let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
         for part in &mut self.parts {
             part.ef = match self.settings.at_once {
-                Some(_) if !self.is_unused => EXHAUSTIVE_EF,
+                Some(wanted) if wanted.then_all && !self.is_unused => EXHAUSTIVE_EF,
                 _ => part.ef.saturating_mul(WIDEN).min(widest),
             };
         }

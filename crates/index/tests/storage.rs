@@ -19,7 +19,7 @@ use laser_index::page::{NULL, PageKind, UNDIRECTED, UNPLACED, address};
 use laser_index::quantization::Quantization;
 use laser_index::query::Query;
 use laser_index::raw::RawForm;
-use laser_index::scan::{Distance, Iterate, PendingRows, Scan, Settings};
+use laser_index::scan::{AtOnce, Distance, Iterate, PendingRows, Scan, Settings};
 use laser_index::segment::write_pages;
 use laser_index::space::prepare;
 use laser_index::store::PageStore;
@@ -947,6 +947,62 @@ fn rows_behind_a_crowd_are_found() {
         wanted += 10;
     }
     assert!(100 * found >= 98 * wanted, "{found} of {wanted}");
+}
+
+/// Where the nearest are one tight group, a width that is enough for these says nothing of what lies behind it.
+#[test]
+fn as_many_are_found_at_once_as_are_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (groups, dims, wanted) = (1000, 32, 500);
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let mut gauss = |scale: f32| -> Vec<f32> {
+        let uniform =
+            |rng: &mut ChaCha8Rng| (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
+        (0..dims).map(|_| scale * uniform(&mut rng)).collect()
+    };
+    // Groups within groups.
+    let mut add = |centre: &[f32], scale: f32| -> Vec<f32> {
+        centre
+            .iter()
+            .zip(gauss(scale))
+            .map(|(x, y)| x + y)
+            .collect()
+    };
+    let outer: Vec<Vec<f32>> = (0..100).map(|_| add(&vec![0.0; dims], 1.0)).collect();
+    let centres: Vec<Vec<f32>> = (0..groups).map(|i| add(&outer[i % 100], 0.1)).collect();
+    let mut near = |i: usize| add(&centres[i % groups], 0.001);
+    let rows: Vec<Vec<f32>> = (0..30 * groups).map(&mut near).collect();
+    let options = options(dims, Metric::InnerProduct, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    build(&store, &options, &rows);
+    let settings = Settings {
+        ef: 0,
+        iterate: Iterate::Strict,
+        max_tuples: usize::MAX,
+        cutoff: f64::INFINITY,
+        undirected: false,
+        at_once: Some(AtOnce {
+            rows: wanted,
+            then_all: false,
+        }),
+        recheck: false,
+    };
+    let mut found = 0;
+    for i in 0..20 {
+        let query = near(i * 37);
+        let product = |x: &[f32]| distance(Metric::InnerProduct, &query, x);
+        let mut exact: Vec<f64> = rows.iter().map(|x| product(x)).collect();
+        exact.sort_by(f64::total_cmp);
+        let (hits, _) = scan(&store, folder.path(), &query, settings, wanted);
+        let is_near = |tid: u64| product(&rows[tid as usize - 1]) <= exact[wanted - 1] + 1e-3;
+        found += hits.iter().filter(|(_, tid)| is_near(*tid)).count();
+    }
+    assert!(
+        found >= 20 * wanted * 97 / 100,
+        "{found} of {}",
+        20 * wanted
+    );
 }
 
 /// For inner products the largest are in one segment, for queries like the rows of any.

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::rc::Rc;
 
+use laser_index::scan;
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, NodeTag};
 
@@ -42,15 +43,18 @@ struct Scan {
 pub struct AtOnce {
     /// Those of the query.
     pub rows: usize,
-    /// Those that are to be found for them, by the planner's estimate of what filters refuse.
-    pub found: usize,
+    /// Those that are searched for.
+    pub searched: scan::AtOnce,
 }
 
-/// How many more than estimated.
+/// How many more rows than estimated are searched for, where a wider search is for all of them.
 const UNLIKE_ESTIMATE: f64 = 1.5;
+/// Rows that a scan keeps at most before it gives the first, where it is no harm that one comes late: who ends earlier than the
+/// limit says shall not wait for thousands.
+const MOST_KEPT: usize = 1000;
 
 impl Scan {
-    /// What is wanted of it at once, where a limit ends it before any row comes late.
+    /// What is wanted of it at once, where a limit ends it.
     ///
     /// # Safety
     /// The run goes on.
@@ -60,18 +64,34 @@ impl Scan {
         unsafe {
             let state = &(*self.node).ss;
             let plan = &*state.ps.plan;
+            let wanted = limit.wanted()?;
+            if !self.above.is_in_runs {
+                // Each of many parts has few of them.
+                let kept = (!self.above.is_merged).then(|| wanted.min(MOST_KEPT))?;
+                let searched = scan::AtOnce {
+                    rows: kept,
+                    then_all: false,
+                };
+                return Some(AtOnce {
+                    rows: kept,
+                    searched,
+                });
+            }
             // Who cannot ask all filters does not know which rows are the query's.
             if !plan.qual.is_null() && !self.rows.as_ref().is_some_and(|rows| rows.are_final()) {
                 return None;
             }
-            let rows = limit.wanted()? + self.above.reads_ahead;
+            let rows = wanted.saturating_add(self.above.reads_ahead);
             let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
             let refused = match plan.qual.is_null() {
                 true => 1.0,
                 false => (tuples / plan.plan_rows.max(1.0)).max(1.0),
             };
-            let found = (rows as f64 * refused * UNLIKE_ESTIMATE) as usize;
-            Some(AtOnce { rows, found })
+            let searched = scan::AtOnce {
+                rows: (rows as f64 * refused * UNLIKE_ESTIMATE) as usize,
+                then_all: true,
+            };
+            Some(AtOnce { rows, searched })
         }
     }
 }
@@ -102,8 +122,8 @@ pub struct ScanContext {
     /// Whether every vector is to be compared before the first row: its `LIMIT` proves to be so large that a plan of known
     /// numbers would not have had the scan, or nodes above it go wrong where a row comes late.
     pub wants_all: bool,
-    /// The same where so many are not found at once: below windows a late row has the number of those that came
-    /// meanwhile.
+    /// How many rows it keeps before it gives the first, so that what a wider search finds comes in its place; below windows a
+    /// late row would have the number of those that came meanwhile.
     pub at_once: Option<AtOnce>,
 }
 
@@ -117,10 +137,7 @@ pub fn scan_context(scan: pg_sys::IndexScanDesc) -> ScanContext {
             let Some(own) = scans.iter().rev().find(own) else {
                 return ScanContext::default();
             };
-            let at_once = match own.above.is_in_runs {
-                true => own.at_once(),
-                false => None,
-            };
+            let at_once = own.at_once();
             let reads = pg_sys::ParallelWorkerNumber < 0
                 && (own.is_unread || distance_param::goes_to_client(own.query));
             ScanContext {
@@ -273,6 +290,8 @@ struct Above {
     is_limited: bool,
     /// How many those are at most.
     reads_ahead: usize,
+    /// Whether there are others beside it, whose rows come in between.
+    is_merged: bool,
     /// Whether a node takes rows in runs of equal ones, or numbers them, and nothing sorts them on the way: a merge join,
     /// groups, windows.
     is_in_runs: bool,
@@ -356,7 +375,7 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                 (*walk).above.limit = Some(Limit(limit));
                 (*walk).above.is_limited = true;
                 // One tells that there are no more ties, or that a frame has ended.
-                (*walk).above.reads_ahead = 1;
+                ((*walk).above.reads_ahead, (*walk).above.is_merged) = (1, false);
                 // It ends with the first row that is no tie.
                 (*walk).above.is_in_runs |=
                     (*limit).limitOption == pg_sys::LimitOption::LIMIT_OPTION_WITH_TIES;
@@ -379,6 +398,7 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
                     || strategy == pg_sys::AggStrategy::AGG_MIXED
                     || takes_sorted(state.cast());
             }
+            NodeTag::T_MergeAppendState => (*walk).above.is_merged = true,
             NodeTag::T_SortState | NodeTag::T_HashState => (*walk).above.is_in_runs = false,
             _ => {}
         }

@@ -606,7 +606,7 @@ unsafe fn start(scan: pg_sys::IndexScanDesc, state: &mut State) -> (Scan, bool, 
                 recheck,
                 cutoff,
                 undirected,
-                at_once: state.at_once.map(|wanted| wanted.found),
+                at_once: state.at_once.map(|wanted| wanted.searched),
             };
             match open(index, &store, &parameters, &query, settings) {
                 Ok((scan, extent)) => {
