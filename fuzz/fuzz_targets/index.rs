@@ -41,7 +41,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         folder: folder().clone(),
     };
     let plan = if what & 8 == 8 { Plan::All } else { Plan::Vacuum };
-    let how = Merge { plan, options: &options };
+    let how = Merge::new(plan, &options);
     let merged = maintain::merge(&store, &how, |_, _| ());
     if merged.is_ok() && checked.is_ok_and(|report| report.problems.is_empty()) {
         check::check(&store, &std::env::temp_dir()).expect("a metapage that was read before");

@@ -111,10 +111,7 @@ fn index(corpora: &Corpora) {
             }
         };
         let merge = || {
-            let how = Merge {
-                plan: Plan::All,
-                options: &options,
-            };
+            let how = Merge::new(Plan::All, &options);
             maintain::merge(&store, &how, |_, _| ()).expect("a merge");
         };
         append(40);
