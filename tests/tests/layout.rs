@@ -120,7 +120,7 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("laser-memory", &[]),
     ("laser-protocol", &[]),
     ("laser-vector", &["laser-cpu"]),
-    ("laser-kernels", &["laser-cpu"]),
+    ("laser-kernels", &["laser-cpu", "laser-memory"]),
     ("laser-cuda", &["laser-kernels"]),
     ("laser-cuda-emulation", &["laser-cuda"]),
     ("laser-model", &["laser-kernels", "laser-protocol"]),
@@ -138,6 +138,7 @@ const CRATES: [(&str, &[&str]); 15] = [
         &[
             "laser-cuda",
             "laser-kernels",
+            "laser-memory",
             "laser-mining",
             "laser-model",
             "laser-protocol",

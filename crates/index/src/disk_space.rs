@@ -23,7 +23,7 @@ const EDGE: usize = 8;
 
 /// Bytes of an entry with a vector, roughly.
 fn placed_bytes(codec: &Codec, m: usize) -> usize {
-    codec.len() + codec.fine_len() + EDGE * m
+    codec.len() + EDGE * m
 }
 
 /// Entries of a segment that live, as far as memory is concerned: those without a vector count by their bytes, of which it

@@ -6,6 +6,7 @@
 
 mod groups;
 mod output;
+mod progress;
 mod sample;
 
 use std::collections::HashSet;
@@ -33,6 +34,9 @@ use crate::width;
 use groups::{fits, groups, is_worn};
 use output::{Output, push_list};
 use sample::sample;
+
+pub use groups::Plan;
+pub use progress::{Phase, Progress};
 
 /// What [`delete`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -121,19 +125,7 @@ pub fn delete(store: &impl PageStore, mut dead: impl FnMut(u64) -> bool) -> Resu
     Ok(done)
 }
 
-/// What to merge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plan {
-    /// After an insert that has filled the pending list: the list, and segments of its own size, so
-    /// that no insert waits for much more than the list itself takes.
-    Insert,
-    /// VACUUM: the list unless it is short, small segments, and those with many dead entries.
-    Vacuum,
-    /// Everything that fits into memory together.
-    All,
-}
-
-/// Segments are measured again after merges of one in so many entries of theirs.
+/// Segments are measured again after merges that are one in this many of their entries.
 const LEAST_SHARE: u64 = 256;
 /// A short list costs scans little; VACUUM leaves it alone.
 const SHORT_LIST: usize = 64;
@@ -153,7 +145,7 @@ pub struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    /// Merges the parts that `plan` says, with so many threads and so much memory.
+    /// Merges the parts that `plan` says, with the threads and the memory of `options`.
     pub fn new(plan: Plan, options: &'a BuildOptions) -> Self {
         Self {
             plan,
@@ -233,42 +225,6 @@ impl std::fmt::Debug for Merge<'_> {
             .field("options", &self.options)
             .finish()
     }
-}
-
-/// What a merge is at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// It reads entries to decide how they are stored.
-    Sampling,
-    /// It adds entries to the graph.
-    Loading,
-    /// It looks for the neighbours of new nodes once more.
-    Refining,
-    /// It writes the pages of a segment.
-    Writing,
-}
-
-impl Phase {
-    /// As progress reports call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sampling => "sampling vectors",
-            Self::Loading => "loading vectors",
-            Self::Refining => "refining graph",
-            Self::Writing => "writing segment",
-        }
-    }
-}
-
-/// How far a merge is with the segments that it makes into one.
-#[derive(Debug, Clone, Copy)]
-pub struct Progress {
-    /// What it is at.
-    pub phase: Phase,
-    /// Entries that this phase has done.
-    pub done: usize,
-    /// Entries of the new segment.
-    pub total: usize,
 }
 
 /// Opens a segment to read its entries.

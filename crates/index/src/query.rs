@@ -316,6 +316,15 @@ mod tests {
     use super::*;
     use crate::quantization::Quantization;
 
+    /// What a segment says of a vector.
+    fn measured(query: &Query, codec: &Codec, space: &Space, x: &[f32]) -> Estimate {
+        let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
+        let error = space.enter(x, 0.0, &mut place);
+        codec.encode(&place, error, &mut stored);
+        let (graph, fine) = stored.split_at(codec.graph_len());
+        Probe::new(*codec, space, query).measure(codec, graph, fine, &mut Vec::new())
+    }
+
     /// Where most vectors are far longer than the others, squares of these are below the normal numbers.
     #[test]
     fn short_vectors_among_long_ones_have_bounds() {
@@ -329,13 +338,8 @@ mod tests {
             let query = Query::new(Metric::L2, dims, &[1.0, 1.0, 1.0]).unwrap();
             for quantization in (0..5).filter_map(Quantization::from_u8) {
                 let codec = Codec::new(dims, Metric::L2, quantization);
-                let probe = Probe::new(codec, &space, &query);
-                let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
                 for x in &short {
-                    let error = space.enter(x, 0.0, &mut place);
-                    codec.encode(&place, error, &mut stored);
-                    let (graph, fine) = stored.split_at(codec.graph_len());
-                    let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+                    let found = measured(&query, &codec, &space, x);
                     let truth = l2_distance(query.given(), x);
                     assert!(
                         found.lower <= truth,
@@ -368,12 +372,7 @@ mod tests {
         for codec in (0..5).filter_map(Quantization::from_u8) {
             let codec = Codec::new(dims, Metric::InnerProduct, codec);
             let space = Space::fit(Metric::InnerProduct, dims, &rows, true);
-            let probe = Probe::new(codec, &space, &query);
-            let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
-            let error = space.enter(&rows[0], 0.0, &mut place);
-            codec.encode(&place, error, &mut stored);
-            let (graph, fine) = stored.split_at(codec.graph_len());
-            let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+            let found = measured(&query, &codec, &space, &rows[0]);
             assert!(found.lower <= truth, "{codec:?} {found:?} {truth}");
         }
     }
@@ -409,13 +408,8 @@ mod tests {
                     format,
                     ..Codec::new(dims, Metric::InnerProduct, quantization)
                 };
-                let probe = Probe::new(codec, &space, &query);
-                let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
                 for x in &rows {
-                    let error = space.enter(x, 0.0, &mut place);
-                    codec.encode(&place, error, &mut stored);
-                    let (graph, fine) = stored.split_at(codec.graph_len());
-                    let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+                    let found = measured(&query, &codec, &space, x);
                     let truth = -f64::from(f32_dot(query.given(), x));
                     assert!(
                         found.lower <= truth,
@@ -436,12 +430,7 @@ mod tests {
         assert!(query.measure(&x, 0.0).lower <= truth);
         let space = Space::fit(Metric::InnerProduct, 1, &[x.to_vec()], false);
         let codec = Codec::new(1, Metric::InnerProduct, Quantization::F32);
-        let (mut place, mut stored) = (Vec::new(), vec![0; codec.len()]);
-        let error = space.enter(&x, 0.0, &mut place);
-        codec.encode(&place, error, &mut stored);
-        let (graph, fine) = stored.split_at(codec.graph_len());
-        let probe = Probe::new(codec, &space, &query);
-        let found = probe.measure(&codec, graph, fine, &mut Vec::new());
+        let found = measured(&query, &codec, &space, &x);
         assert!(found.lower <= truth, "{} {truth}", found.lower);
     }
 }

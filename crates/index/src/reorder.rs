@@ -64,7 +64,7 @@ pub struct Reorder {
 }
 
 impl Reorder {
-    /// Rows of which none is given before so many are due, or no row is to come any more.
+    /// Rows of which none is given before `wanted` are due, or no row is to come any more.
     pub fn collecting(wanted: usize) -> Self {
         Self {
             wanted,

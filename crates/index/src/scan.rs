@@ -17,6 +17,8 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::rc::Rc;
 
+use foldhash::fast::RandomState;
+
 use crate::page::{NULL, address};
 use crate::query::{Estimate, Probe, Query};
 use crate::view::SegmentView;
@@ -39,8 +41,10 @@ const EXHAUSTIVE_DIVISOR: usize = 32;
 const WIDEST_WALK: usize = 1 << 16;
 /// Candidates for which every segment is searched exhaustively.
 pub const EXHAUSTIVE_EF: usize = WIDEST_WALK;
-/// Least and most rows that an exhaustive search keeps. For those behind them it is repeated.
-const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 14, 1 << 20);
+/// Least and most rows that an exhaustive search keeps, and its share of a segment at first: to keep one costs twice as much as
+/// to look at it. For those behind them it is repeated.
+const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 10, 1 << 20);
+const EXHAUSTIVE_SHARE: usize = 16;
 /// How much wider each search is than the one before.
 pub const WIDEN: usize = 4;
 /// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
@@ -87,15 +91,17 @@ pub struct Settings {
 /// Rows that are wanted at once.
 #[derive(Debug, Clone, Copy)]
 pub struct AtOnce {
-    /// The first search is wide enough for so many.
+    /// The first search is wide enough for these.
     pub rows: usize,
+    /// Those that are asked whether they pass, as far as is known of what filters refuse: a search of all vectors keeps these.
+    pub asked: usize,
     /// Whether a look at all vectors follows, unless nothing was used yet ([`Scan::start_over`]): who takes the rows goes wrong
     /// where one comes late.
     pub then_all: bool,
 }
 
 impl Settings {
-    /// Candidates of the first search in one of so many segments, which takes `ef` by itself.
+    /// Candidates of the first search in one of `segments`, which takes `ef` by itself.
     fn first_width(&self, ef: usize, segments: usize) -> usize {
         let ef = if self.ef > 0 { self.ef } else { ef };
         let rows = self.at_once.map_or(0, |wanted| wanted.rows);
@@ -159,7 +165,7 @@ pub struct Scan {
     /// those of the segments.
     unplaced: Vec<u64>,
     unplaced_complete: bool,
-    seen: HashSet<u64>,
+    seen: HashSet<u64, RandomState>,
     last: f64,
     /// Rows that the last search has found beyond this are held back.
     sure: f64,
@@ -235,7 +241,7 @@ impl Scan {
             late: Vec::new(),
             unplaced: pending.unplaced,
             unplaced_complete: false,
-            seen: HashSet::new(),
+            seen: HashSet::default(),
             last: f64::NEG_INFINITY,
             sure: f64::NEG_INFINITY,
             within: 0,
@@ -498,8 +504,8 @@ impl Scan {
         let mut bound = f64::INFINITY;
         let left = self.limit().saturating_sub(self.returned);
         // Whoever has had many rows may want many more, but hardly all of them.
-        let room = self.returned.saturating_mul(WIDEN) / self.parts.len().max(1);
-        let left = left.min(room.clamp(EXHAUSTIVE_BUFFER.0, EXHAUSTIVE_BUFFER.1));
+        let wanted = self.settings.at_once.map_or(0, |wanted| wanted.asked);
+        let room = (self.returned.saturating_mul(WIDEN) / self.parts.len().max(1)).max(wanted);
         let mut parts = std::mem::take(&mut self.parts);
         let mut fresh = Vec::new();
         for part in parts.iter_mut().filter(|part| !part.complete) {
@@ -509,6 +515,8 @@ impl Scan {
             if part.is_small() {
                 self.ranked += view.live();
                 self.visited += view.live();
+                let room = room.max(view.live() / EXHAUSTIVE_SHARE);
+                let left = left.min(room.clamp(EXHAUSTIVE_BUFFER.0, EXHAUSTIVE_BUFFER.1));
                 let (mut nearest, mut more) = (Vec::new(), false);
                 let mut scratch = std::mem::take(&mut self.scratch);
                 view.scan(&part.probe, &mut scratch, pause, |(estimate, entry)| {

@@ -984,6 +984,7 @@ fn as_many_are_found_at_once_as_are_wanted() {
         undirected: false,
         at_once: Some(AtOnce {
             rows: wanted,
+            asked: wanted,
             then_all: false,
         }),
         recheck: false,

@@ -185,7 +185,7 @@ impl Constants {
 /// # Safety
 /// A string.
 unsafe fn number_at(text: *const c_char, place: c_int) -> c_int {
-    // SAFETY: by contract; nothing behind its end is looked at.
+    // SAFETY: by contract; nothing behind its end is read.
     let text = unsafe { CStr::from_ptr(text) }.to_bytes();
     let at = usize::try_from(place)
         .ok()

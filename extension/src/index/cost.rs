@@ -53,10 +53,14 @@ const VISIT: f64 = 20.0;
 /// Share of `seq_page_cost` for a page of the pending list: each scan reads all of them, which
 /// keeps them in the buffer cache.
 const PENDING_PAGE: f64 = 0.1;
-/// Operators' worth of work for a distance of a wider search besides the distance itself: memory that no search has read
-/// before, estimates, and their order. Fitted to what plans take (`make bench-plans`), in what a sequential scan costs in the
-/// same time.
-const WIDER: f64 = 18.0;
+/// Operators' worth of work for a distance of a wider search, or of a look at all vectors, and for each byte of these: memory
+/// that no search has read before, estimates, and their order. Fitted to what plans take (`make bench-plans`), in what a
+/// sequential scan costs in the same time, which is more for wide rows.
+const WIDER: f64 = 16.0;
+const WIDER_BYTE: f64 = 0.06;
+/// The same where a sequential scan costs too little itself, whose price knows nothing of values out of line, and next to
+/// nothing of what it takes to embed.
+const WIDER_ELSEWHERE: f64 = 18.0;
 /// Neighbours of visited nodes that have not been seen before, as a share; fitted by pgvector to
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
@@ -196,6 +200,9 @@ struct Shape {
     pending_pages: f64,
     /// Operators' worth of work for one distance.
     distance: f64,
+    /// Bytes of a stored vector, and of one in the table at least.
+    bytes: f64,
+    given_bytes: f64,
     m: f64,
     /// The model of an index on text.
     model: Option<String>,
@@ -218,6 +225,8 @@ impl Shape {
             pending_entries: 0.0,
             pending_pages: 0.0,
             distance: 2.0,
+            bytes: 1024.0,
+            given_bytes: 1024.0,
             m: 16.0,
             model: None,
             foreign: false,
@@ -246,6 +255,8 @@ impl Shape {
             pending_entries: entries,
             pending_pages: pages,
             distance: (codec.graph_len() as f64 / BYTES_PER_OPERATOR).max(0.25),
+            bytes: codec.len() as f64,
+            given_bytes: 2.0 * parameters.dims as f64,
             m: meta.parameters.m as f64,
             model: text_model(&meta),
             foreign: element::of(parameters).is_foreign(),
@@ -271,7 +282,7 @@ impl Shape {
 
     /// Distances computed after a first search that is at most so wide, until a search keeps as many candidates: each looks
     /// again at what the ones before have seen.
-    fn wider(&self, first: f64, candidates: f64) -> f64 {
+    fn distances_of_wider(&self, first: f64, candidates: f64) -> f64 {
         let (mut width, mut distances) = (first, 0.0);
         while width < candidates {
             width *= WIDEN as f64;
@@ -390,9 +401,20 @@ pub unsafe extern "C-unwind" fn estimate(
         let more_segments = shape.segments.len().saturating_sub(1) as f64;
         let embed = if shape.model.is_some() { EMBED } else { 0.0 };
         let distances = shape.search(0.0) + shape.pending_entries;
+        let is_elsewhere = shape.model.is_some()
+            || f64::from((*index.rel).pages) * f64::from(pg_sys::BLCKSZ)
+                < table * shape.given_bytes;
+        let wider = match is_elsewhere {
+            true => shape.distance + WIDER_ELSEWHERE,
+            false => WIDER + WIDER_BYTE * shape.bytes,
+        };
+        let distance = match shape.is_exhaustive() && !is_elsewhere {
+            true => wider,
+            false => shape.distance,
+        };
         let start = random_page
             + PENDING_PAGE * seq_page * shape.pending_pages
-            + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + shape.distance * distances);
+            + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + distance * distances);
 
         // LIMIT takes a share of what comes after the start, so that share is made to be the work for the rows that are
         // visited.
@@ -407,7 +429,7 @@ pub unsafe extern "C-unwind" fn estimate(
             let last = shape.search(candidates) + shape.pending_entries;
             operator * shape.distance * 2.0 * last
         } else {
-            operator * (shape.distance + WIDER) * shape.wider(widest, candidates)
+            operator * wider * shape.distances_of_wider(widest, candidates)
         };
         *startup = start;
         *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;

@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-use pgrx::{PgLogLevel, PgSqlErrorCode as Code, ereport, pg_sys};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode as Code, function_name, pg_sys};
 
 use super::options;
 
@@ -53,10 +54,12 @@ pub fn notify_once(
         return;
     };
     last.set(statement);
-    ereport!(
-        PgLogLevel::NOTICE,
+    let hint = format!("{hint}, or set laser.scan_notices = off to hide this notice.");
+    ErrorReport::new(
         Code::ERRCODE_SUCCESSFUL_COMPLETION,
         message,
-        format!("{hint}, or set laser.scan_notices = off to hide this notice.")
-    );
+        function_name!(),
+    )
+    .set_hint(hint)
+    .report(PgLogLevel::NOTICE);
 }

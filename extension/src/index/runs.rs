@@ -47,7 +47,7 @@ pub struct AtOnce {
     pub searched: scan::AtOnce,
 }
 
-/// How many more rows than estimated are searched for, where a wider search is for all of them.
+/// How many more rows than estimated are asked.
 const UNLIKE_ESTIMATE: f64 = 1.5;
 /// Rows that a scan keeps at most before it gives the first, where it is no harm that one comes late: who ends earlier than the
 /// limit says shall not wait for thousands.
@@ -65,11 +65,18 @@ impl Scan {
             let state = &(*self.node).ss;
             let plan = &*state.ps.plan;
             let wanted = limit.wanted()?;
+            let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
+            let refused = match plan.qual.is_null() {
+                true => 1.0,
+                false => (tuples / plan.plan_rows.max(1.0)).max(1.0),
+            };
+            let likely = |rows: usize| (rows as f64 * refused * UNLIKE_ESTIMATE) as usize;
             if !self.above.is_in_runs {
                 // Each of many parts has few of them.
                 let kept = (!self.above.is_merged).then(|| wanted.min(MOST_KEPT))?;
                 let searched = scan::AtOnce {
                     rows: kept,
+                    asked: likely(wanted),
                     then_all: false,
                 };
                 return Some(AtOnce {
@@ -82,13 +89,9 @@ impl Scan {
                 return None;
             }
             let rows = wanted.saturating_add(self.above.reads_ahead);
-            let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
-            let refused = match plan.qual.is_null() {
-                true => 1.0,
-                false => (tuples / plan.plan_rows.max(1.0)).max(1.0),
-            };
             let searched = scan::AtOnce {
-                rows: (rows as f64 * refused * UNLIKE_ESTIMATE) as usize,
+                rows: likely(rows),
+                asked: likely(rows),
                 then_all: true,
             };
             Some(AtOnce { rows, searched })
@@ -394,7 +397,8 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
             }
             NodeTag::T_AggState => {
                 let strategy = (*(*state).plan.cast::<pg_sys::Agg>()).aggstrategy;
-                (*walk).above.is_in_runs |= strategy == pg_sys::AggStrategy::AGG_SORTED
+                // What only hashes has no order to hand on, whatever is above.
+                (*walk).above.is_in_runs = strategy == pg_sys::AggStrategy::AGG_SORTED
                     || strategy == pg_sys::AggStrategy::AGG_MIXED
                     || takes_sorted(state.cast());
             }

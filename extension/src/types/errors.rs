@@ -5,6 +5,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::function_name;
 use pgrx::pg_sys::panic::ErrorReport;
 
+use crate::pg::encoding::to_server;
 use crate::pg::errors::finish;
 
 /// The SQLSTATE of a class of errors.
@@ -21,9 +22,11 @@ fn code(class: ErrorClass) -> PgSqlErrorCode {
 /// Raises a SQL error for what is not an embedding.
 #[cold]
 pub fn report(error: VectorError) -> ! {
-    let mut report = ErrorReport::new(code(error.class()), error.to_string(), function_name!());
+    // It may show what was given, of which not every letter is in the encoding of the database.
+    let message = to_server(&error.to_string());
+    let mut report = ErrorReport::new(code(error.class()), message, function_name!());
     if let Some(detail) = error.detail() {
-        report = report.set_detail(detail);
+        report = report.set_detail(to_server(detail));
     }
     finish(report)
 }

@@ -108,6 +108,12 @@ fn a_broken_model_is_an_error_until_it_is_repaired() -> Result<()> {
     Ok(())
 }
 
+/// Sets a soft limit of a process of the server's, as `prlimit` names it.
+fn set_limit(client: &mut Client, pid: u32, limit: &str) -> Result<(), postgres::Error> {
+    let program = format!("prlimit --pid {pid} --{limit}:");
+    client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
+}
+
 /// What was wrong with the machine and not with the folder is over some time.
 #[test]
 fn a_model_that_met_a_bad_moment_is_tried_again() -> Result<()> {
@@ -117,10 +123,7 @@ fn a_model_that_met_a_bad_moment_is_tried_again() -> Result<()> {
     let mut client = cluster.database("d")?;
     embed(&mut client, "text")?;
     let encoder = running_encoder(&mut client)?;
-    let mut limit = |files: &str| {
-        let program = format!("prlimit --pid {encoder} --nofile={files}:");
-        client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
-    };
+    let mut limit = |files: &str| set_limit(&mut client, encoder, &format!("nofile={files}"));
     let statement = "SELECT laser_embed('text', 'other')";
     // A session that is connected asks: nobody else can be connected now.
     let mut connected = cluster.connect("d")?;
@@ -148,10 +151,7 @@ fn a_lack_of_memory_does_not_blame_a_models_files() -> Result<()> {
     let mut client = cluster.database("d")?;
     embed(&mut client, "text")?;
     let encoder = running_encoder(&mut client)?;
-    let mut limit = |bytes: &str| {
-        let program = format!("prlimit --pid {encoder} --as={bytes}:");
-        client.batch_execute(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
-    };
+    let mut limit = |bytes: &str| set_limit(&mut client, encoder, &format!("as={bytes}"));
     let mut connected = cluster.connect("d")?;
     embed(&mut connected, "text")?;
     // Enough for the files, and not for the 32 MB that weights are packed into.

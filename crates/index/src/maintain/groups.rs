@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use super::Plan;
 use crate::builder::{BuildOptions, most};
 use crate::codec::Codec;
 use crate::disk_space;
@@ -10,6 +9,18 @@ use crate::error::{IndexError, Result};
 use crate::meta::{MAX_SEGMENTS, Meta, Parameters, SegmentEntry};
 use crate::segment::{SegmentMap, count_dead};
 use crate::store::PageStore;
+
+/// What to merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// After an insert that has filled the pending list: the list, and segments of its own size, so
+    /// that no insert waits for much more than the list itself takes.
+    Insert,
+    /// VACUUM: the list unless it is short, small segments, and those with many dead entries.
+    Vacuum,
+    /// Everything that fits into memory together.
+    All,
+}
 
 /// Fraction of dead entries above which a segment is rebuilt without them.
 const MAX_DEAD_FRACTION: f64 = 0.2;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use laser_vector::kernels::norm;
 
-use super::{Phase, Progress};
+use super::progress::{Phase, Progress};
 use crate::assemble::BuiltSegment;
 use crate::builder::{BuildOptions, SegmentBuilder};
 use crate::error::Result;
