@@ -307,6 +307,22 @@ fn the_first_search_of_a_session_embeds_its_query_once() -> Result<()> {
     Ok(())
 }
 
+/// A cursor's distances are the texts': it embeds the rows that it is asked for and some more, and not as many as its limit.
+#[test]
+fn a_cursor_embeds_what_it_is_asked_for() -> Result<()> {
+    let (_models, cluster) = cluster(Architecture::Transformer)?;
+    let (mut watch, mut client) = (cluster.connect("d")?, cluster.connect("d")?);
+    client.batch_execute(
+        "BEGIN; DECLARE c CURSOR FOR SELECT id, body <=> 'a question' FROM t ORDER BY body <=> 'a question' LIMIT 500",
+    )?;
+    let given = cost(&mut watch, || {
+        ensure!(client.query("FETCH 3 FROM c", &[])?.len() == 3);
+        Ok(())
+    })?;
+    ensure!((4..300).contains(&given), "{given} texts were embedded");
+    Ok(())
+}
+
 /// Whether distances are the index's does not depend on whether a session has loaded the library before.
 #[test]
 fn the_first_search_of_a_session_shows_what_others_show() -> Result<()> {

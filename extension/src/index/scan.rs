@@ -281,6 +281,11 @@ unsafe extern "C-unwind" fn step(
             let (search, recheck, complete) = start(scan, state);
             (state.scan, state.recheck, state.incomplete) = (Some(search), recheck, !complete);
             (state.unchecked, state.checked) = (None, None);
+            let then_all = |wanted: AtOnce| wanted.searched.then_all;
+            if recheck && state.text.is_some() && !state.at_once.is_some_and(then_all) {
+                // Each row that is kept is embedded: a cursor that is asked for ten is not to wait for as many as its limit.
+                state.held = Reorder::default();
+            }
             (state.counts, state.fetched) = (statistics::of((*scan).indexRelation), 0);
             if let Some(counts) = state.counts {
                 counts.add(Counter::Searches, 1);
