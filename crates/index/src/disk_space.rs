@@ -26,13 +26,16 @@ fn placed_bytes(codec: &Codec, m: usize) -> usize {
     codec.len() + EDGE * m
 }
 
+/// Bytes of a segment's live entries, if these take what the others do.
+fn live_bytes(segment: &SegmentEntry) -> f64 {
+    segment.bytes as f64 * f64::from(segment.live()) / f64::from(segment.count.max(1))
+}
+
 /// Entries of a segment that live, as far as memory is concerned: those without a vector count by their bytes, of which it
 /// is known what they all take.
 pub fn entries(codec: &Codec, m: usize, segment: &SegmentEntry) -> usize {
-    let live = segment.live() as usize;
-    let share = live as f64 / f64::from(segment.count.max(1));
-    let by_bytes = segment.bytes as f64 * share / placed_bytes(codec, m) as f64;
-    live.min(by_bytes.ceil() as usize)
+    let by_bytes = live_bytes(segment) / placed_bytes(codec, m) as f64;
+    (segment.live() as usize).min(by_bytes.ceil() as usize)
 }
 
 /// Bytes of the segment into which segments and entries of a list are merged, estimated. Of segments it is known
@@ -43,10 +46,9 @@ pub fn segment_bytes(
     segments: &[SegmentEntry],
     (placed, unplaced): (usize, usize),
 ) -> u64 {
-    let live = |s: &SegmentEntry| s.bytes as f64 * f64::from(s.live()) / f64::from(s.count.max(1));
     let each = placed_bytes(codec, m) + OVERHEAD;
     let list = placed * each + unplaced * OVERHEAD;
-    segments.iter().map(live).sum::<f64>() as u64 + list as u64
+    segments.iter().map(live_bytes).sum::<f64>() as u64 + list as u64
 }
 
 /// Bytes of the parts and the tables of the largest graph that is made of `vectors`, if it is made in parts, estimated.

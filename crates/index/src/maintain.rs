@@ -439,13 +439,14 @@ pub fn merge_reporting<S: PageStore>(
         for (entry, built) in new {
             finished(&entry, built);
         }
-        how.widen_others(store, &entries, &queries)?;
         for map in maps {
             free(store, map.pages())?;
         }
         if let Some(list) = taken {
             free_list(store, &list)?;
         }
+        // Last: it takes a while, and a cancel in it leaves no page to nobody.
+        how.widen_others(store, &entries, &queries)?;
     }
     Ok(made)
 }

@@ -19,14 +19,11 @@ use std::ptr;
 use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::lists::members;
-use crate::pg::unguarded::{equal, expression_tree_walker, query_tree_walker};
+use crate::pg::unguarded::{equal, expression_tree_walker, lappend, palloc0, query_tree_walker};
 
 unsafe extern "C-unwind" {
     /// `src/backend/nodes/list.c`
     fn lappend_int(list: *mut pg_sys::List, number: c_int) -> *mut pg_sys::List;
-    fn lappend(list: *mut pg_sys::List, datum: *mut c_void) -> *mut pg_sys::List;
-    /// `src/backend/utils/mmgr/mcxt.c`
-    fn palloc0(size: usize) -> *mut c_void;
     /// `src/backend/optimizer/util/var.c`
     fn contain_var_clause(node: *mut pg_sys::Node) -> bool;
 }

@@ -37,7 +37,7 @@ use super::constants::Constants;
 use super::{build, mentions, uncompared};
 use crate::pg::catalogs;
 use crate::pg::lists::{members, node};
-use crate::pg::unguarded::{equal, standard_planner};
+use crate::pg::unguarded::{equal, lappend, palloc0, standard_planner};
 
 /// What a statement's list of its parameters' types (`paramExecTypes`) has for those that are ours. No type has such a
 /// number (`pg_type.dat` begins with 16), so that no other parameter does.
@@ -508,12 +508,6 @@ unsafe extern "C-unwind" {
         mutator: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> *mut pg_sys::Node,
         context: *mut c_void,
     ) -> *mut pg_sys::Node;
-
-    /// `src/backend/utils/mmgr/mcxt.c`
-    fn palloc0(size: usize) -> *mut c_void;
-
-    /// `src/backend/nodes/list.c`
-    fn lappend(list: *mut pg_sys::List, datum: *mut c_void) -> *mut pg_sys::List;
 }
 
 /// A copy of an expression with the distance replaced. Errors of the server pass over it, as over

@@ -28,6 +28,7 @@ use crate::encode::{self, CachedEmbedding};
 use crate::pg::encoding;
 use crate::pg::errors::{raise, raise_hint};
 use crate::pg::interrupts::pause;
+use crate::pg::statistics::scans;
 use crate::pg::tid::unpack;
 
 /// How far a text's cosine distance may be from that of its embedding when the row was stored: the same model
@@ -88,7 +89,7 @@ struct State {
     /// Whether it looks at every vector from the beginning: a walk misses rows, which would come out of order at the end of a
     /// scan that goes so far.
     exhaustive: bool,
-    /// What whoever takes its rows wants of them, who goes wrong where one comes late.
+    /// How many rows its limit wants, and whether who takes them goes wrong where one comes late.
     at_once: Option<AtOnce>,
     /// Rows that wait for their turn.
     held: Reorder,
@@ -644,11 +645,7 @@ unsafe fn count(scan: pg_sys::IndexScanDesc) {
         if (*index).pgstat_info.is_null() && (*index).pgstat_enabled {
             pg_sys::pgstat_assoc_relation(index);
         }
-        if let Some(statistics) = (*index).pgstat_info.as_mut() {
-            #[cfg(any(feature = "pg14", feature = "pg15"))]
-            let searches = &mut statistics.t_counts.t_numscans;
-            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-            let searches = &mut statistics.counts.numscans;
+        if let Some(searches) = scans(index) {
             *searches += 1;
         }
         #[cfg(feature = "pg18")]

@@ -1,16 +1,16 @@
-//! What the server counts of a table.
+//! What the server counts of a relation.
 #![allow(unsafe_code)]
 
 use pgrx::pg_sys;
 
-/// Where this transaction counts the sequential scans of a table that is open; `None` where it counts none.
+/// Where this transaction counts the scans of a relation that is open, sequential ones of a table; `None` where it counts none.
 ///
 /// # Safety
 /// The relation is open, and stays it as long as the reference is used.
-unsafe fn scans<'a>(table: pg_sys::Relation) -> Option<&'a mut i64> {
+pub unsafe fn scans<'a>(relation: pg_sys::Relation) -> Option<&'a mut i64> {
     // SAFETY: by contract. What the pointer leads to lives until the end of the transaction.
     unsafe {
-        let status = (*table).pgstat_info.as_mut()?;
+        let status = (*relation).pgstat_info.as_mut()?;
         #[cfg(any(feature = "pg14", feature = "pg15"))]
         let counted = &mut status.t_counts.t_numscans;
         #[cfg(not(any(feature = "pg14", feature = "pg15")))]

@@ -62,6 +62,12 @@ unsafe extern "C-unwind" {
     ) -> bool;
     /// `src/backend/nodes/equalfuncs.c`
     pub fn equal(a: *const c_void, b: *const c_void) -> bool;
+
+    /// `src/backend/nodes/list.c`
+    pub fn lappend(list: *mut pg_sys::List, datum: *mut c_void) -> *mut pg_sys::List;
+
+    /// `src/backend/utils/mmgr/mcxt.c`
+    pub fn palloc0(size: usize) -> *mut c_void;
     /// `src/backend/utils/cache/lsyscache.c`
     pub fn func_volatile(function: pg_sys::Oid) -> c_char;
     /// `src/backend/storage/ipc/procsignal.c`. It writes shared memory and sends a signal, allocates nothing and raises
