@@ -45,8 +45,11 @@ pub const EXHAUSTIVE_EF: usize = WIDEST_WALK;
 /// to look at it. For those behind them it is repeated.
 const EXHAUSTIVE_BUFFER: (usize, usize) = (1 << 10, 1 << 20);
 const EXHAUSTIVE_SHARE: usize = 16;
-/// How much wider each search is than the one before.
+/// How much wider each search is than the one before, at least.
 pub const WIDEN: usize = 4;
+/// Most rows that a wider search is made for, as a multiple of those that it would take if rows went on to pass as they did so
+/// far. Estimates of several filters are often far too low.
+const TRUSTED_ESTIMATE: usize = 4;
 /// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
 /// candidates are what was met on the way, and not what is nearest there: behind a group of rows
 /// that a filter excludes, most of the next ones are missing.
@@ -105,14 +108,18 @@ impl Settings {
     fn first_width(&self, ef: usize, segments: usize) -> usize {
         let ef = if self.ef > 0 { self.ef } else { ef };
         let rows = self.at_once.map_or(0, |wanted| wanted.rows);
-        // One of several has its share, and half as many more; what it has beyond that a wider search finds.
-        let share = match segments {
-            0 | 1 => rows,
-            _ => (rows.div_ceil(segments)).saturating_mul(3) / 2,
-        };
-        let at_once = share.saturating_mul(TRUSTED_DIVISOR);
-        ef.max(at_once.min(EXHAUSTIVE_EF))
+        ef.max(width_for(rows, segments))
     }
+}
+
+/// Candidates of a search of one in `segments` that is to give its share of `rows`.
+fn width_for(rows: usize, segments: usize) -> usize {
+    // One of several has its share, and half as many more; what it has beyond that a wider search finds.
+    let share = match segments {
+        0 | 1 => rows,
+        _ => (rows.div_ceil(segments)).saturating_mul(3) / 2,
+    };
+    share.saturating_mul(TRUSTED_DIVISOR).min(EXHAUSTIVE_EF)
 }
 
 struct Part {
@@ -137,6 +144,12 @@ impl Part {
 /// because a walk would cost as much.
 pub fn is_exhaustive_cheaper(live: usize, ef: usize) -> bool {
     ef >= WIDEST_WALK || ef.saturating_mul(EXHAUSTIVE_DIVISOR) >= live
+}
+
+/// Rows that are to be asked for `wanted` that pass, where that many are `estimated`, and `passed` of the first `asked` did.
+pub fn likely(wanted: usize, estimated: usize, asked: usize, passed: usize) -> usize {
+    let as_so_far = wanted.saturating_mul(asked) / (passed + 1);
+    estimated.clamp(as_so_far, as_so_far.saturating_mul(TRUSTED_ESTIMATE))
 }
 
 /// A row with the number that it is ordered by.
@@ -176,6 +189,8 @@ pub struct Scan {
     returned: usize,
     /// Rows among them that nobody can see any more.
     dead: usize,
+    /// Rows among them that a filter has refused.
+    refused: usize,
     /// Rows may have been left out because of `max_tuples`.
     cut: bool,
     at_the_end: bool,
@@ -248,6 +263,7 @@ impl Scan {
             confirmed: false,
             returned: 0,
             dead: 0,
+            refused: 0,
             cut: false,
             at_the_end: false,
             out_of_order: false,
@@ -273,6 +289,11 @@ impl Scan {
     /// Tells that the row that was given last is dead to all transactions: it does not count as given.
     pub fn was_dead(&mut self) {
         self.dead += 1;
+    }
+
+    /// Tells that the row that was given last did not pass a filter: how wide the next search is depends on how many do.
+    pub fn was_refused(&mut self) {
+        self.refused += 1;
     }
 
     /// Whether a row has been given after farther ones, because the search had missed it.
@@ -411,13 +432,28 @@ impl Scan {
             || self.returned >= self.limit()
     }
 
+    /// Rows that are to be asked whether they pass, by what who wants them has estimated, as far as that agrees with those that
+    /// were asked; zero where no filter has refused any.
+    fn likely(&self) -> usize {
+        let Some(wanted) = self.settings.at_once else {
+            return 0;
+        };
+        if self.refused == 0 || wanted.then_all || !self.wants_all() {
+            return 0;
+        }
+        let asked = self.returned.saturating_sub(self.dead);
+        let passed = asked.saturating_sub(self.refused);
+        likely(wanted.rows, wanted.asked, asked, passed)
+    }
+
     fn widen(&mut self) {
         self.widened += 1;
         let widest = self.limit().saturating_mul(TRUSTED_DIVISOR);
+        let likely = width_for(self.likely(), self.parts.len());
         for part in &mut self.parts {
             part.ef = match self.settings.at_once {
                 Some(wanted) if wanted.then_all && !self.is_unused => EXHAUSTIVE_EF,
-                _ => part.ef.saturating_mul(WIDEN).min(widest),
+                _ => (part.ef.saturating_mul(WIDEN)).max(likely).min(widest),
             };
         }
         self.is_unused = false;

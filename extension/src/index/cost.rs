@@ -5,7 +5,7 @@
 //!
 //! * start: opening the index, reading the pending list, walking every segment's graph once, and
 //!   embedding the query when the column is text
-//! * rest: the wider searches that return all the other rows; each is four times as wide as the
+//! * rest: the wider searches that return all the other rows; each is at least four times as wide as the
 //!   one before, up to looking at every vector. Few rows of a limit that is not known come after the first search: their
 //!   wider searches are priced by their distances alone
 //!
@@ -24,7 +24,7 @@ use std::collections::HashSet;
 use laser_index::codec::Codec;
 use laser_index::meta::Meta;
 use laser_index::quantization::Quantization;
-use laser_index::scan::{Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper};
+use laser_index::scan::{Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper, likely};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
@@ -280,12 +280,17 @@ impl Shape {
         self.segments.iter().map(walk).sum()
     }
 
-    /// Distances computed after a first search that is at most so wide, until a search keeps as many candidates: each looks
-    /// again at what the ones before have seen.
-    fn distances_of_wider(&self, first: f64, candidates: f64) -> f64 {
+    /// Distances computed after a first search that is at most so wide, until a search keeps as many candidates, a share of
+    /// which passes the filters: each looks again at what the ones before have seen.
+    fn distances_of_wider(&self, first: f64, candidates: f64, passing: f64) -> f64 {
         let (mut width, mut distances) = (first, 0.0);
+        let trusted = |candidates: f64| candidates / TRUSTED_DIVISOR as f64;
+        let pass = |rows: f64| (rows * passing) as usize;
         while width < candidates {
-            width *= WIDEN as f64;
+            let (rows, asked) = (trusted(candidates), trusted(width));
+            let likely = likely(pass(rows), rows as usize, asked as usize, pass(asked));
+            let wider = likely.saturating_mul(TRUSTED_DIVISOR) as f64;
+            width = (width * WIDEN as f64).max(wider);
             let all = self.search(width);
             distances += all + self.pending_entries;
             if all >= self.live {
@@ -429,7 +434,8 @@ pub unsafe extern "C-unwind" fn estimate(
             let last = shape.search(candidates) + shape.pending_entries;
             operator * shape.distance * 2.0 * last
         } else {
-            operator * wider * shape.distances_of_wider(widest, candidates)
+            let passing = ((*index.rel).rows / entries.max(1.0)).min(1.0);
+            operator * wider * shape.distances_of_wider(widest, candidates, passing)
         };
         *startup = start;
         *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;

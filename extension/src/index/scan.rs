@@ -348,7 +348,8 @@ impl State {
         };
         if let (Some(row), Some(checked)) = (self.unchecked.take(), self.checked.take()) {
             match checked {
-                RowCheck::Unseen | RowCheck::Filtered => {}
+                RowCheck::Unseen => {}
+                RowCheck::Filtered => search.was_refused(),
                 RowCheck::Dead => search.was_dead(),
                 RowCheck::Passes(_)
                     if !self.recheck && !self.held.is_collecting() && self.held.is_empty() =>
