@@ -1,0 +1,11 @@
+//! The storage under a double: everything an index does, without PostgreSQL.
+
+mod build;
+mod common;
+mod cutoff;
+mod damage;
+mod inner_products;
+mod model;
+mod nearest;
+mod unplaced;
+mod wanted;
