@@ -6,7 +6,8 @@
 //! distances of the index on one page and those of the texts on the next.
 //!
 //! Nothing tells of what a function made of a parameter: where one is asked for the distance from `lower($1)`, and from
-//! something else as well, all distances of that operator are the texts' in each of its plans.
+//! something else as well, all distances of that operator are the texts' in each of its plans; and where a subquery, a list of
+//! values, or a function that compares columns is handed such a thing, all distances, for they come to operators unseen.
 //!
 //! A constant has the place in the statement's text that its parameter had (`eval_const_expressions_mutator` in
 //! `src/backend/optimizer/util/clauses.c`). The text of a function that is inlined has places of its own, by which its
@@ -36,6 +37,8 @@ pub struct Constants {
     places: *mut pg_sys::List,
     /// A [`Compared`] for each operator.
     compared: *mut pg_sys::List,
+    /// Whether something that is made of a parameter may come to operators from elsewhere.
+    is_handed_on: bool,
     /// The statement's text, where it was planned before anybody looked, for some values; else null.
     text: *const c_char,
 }
@@ -58,6 +61,7 @@ impl Constants {
         Self {
             places: ptr::null_mut(),
             compared: ptr::null_mut(),
+            is_handed_on: false,
             text: ptr::null(),
         }
     }
@@ -88,7 +92,7 @@ impl Constants {
         constants
     }
 
-    /// Whether distances of an operator are from several things, and one of them is made of a parameter.
+    /// Whether distances of an operator may be from several things, one of which is made of a parameter.
     ///
     /// # Safety
     /// The statement's plan has just been made.
@@ -96,10 +100,11 @@ impl Constants {
         // SAFETY: by contract: a list of these, in memory that is the plan's.
         unsafe {
             let mut compared = members(self.compared).iter();
-            compared.any(|cell| {
+            let of_operator = |cell: &pg_sys::ListCell| {
                 let compared = &*cell.ptr_value.cast::<Compared>();
                 compared.operator == operator && compared.differs && compared.is_made
-            })
+            };
+            self.is_handed_on || compared.any(|cell| of_operator(cell))
         }
     }
 
@@ -121,8 +126,7 @@ impl Constants {
                     (false, true) => left,
                     _ => return,
                 };
-            let is_plain = matches!((*value).type_, NodeTag::T_Param | NodeTag::T_Const);
-            let is_made = !is_plain && has_parameter(value, ptr::null_mut());
+            let is_made = is_made(value);
             let mut known = members(self.compared)
                 .iter()
                 .map(|cell| cell.ptr_value.cast::<Compared>());
@@ -211,7 +215,27 @@ unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void)
             return false;
         }
         match (*at).type_ {
-            NodeTag::T_Query => return query_tree_walker(at.cast(), collect, context, 0),
+            NodeTag::T_Query => {
+                let flags = pg_sys::QTW_EXAMINE_RTES_BEFORE as c_int;
+                return query_tree_walker(at.cast(), collect, context, flags);
+            }
+            NodeTag::T_RangeTblEntry => {
+                // What it has is walked next.
+                let values = (*at.cast::<pg_sys::RangeTblEntry>()).values_lists;
+                (*context.cast::<Constants>()).is_handed_on |= has_made(values.cast());
+                return false;
+            }
+            NodeTag::T_TargetEntry => {
+                let given = (*at.cast::<pg_sys::TargetEntry>()).expr.cast();
+                (*context.cast::<Constants>()).is_handed_on |= is_made(given);
+            }
+            NodeTag::T_FuncExpr if contain_var_clause(at) => {
+                let arguments = (*at.cast::<pg_sys::FuncExpr>()).args;
+                let is_distance =
+                    (*at.cast::<pg_sys::FuncExpr>()).funcresulttype == pg_sys::FLOAT8OID;
+                (*context.cast::<Constants>()).is_handed_on |=
+                    is_distance && has_made(arguments.cast());
+            }
             NodeTag::T_Param => {
                 let parameter = &*at.cast::<pg_sys::Param>();
                 let is_given = parameter.paramkind == pg_sys::ParamKind::PARAM_EXTERN;
@@ -226,6 +250,37 @@ unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void)
             _ => {}
         }
         expression_tree_walker(at, collect, context)
+    }
+}
+
+/// Whether an expression without columns is made of a parameter.
+///
+/// # Safety
+/// An expression, or null.
+unsafe fn is_made(at: *mut pg_sys::Node) -> bool {
+    // SAFETY: by contract.
+    unsafe {
+        !at.is_null()
+            && !matches!((*at).type_, NodeTag::T_Param | NodeTag::T_Const)
+            && has_parameter(at, ptr::null_mut())
+            && !contain_var_clause(at)
+    }
+}
+
+/// Whether any expression of a list, or of a list of lists, is made of a parameter.
+///
+/// # Safety
+/// Such a list, or null.
+unsafe fn has_made(list: *mut pg_sys::List) -> bool {
+    // SAFETY: by contract.
+    unsafe {
+        members(list).iter().any(|cell| {
+            let at: *mut pg_sys::Node = cell.ptr_value.cast();
+            match at.is_null() || (*at).type_ != NodeTag::T_List {
+                true => is_made(at),
+                false => has_made(at.cast()),
+            }
+        })
     }
 }
 
