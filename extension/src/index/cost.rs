@@ -30,6 +30,7 @@ use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::pages::RelationStore;
+use super::runs::UNLIKE_ESTIMATE;
 use super::wanted::{self, Wanted};
 use super::{notice, options, unlogged};
 use crate::encode;
@@ -61,6 +62,8 @@ const WIDER_BYTE: f64 = 0.06;
 /// The same where a sequential scan costs too little itself, whose price knows nothing of values out of line, and next to
 /// nothing of what it takes to embed.
 const WIDER_ELSEWHERE: f64 = 18.0;
+/// Wider searches that are less likely are in no price.
+const UNLIKELY: f64 = 0.01;
 /// Neighbours of visited nodes that have not been seen before, as a share; fitted by pgvector to
 /// its own graphs (`hnswcostestimate`), and near to what usearch visits.
 const NOVELTY: f64 = 0.55;
@@ -280,24 +283,31 @@ impl Shape {
         self.segments.iter().map(walk).sum()
     }
 
-    /// Distances computed after a first search that is at most so wide, until a search keeps as many candidates, a share of
-    /// which passes the filters: each looks again at what the ones before have seen.
-    fn distances_of_wider(&self, first: f64, candidates: f64, passing: f64) -> f64 {
+    /// Distances computed after a first search that is at most so wide, for `wanted` rows of which a share passes the filters:
+    /// those of each wider one, which looks again at what the ones before have seen, as likely as it is that there are
+    /// too few rows before it.
+    fn distances_of_wider(&self, first: f64, wanted: f64, passing: f64) -> f64 {
+        let estimated = (wanted / passing * UNLIKE_ESTIMATE) as usize;
         let (mut width, mut distances) = (first, 0.0);
-        let trusted = |candidates: f64| candidates / TRUSTED_DIVISOR as f64;
-        let pass = |rows: f64| (rows * passing) as usize;
-        while width < candidates {
-            let (rows, asked) = (trusted(candidates), trusted(width));
-            let likely = likely(pass(rows), rows as usize, asked as usize, pass(asked));
-            let wider = likely.saturating_mul(TRUSTED_DIVISOR) as f64;
-            width = (width * WIDEN as f64).max(wider);
-            let all = self.search(width);
-            distances += all + self.pending_entries;
-            if all >= self.live {
+        while self.search(width) < self.live {
+            let trusted = width / TRUSTED_DIVISOR as f64;
+            let short = too_few(wanted, trusted, passing);
+            if short < UNLIKELY {
                 break;
             }
+            let passed = (trusted * passing) as usize;
+            let rows = likely(wanted as usize, estimated, trusted as usize, passed);
+            let wider = rows.saturating_mul(TRUSTED_DIVISOR) as f64;
+            width = (width * WIDEN as f64).max(wider);
+            distances += short * (self.search(width) + self.pending_entries);
         }
         distances
+    }
+
+    /// Distances computed by a first search of the least width that there is by default.
+    fn usual(&self) -> f64 {
+        let walk = |&(n, ef): &(f64, f64)| self.walk(n, ef.min(DEFAULT_EF as f64));
+        self.segments.iter().map(walk).sum()
     }
 
     /// Candidates of the first search of all segments.
@@ -313,6 +323,17 @@ impl Shape {
 
     fn entries(&self) -> f64 {
         self.live + self.pending_entries
+    }
+}
+
+/// How likely it is that fewer than `wanted` of the first `rows` pass, of which a share does in the mean.
+fn too_few(wanted: f64, rows: f64, passing: f64) -> f64 {
+    let (mean, variance) = (rows * passing, rows * passing * (1.0 - passing));
+    // Almost the normal distribution's.
+    let logistic = |x: f64| 1.0 / (1.0 + (-1.702 * x).exp());
+    match variance > 0.0 {
+        true => logistic((wanted - 0.5 - mean) / variance.sqrt()),
+        false => f64::from(mean < wanted),
     }
 }
 
@@ -406,6 +427,7 @@ pub unsafe extern "C-unwind" fn estimate(
         let more_segments = shape.segments.len().saturating_sub(1) as f64;
         let embed = if shape.model.is_some() { EMBED } else { 0.0 };
         let distances = shape.search(0.0) + shape.pending_entries;
+        let usual = shape.usual() + shape.pending_entries;
         let is_elsewhere = shape.model.is_some()
             || f64::from((*index.rel).pages) * f64::from(pg_sys::BLCKSZ)
                 < table * shape.given_bytes;
@@ -413,29 +435,34 @@ pub unsafe extern "C-unwind" fn estimate(
             true => shape.distance + WIDER_ELSEWHERE,
             false => WIDER + WIDER_BYTE * shape.bytes,
         };
-        let distance = match shape.is_exhaustive() && !is_elsewhere {
-            true => wider,
-            false => shape.distance,
+        // A first search that is wide takes as much, but where all else is priced too low.
+        let (distance, excess) = match (is_elsewhere, shape.is_exhaustive()) {
+            (true, _) => (shape.distance, shape.distance),
+            (false, true) => (wider, wider),
+            (false, false) => (shape.distance, wider),
         };
         let start = random_page
             + PENDING_PAGE * seq_page * shape.pending_pages
-            + operator * (OPEN + OPEN_SEGMENT * more_segments + embed + distance * distances);
+            + operator
+                * (OPEN
+                    + OPEN_SEGMENT * more_segments
+                    + embed
+                    + distance * distances.min(usual)
+                    + excess * (distances - usual).max(0.0));
 
         // LIMIT takes a share of what comes after the start, so that share is made to be the work for the rows that are
         // visited.
-        let candidates = match options::iterate() {
-            Iterate::Off => visited,
-            _ => visited * TRUSTED_DIVISOR as f64,
-        };
-        let rest = if candidates <= widest {
+        let passing = ((*index.rel).rows / entries.max(1.0)).min(1.0);
+        let rest = if options::iterate() == Iterate::Off {
             0.0
         } else if wanted == Wanted::Unknown {
             // It may well be less: by the distances alone, of the last search and as many before.
+            let candidates = visited * TRUSTED_DIVISOR as f64;
             let last = shape.search(candidates) + shape.pending_entries;
-            operator * shape.distance * 2.0 * last
+            let is_wider = candidates > widest;
+            f64::from(is_wider) * operator * shape.distance * 2.0 * last
         } else {
-            let passing = ((*index.rel).rows / entries.max(1.0)).min(1.0);
-            operator * wider * shape.distances_of_wider(widest, candidates, passing)
+            operator * wider * shape.distances_of_wider(widest, visited * passing, passing)
         };
         *startup = start;
         *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;

@@ -48,7 +48,7 @@ pub struct AtOnce {
 }
 
 /// How many more rows than estimated are asked.
-const UNLIKE_ESTIMATE: f64 = 1.5;
+pub const UNLIKE_ESTIMATE: f64 = 1.5;
 /// Rows that a scan keeps at most before it gives the first, where it is no harm that one comes late: who ends earlier than the
 /// limit says shall not wait for thousands.
 const MOST_KEPT: usize = 1000;
