@@ -239,7 +239,7 @@ const ADDRESS: usize = 16;
 const LEAST_ADDRESSES: usize = 2;
 
 /// Addresses that take the memory of an entry, of which a segment has `most`.
-fn addresses(most: usize, memory: usize) -> usize {
+pub(crate) fn addresses(most: usize, memory: usize) -> usize {
     (memory.saturating_sub(FIXED_MEMORY) / most.max(1) / ADDRESS).max(LEAST_ADDRESSES)
 }
 

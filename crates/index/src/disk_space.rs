@@ -31,13 +31,6 @@ fn live_bytes(segment: &SegmentEntry) -> f64 {
     segment.bytes as f64 * f64::from(segment.live()) / f64::from(segment.count.max(1))
 }
 
-/// Entries of a segment that live, as far as memory is concerned: those without a vector count by their bytes, of which it
-/// is known what they all take.
-pub fn entries(codec: &Codec, m: usize, segment: &SegmentEntry) -> usize {
-    let by_bytes = live_bytes(segment) / placed_bytes(codec, m) as f64;
-    (segment.live() as usize).min(by_bytes.ceil() as usize)
-}
-
 /// Bytes of the segment into which segments and entries of a list are merged, estimated. Of segments it is known
 /// what their entries take: many have no vector, or share one.
 pub fn segment_bytes(

@@ -31,7 +31,7 @@ use crate::store::PageStore;
 use crate::sweep::{free, free_list};
 use crate::view::{SegmentBytes, SegmentView};
 use crate::width;
-use groups::{fits, groups, is_worn};
+use groups::{fits, groups, is_worn, weights};
 use output::{Output, push_list};
 use sample::sample;
 
@@ -341,7 +341,8 @@ pub fn merge_reporting<S: PageStore>(
             worn.insert(entry.nonce);
         }
     }
-    let mut groups = groups(&meta, &codec, how.plan, list, &worn, options);
+    let weights = weights(store, &meta, &codec, options)?;
+    let mut groups = groups(&meta, &codec, how.plan, list, (&worn, &weights), options);
     if sealed.is_some() && list == 0 {
         // Nothing but dead entries: drop the pages.
         groups.insert(0, Vec::new());
@@ -358,9 +359,9 @@ pub fn merge_reporting<S: PageStore>(
             total: expected,
         });
         // What cannot end well is not begun.
-        let of = |s: &SegmentEntry| disk_space::entries(&codec, parameters.m, s);
-        let entries = group.iter().map(of).sum::<usize>() + expected - live;
-        fits(&Meta::read(store)?, &codec, group.len(), entries, options)?;
+        let own = group.iter().map(|s| weights[&s.nonce]).sum::<usize>();
+        let weight = own + expected - live;
+        fits(&Meta::read(store)?, &codec, group.len(), weight, options)?;
         let listed = taken.map_or((0, 0), |_| (placed, list - placed));
         let needed = disk_space::segment_bytes(&codec, parameters.m, &group, listed);
         let tables = disk_space::joining_bytes(&codec, expected, options);

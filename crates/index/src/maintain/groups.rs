@@ -1,10 +1,9 @@
 //! Which segments a merge makes into one.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use crate::builder::{BuildOptions, most};
+use crate::builder::{BuildOptions, addresses, most};
 use crate::codec::Codec;
-use crate::disk_space;
 use crate::error::{IndexError, Result};
 use crate::meta::{MAX_SEGMENTS, Meta, Parameters, SegmentEntry};
 use crate::segment::{SegmentMap, count_dead};
@@ -44,15 +43,36 @@ pub(super) fn is_worn(
     })
 }
 
+/// What the live entries of each segment, by its nonce, count as for memory where they are built again: as
+/// [`is_full`](crate::builder::SegmentBuilder::is_full) counts them, so that segments that are full are not merged again and again
+/// into as many.
+pub(super) fn weights(
+    store: &impl PageStore,
+    meta: &Meta,
+    codec: &Codec,
+    options: &BuildOptions,
+) -> Result<HashMap<u64, usize>> {
+    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let addresses = addresses(room, options.memory);
+    let weight = |entry: &SegmentEntry| -> Result<(u64, usize)> {
+        let header = SegmentMap::read(store, entry)?.header(store, &meta.parameters)?;
+        let count = u64::from(entry.count).max(1);
+        let live = |entries: u64| (entries * u64::from(entry.live())).div_ceil(count) as usize;
+        let placed = header.placed().min(count);
+        Ok((entry.nonce, live(placed) + live(count - placed) / addresses))
+    };
+    meta.segments.iter().map(weight).collect()
+}
+
 /// Merges of the directory as it is now: groups of segments, each to become one segment. The
 /// first group takes the pending list as well, if `list` entries of it are to be merged. `worn` are the
-/// nonces of the segments that are built again whatever their size.
+/// nonces of the segments that are built again whatever their size, `weights` are those of [`weights`].
 pub(super) fn groups(
     meta: &Meta,
     codec: &Codec,
     plan: Plan,
     list: usize,
-    worn: &HashSet<u64>,
+    (worn, weights): (&HashSet<u64>, &HashMap<u64, usize>),
     options: &BuildOptions,
 ) -> Vec<Vec<SegmentEntry>> {
     let room = most(codec, meta.parameters.m, options.memory, options.cache);
@@ -65,7 +85,7 @@ pub(super) fn groups(
     let mut rest = Vec::new();
     for entry in by_size {
         let live = entry.live() as usize;
-        let own = disk_space::entries(codec, meta.parameters.m, &entry);
+        let own = weights[&entry.nonce];
         let alike = match plan {
             Plan::Insert if !crowded => live <= 2 * sum && sum + live <= 8 * list,
             Plan::Insert | Plan::Vacuum => live <= 2 * sum || (group.is_empty() && list == 0),
@@ -87,17 +107,17 @@ pub(super) fn groups(
     groups
 }
 
-/// Whether the directory has places for what becomes of `entries` that count for memory ([`disk_space::entries`]), once the
+/// Whether the directory has places for what becomes of entries of a weight ([`weights`]), once the
 /// segments of their group have left it.
 pub(super) fn fits(
     meta: &Meta,
     codec: &Codec,
     group: usize,
-    entries: usize,
+    weight: usize,
     options: &BuildOptions,
 ) -> Result<()> {
     let room = most(codec, meta.parameters.m, options.memory, options.cache);
-    let new = entries.div_ceil(room);
+    let new = weight.div_ceil(room);
     if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
         return Err(IndexError::TooManySegments(MAX_SEGMENTS));
     }

@@ -209,3 +209,25 @@ fn a_graph_in_parts_is_one_segment() {
         );
     }
 }
+
+/// Rows that share vectors take little of a file, and as much of a merge as others: full segments of them are left as they are.
+#[test]
+fn full_segments_of_duplicates_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(3, Metric::L2, None, folder.path());
+    (options.memory, options.cache) = (4 << 20, 0);
+    let rows: Vec<Vec<f32>> = (0..40_000)
+        .map(|i| vec![(i % 500) as f32, (i % 50) as f32, 1.0])
+        .collect();
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    build(&store, &options, &rows);
+    let how = Merge::new(Plan::Vacuum, &options);
+    maintain::merge(&store, &how, |_, _| ()).unwrap();
+    let before = Meta::read(&store).unwrap().segments;
+    assert!(before.len() > 1, "{}", before.len());
+    for plan in [Plan::Vacuum, Plan::All] {
+        let made = maintain::merge(&store, &Merge::new(plan, &options), |_, _| ()).unwrap();
+        assert_eq!(made, 0, "{plan:?}");
+    }
+}
