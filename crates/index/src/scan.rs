@@ -49,7 +49,7 @@ const EXHAUSTIVE_SHARE: usize = 16;
 pub const WIDEN: usize = 4;
 /// Most rows that a wider search is made for, as a multiple of those that it would take if rows went on to pass as they did so
 /// far. Estimates of several filters are often far too low.
-const TRUSTED_ESTIMATE: usize = 4;
+const TRUSTED_ESTIMATE: usize = 8;
 /// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
 /// candidates are what was met on the way, and not what is nearest there: behind a group of rows
 /// that a filter excludes, most of the next ones are missing.

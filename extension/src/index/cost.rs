@@ -32,7 +32,7 @@ use super::element::{self, Element};
 use super::pages::RelationStore;
 use super::runs::UNLIKE_ESTIMATE;
 use super::wanted::{self, Wanted};
-use super::{notice, options, unlogged};
+use super::{joined, notice, options, unlogged};
 use crate::encode;
 use crate::pg::encoding;
 use crate::pg::lists::node;
@@ -409,7 +409,9 @@ pub unsafe extern "C-unwind" fn estimate(
             Wanted::Unknown if deliverable < entries || !shape.complete => Wanted::All,
             wanted => wanted,
         };
-        let (visited, share) = wanted.of(entries, (*index.rel).rows);
+        // Of the rows that pass the table's own conditions, joins may leave out more.
+        let left = (*index.rel).rows * joined::share(&*root, &*index.rel);
+        let (visited, share) = wanted.of(entries, left);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
         // wants most of them would get those that walks have missed at the end, out of order. An
         // index of the first format lacks the rows without a vector; pages of its list may be almost
@@ -452,7 +454,7 @@ pub unsafe extern "C-unwind" fn estimate(
 
         // LIMIT takes a share of what comes after the start, so that share is made to be the work for the rows that are
         // visited.
-        let passing = ((*index.rel).rows / entries.max(1.0)).min(1.0);
+        let passing = (left / entries.max(1.0)).min(1.0);
         let rest = if options::iterate() == Iterate::Off {
             0.0
         } else if wanted == Wanted::Unknown {

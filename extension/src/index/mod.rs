@@ -67,6 +67,7 @@ mod expression;
 mod handler;
 mod info;
 mod insert;
+mod joined;
 mod kinds;
 mod maintenance;
 mod mentions;

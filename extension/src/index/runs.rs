@@ -64,7 +64,7 @@ impl Scan {
         unsafe {
             let state = &(*self.node).ss;
             let plan = &*state.ps.plan;
-            let wanted = limit.wanted()?;
+            let (given, passed_over) = limit.wanted()?;
             let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
             let refused = match plan.qual.is_null() {
                 true => 1.0,
@@ -72,11 +72,12 @@ impl Scan {
             };
             let likely = |rows: usize| (rows as f64 * refused * UNLIKE_ESTIMATE) as usize;
             if !self.above.is_in_runs {
-                // Each of many parts has few of them.
-                let kept = (!self.above.is_merged).then(|| wanted.min(MOST_KEPT))?;
+                // Each of many parts has few of them. What is passed over does not count: a page is to go on where the one
+                // before it has ended, and so the search goes as it went for that.
+                let kept = (!self.above.is_merged).then(|| given.min(MOST_KEPT))?;
                 let searched = scan::AtOnce {
                     rows: kept,
-                    asked: likely(wanted),
+                    asked: likely(given),
                     then_all: false,
                 };
                 return Some(AtOnce {
@@ -88,7 +89,9 @@ impl Scan {
             if !plan.qual.is_null() && !self.rows.as_ref().is_some_and(|rows| rows.are_final()) {
                 return None;
             }
-            let rows = wanted.saturating_add(self.above.reads_ahead);
+            let rows = given
+                .saturating_add(passed_over)
+                .saturating_add(self.above.reads_ahead);
             let searched = scan::AtOnce {
                 rows: likely(rows),
                 asked: likely(rows),
@@ -257,15 +260,15 @@ unsafe extern "C-unwind" {
 struct Limit(*const pg_sys::LimitState);
 
 impl Limit {
-    /// Rows that it takes, those that it passes over included; `None` where that is not known, or it is without an end.
+    /// Rows that it gives, and those that it passes over before; `None` where that is not known, or it is without an end.
     ///
     /// # Safety
     /// The run goes on.
-    unsafe fn wanted(self) -> Option<usize> {
+    unsafe fn wanted(self) -> Option<(usize, usize)> {
         // SAFETY: by contract.
         let limit = unsafe { &*self.0 };
         let known = limit.lstate != pg_sys::LimitStateCond::LIMIT_INITIAL && !limit.noCount;
-        known.then(|| limit.count.saturating_add(limit.offset).max(0) as usize)
+        known.then(|| (limit.count.max(0) as usize, limit.offset.max(0) as usize))
     }
 
     /// Whether it wants most of the rows that a scan is expected to give: the condition by which a plan has no such scan
