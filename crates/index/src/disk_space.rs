@@ -31,6 +31,11 @@ fn live_bytes(segment: &SegmentEntry) -> f64 {
     segment.bytes as f64 * f64::from(segment.live()) / f64::from(segment.count.max(1))
 }
 
+/// Whether a segment is as large as one of entries that all have a vector of their own.
+pub fn is_of_vectors(codec: &Codec, m: usize, segment: &SegmentEntry) -> bool {
+    segment.bytes >= (placed_bytes(codec, m) * segment.count as usize) as u64
+}
+
 /// Bytes of the segment into which segments and entries of a list are merged, estimated. Of segments it is known
 /// what their entries take: many have no vector, or share one.
 pub fn segment_bytes(

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::builder::{BuildOptions, addresses, most};
 use crate::codec::Codec;
+use crate::disk_space;
 use crate::error::{IndexError, Result};
 use crate::meta::{MAX_SEGMENTS, Meta, Parameters, SegmentEntry};
 use crate::segment::{SegmentMap, count_dead};
@@ -55,6 +56,10 @@ pub(super) fn weights(
     let room = most(codec, meta.parameters.m, options.memory, options.cache);
     let addresses = addresses(room, options.memory);
     let weight = |entry: &SegmentEntry| -> Result<(u64, usize)> {
+        // Most are, and their pages need not be read.
+        if disk_space::is_of_vectors(codec, meta.parameters.m, entry) {
+            return Ok((entry.nonce, entry.live() as usize));
+        }
         let header = SegmentMap::read(store, entry)?.header(store, &meta.parameters)?;
         let count = u64::from(entry.count).max(1);
         let live = |entries: u64| (entries * u64::from(entry.live())).div_ceil(count) as usize;
