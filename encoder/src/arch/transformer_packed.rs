@@ -5,7 +5,9 @@
 //! those have no kernel for runs by [`super::transformer_candle`].
 
 use candle_core::{DType, Device, Tensor};
-use laser_cuda::transformer::{self, Activation, Keep, Norm, Normalized, Pooling, Sentences};
+use laser_cuda::transformer::{
+    self, Activation, Heads, Keep, Norm, Normalized, Pooling, Sentences,
+};
 use laser_model::config::{self, NormPosition, TransformerConfig, TransformerPooling};
 use laser_model::folder::Weights;
 use laser_model::tokenize::SECOND;
@@ -201,13 +203,16 @@ impl TransformerPacked {
                 ),
             };
             let projected = state.out.matmul(&layer.projection.weight)?;
-            let mixed = transformer::attention(
-                &sentences,
-                &projected,
-                &layer.projection.bias,
-                self.config.heads,
-                self.relative.as_ref(),
-            )?;
+            let size = self.config.hidden_size / self.config.heads;
+            let heads = Heads {
+                queries: self.config.heads,
+                keys: self.config.heads,
+                scale: 1.0 / (size as f32).sqrt(),
+                window: None,
+                bias: Some(&layer.projection.bias),
+                relative: self.relative.as_ref(),
+            };
+            let mixed = transformer::attention(&sentences, &projected, &heads)?;
             let output = mixed.matmul(&layer.output.weight)?;
             let added = Some((&output, &layer.output.bias));
             state = self.normalize(&state.stream, added, attention_norm, keep)?;

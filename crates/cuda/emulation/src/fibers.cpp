@@ -35,6 +35,7 @@ struct Block {
   // Lanes of each warp that wait for the others, and what they exchange.
   std::vector<unsigned> lanes;
   std::vector<float> exchanged;
+  std::vector<const void*> shown;
   // The block sits out all but one of this many rounds, on average.
   unsigned pace = 1;
   bool runs = true;
@@ -95,6 +96,16 @@ float exchange(float value, unsigned lanes) {
   return other;
 }
 
+const void* const* show(const void* own) {
+  std::vector<const void*>& shown = running->block->shown;
+  const unsigned thread = running->thread;
+  shown[thread] = own;
+  warp_barrier();
+  return &shown[thread - thread % 32];
+}
+
+void leave() { warp_barrier(); }
+
 void defer_copy(void* to, const void* from, std::size_t bytes, std::size_t zeros) {
   running->copies.push_back({to, from, bytes, zeros});
 }
@@ -124,6 +135,7 @@ const char* launch(Index size, unsigned threads, std::size_t bytes, unsigned see
         blocks.back()->pace = 1 + random() % 8;
         blocks.back()->lanes.resize(threads / 32);
         blocks.back()->exchanged.resize(threads);
+        blocks.back()->shown.resize(threads);
         const std::size_t whole = (bytes + 127) / 128 * 128;
         auto* memory = static_cast<unsigned char*>(std::aligned_alloc(128, whole));
         if (memory == nullptr) return "out of memory";

@@ -20,6 +20,7 @@
 #define __device__
 #define __launch_bounds__(...)
 #define UNROLL_BY_4
+#define UNROLL
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::shared_memory()
 
 struct Index {
@@ -36,6 +37,9 @@ void block_barrier();
 void warp_barrier();
 // The value of the lane whose number differs in these bits.
 float exchange(float value, unsigned lanes);
+// What all lanes of the warp point to, once each has something to show; it stays where it is until `leave`.
+const void* const* show(const void* own);
+void leave();
 // Lets others run; the fiber goes on when they have.
 void pause();
 // Tells that others may be able to go on.
@@ -110,6 +114,62 @@ inline float __bfloat162float(__nv_bfloat16 x) {
   return value;
 }
 #endif
+
+// Products of elements are of the tests' type: two of them, as a register of a matrix has them.
+struct alignas(2 * sizeof(__nv_bfloat16)) Pair {
+  __nv_bfloat16 at[2];
+};
+
+// A lane's part of four matrices, as kernels/platform.cuh describes them.
+template <int LINE>
+void load_matrices(Pair (&to)[4], const __nv_bfloat16* from) {
+  // In bf16 that is 16 bytes.
+  emulation::check_aligned(from, 8 * sizeof(__nv_bfloat16));
+  static_assert(LINE % 8 == 0, "rows are aligned");
+  const unsigned row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int k = 0; k < 2; k++) {
+    to[0].at[k] = from[row * LINE + column + k];
+    to[1].at[k] = from[(8 + row) * LINE + column + k];
+    to[2].at[k] = from[row * LINE + 8 + column + k];
+    to[3].at[k] = from[(8 + row) * LINE + 8 + column + k];
+  }
+}
+
+template <int LINE>
+void load_transposed(Pair (&to)[4], const __nv_bfloat16* from) {
+  emulation::check_aligned(from, 8 * sizeof(__nv_bfloat16));
+  static_assert(LINE % 8 == 0, "rows are aligned");
+  const unsigned row = threadIdx.x % 4 * 2, column = threadIdx.x % 32 / 4;
+  for (int k = 0; k < 2; k++) {
+    to[0].at[k] = from[(row + k) * LINE + column];
+    to[1].at[k] = from[(8 + row + k) * LINE + column];
+    to[2].at[k] = from[(row + k) * LINE + 8 + column];
+    to[3].at[k] = from[(8 + row + k) * LINE + 8 + column];
+  }
+}
+
+template <int N>
+void multiply(float (&sum)[N][4], const Pair (&left)[4], const Pair (&right)[N][2]) {
+  struct Operands {
+    const Pair (*left)[4];
+    const Pair (*right)[N][2];
+  } const own{&left, &right};
+  const void* const* all = emulation::show(&own);
+  const unsigned lane = threadIdx.x % 32;
+  const auto of = [all](unsigned lane) { return static_cast<const Operands*>(all[lane]); };
+  for (int n = 0; n < N; n++) {
+    for (unsigned at = 0; at < 4; at++) {
+      const unsigned row = lane / 4, column = lane % 4 * 2 + at % 2;
+      for (unsigned k = 0; k < 16; k++) {
+        // A lane has two neighbours; those of column 8 and up are in its registers 2 and 3.
+        const Pair& x = (*of(4 * row + k % 8 / 2)->left)[k / 8 * 2 + at / 2];
+        const Pair& y = (*of(4 * column + k % 8 / 2)->right)[n][k / 8];
+        sum[n][at] += __bfloat162float(x.at[k % 2]) * __bfloat162float(y.at[k % 2]);
+      }
+    }
+  }
+  emulation::leave();
+}
 
 namespace nvcuda::wmma {
 

@@ -13,15 +13,23 @@ use half::bf16;
 
 use super::arguments;
 use super::plan::{Plan, SIZES, THREADS, WIDEST};
-use super::types::{Activation, Keep, Norm, Normalized, Pooling, Sentences};
+use super::types::{
+    Activation, Heads, Keep, Norm, Normalized, Pooling, RootNorm, Sentences, Turning,
+};
 use crate::gpu::{multiplies_bf16, operand, ptx, tensor};
 
 // SAFETY: plain C structs of addresses and numbers, which the kernels take by value.
 unsafe impl DeviceRepr for arguments::Attention<bf16> {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for arguments::Turn<bf16> {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for arguments::Activate<bf16> {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for arguments::Gate<bf16> {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for arguments::Normalize<bf16> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for arguments::RootNormalize<bf16> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for arguments::Pool {}
 
@@ -72,12 +80,10 @@ pub(super) fn attention(
     device: &CudaDevice,
     sentences: &Sentences,
     projected: &Tensor,
-    bias: &Tensor,
-    heads: usize,
-    relative: Option<&Tensor>,
+    heads: &Heads<'_>,
 ) -> Result<Tensor> {
-    let width = bias.dim(0)? / 3;
-    let size = width / heads;
+    let size = projected.dim(1)? / (heads.queries + 2 * heads.keys);
+    let width = heads.queries * size;
     if !SIZES.contains(&size) {
         bail!("there is no kernel for heads of {size} columns");
     }
@@ -86,45 +92,100 @@ pub(super) fn attention(
     }
     // SAFETY: the kernel writes every element.
     let mut mixed = unsafe { device.alloc::<bf16>(sentences.tokens() * width)? };
-    let operands = [
-        operand(projected)?,
-        operand(bias)?,
-        operand(&sentences.on_device)?,
-    ];
-    let relative_operand = relative.map(operand).transpose()?;
+    let operands = [operand(projected)?, operand(&sentences.on_device)?];
+    let bias = heads.bias.map(operand).transpose()?;
+    let relative = heads.relative.map(operand).transpose()?;
     {
         let stream = device.cuda_stream();
-        let (projected, bias) = (operands[0].view::<bf16>()?, operands[1].view::<f32>()?);
-        let offsets = operands[2].view::<u32>()?;
-        let relative_view = relative_operand
-            .as_ref()
-            .map(|x| x.view::<f32>())
-            .transpose()?;
+        let (projected, offsets) = (operands[0].view::<bf16>()?, operands[1].view::<u32>()?);
+        let bias = bias.as_ref().map(|x| x.view::<f32>()).transpose()?;
+        let relative = relative.as_ref().map(|x| x.view::<f32>()).transpose()?;
         // The guards that come with the addresses order the launch after what wrote the inputs and
         // before what reads the outputs.
         let (projected, _projected) = projected.device_ptr(&stream);
-        let (bias, _bias) = bias.device_ptr(&stream);
         let (offsets, _offsets) = offsets.device_ptr(&stream);
-        let relative_pointer = relative_view.as_ref().map(|x| x.device_ptr(&stream));
+        let bias = bias.as_ref().map(|x| x.device_ptr(&stream));
+        let relative = relative.as_ref().map(|x| x.device_ptr(&stream));
         let (mixed, _mixed) = mixed.device_ptr_mut(&stream);
         let arguments = arguments::Attention::<bf16> {
             projected: projected as *const bf16,
-            bias: bias as *const f32,
+            bias: bias.as_ref().map_or(null(), |x| x.0 as *const f32),
             offsets: offsets as *const u32,
-            relative: relative_pointer
-                .as_ref()
-                .map_or(null(), |x| x.0 as *const f32),
+            relative: relative.as_ref().map_or(null(), |x| x.0 as *const f32),
             mixed: mixed as *mut bf16,
-            scale: 1.0 / (size as f32).sqrt(),
-            reach: relative.map_or(0, |x| x.dims()[1].div_ceil(2) as u32),
+            scale: heads.scale,
+            reach: heads.relative.map_or(0, |x| x.dims()[1].div_ceil(2) as u32),
+            shared: heads.keys as u32,
+            window: heads.window(),
         };
         let name = format!("transformer_attention_{size}");
-        let plan = Plan::attention(sentences, heads, size);
+        let plan = Plan::attention(sentences, heads.queries, size);
         // SAFETY: the buffers have the lengths that were checked by the caller or made above, and are freed in
         // the order of the stream; no sentence is longer than the reach.
         unsafe { launch(device, &name, &plan, &arguments) }?;
     }
     Ok(tensor(device, mixed, (sentences.tokens(), width)))
+}
+
+/// See [`super::turn`]; the shapes have been checked.
+pub(super) fn turn(
+    device: &CudaDevice,
+    sentences: &Sentences,
+    projected: &Tensor,
+    heads: &Heads<'_>,
+    turning: &Turning,
+) -> Result<Tensor> {
+    let columns = projected.dim(1)?;
+    let parts = heads.queries + 2 * heads.keys;
+    let size = columns / parts;
+    if !SIZES.contains(&size) {
+        bail!("there is no kernel for heads of {size} columns");
+    }
+    if sentences.is_empty() {
+        return Ok(projected.clone());
+    }
+    // SAFETY: the kernel writes every element.
+    let mut out = unsafe { device.alloc::<bf16>(sentences.tokens() * columns)? };
+    let operands = [
+        operand(projected)?,
+        operand(&turning.query)?,
+        operand(&turning.key)?,
+        operand(&turning.cosines)?,
+        operand(&turning.sines)?,
+        operand(&sentences.on_device)?,
+    ];
+    {
+        let stream = device.cuda_stream();
+        let (projected, query) = (operands[0].view::<bf16>()?, operands[1].view::<f32>()?);
+        let (key, cosines) = (operands[2].view::<f32>()?, operands[3].view::<f32>()?);
+        let (sines, offsets) = (operands[4].view::<f32>()?, operands[5].view::<u32>()?);
+        // As in the attention.
+        let (projected, _projected) = projected.device_ptr(&stream);
+        let (query, _query) = query.device_ptr(&stream);
+        let (key, _key) = key.device_ptr(&stream);
+        let (cosines, _cosines) = cosines.device_ptr(&stream);
+        let (sines, _sines) = sines.device_ptr(&stream);
+        let (offsets, _offsets) = offsets.device_ptr(&stream);
+        let (out, _out) = out.device_ptr_mut(&stream);
+        let arguments = arguments::Turn::<bf16> {
+            projected: projected as *const bf16,
+            query: query as *const f32,
+            key: key as *const f32,
+            cosines: cosines as *const f32,
+            sines: sines as *const f32,
+            offsets: offsets as *const u32,
+            out: out as *mut bf16,
+            heads: heads.queries as u32,
+            shared: heads.keys as u32,
+            size: size as u32,
+            scale: heads.scale,
+            epsilon: turning.epsilon,
+        };
+        let plan = Plan::turn(sentences, parts);
+        // SAFETY: as in the attention; no sentence has more tokens than there are places.
+        unsafe { launch(device, "transformer_turn", &plan, &arguments) }?;
+    }
+    Ok(tensor(device, out, (sentences.tokens(), columns)))
 }
 
 /// See [`super::activate`]; the shapes have been checked.
@@ -168,6 +229,43 @@ pub(super) fn activate(
                 &arguments,
             )
         }?;
+    }
+    Ok(tensor(device, out, (n, width)))
+}
+
+/// See [`super::gate`]; the shape has been checked.
+pub(super) fn gate(
+    device: &CudaDevice,
+    product: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
+    let (n, columns) = product.dims2()?;
+    let width = columns / 2;
+    if !width.is_multiple_of(8) {
+        bail!("there is no kernel for gates of {width} columns");
+    }
+    if n == 0 {
+        return product.narrow(1, 0, width);
+    }
+    // SAFETY: the kernel writes every element.
+    let mut out = unsafe { device.alloc::<bf16>(n * width)? };
+    let operand = operand(product)?;
+    {
+        let stream = device.cuda_stream();
+        let product = operand.view::<bf16>()?;
+        // As in the attention.
+        let (product, _product) = product.device_ptr(&stream);
+        let (out, _out) = out.device_ptr_mut(&stream);
+        let arguments = arguments::Gate::<bf16> {
+            product: product as *const bf16,
+            out: out as *mut bf16,
+            rows: rows(n)?,
+            width: width as u32,
+            activation: activation as u32,
+        };
+        let plan = Plan::activate(n * width);
+        // SAFETY: as in the attention.
+        unsafe { launch(device, "transformer_gate", &plan, &arguments) }?;
     }
     Ok(tensor(device, out, (n, width)))
 }
@@ -248,6 +346,76 @@ pub(super) fn normalize(
                 &arguments,
             )
         }?;
+    }
+    Ok(Normalized {
+        stream: tensor(device, kept, (n, width)),
+        out: tensor(device, out, (n, width)),
+    })
+}
+
+/// See [`super::root_normalize`]; the shapes have been checked.
+pub(super) fn root_normalize(
+    device: &CudaDevice,
+    stream: &Tensor,
+    product: Option<(&Tensor, &Tensor)>,
+    norm: &RootNorm,
+    keep: Keep,
+    dtype: DType,
+) -> Result<Normalized> {
+    let (n, width) = stream.dims2()?;
+    if !width.is_multiple_of(4) || width > WIDEST || dtype != DType::BF16 {
+        bail!("there is no kernel for {width} columns of {dtype:?}");
+    }
+    if n == 0 {
+        return Ok(Normalized {
+            stream: stream.clone(),
+            out: stream.to_dtype(dtype)?,
+        });
+    }
+    // SAFETY: the kernel writes every element of both.
+    let (mut kept, mut out) = unsafe {
+        (
+            device.alloc::<f32>(n * width)?,
+            device.alloc::<bf16>(n * width)?,
+        )
+    };
+    let operands = [operand(stream)?, operand(&norm.weight)?];
+    let added = product
+        .map(|(product, inner)| Ok::<_, candle_core::Error>((operand(product)?, operand(inner)?)))
+        .transpose()?;
+    {
+        let queue = device.cuda_stream();
+        let (stream, weight) = (operands[0].view::<f32>()?, operands[1].view::<f32>()?);
+        let added = added
+            .as_ref()
+            .map(|(product, inner)| {
+                Ok::<_, candle_core::Error>((product.view::<bf16>()?, inner.view::<f32>()?))
+            })
+            .transpose()?;
+        // As in the attention.
+        let (stream, _stream) = stream.device_ptr(&queue);
+        let (weight, _weight) = weight.device_ptr(&queue);
+        let product = added
+            .as_ref()
+            .map(|(product, _)| product.device_ptr(&queue));
+        let inner = added.as_ref().map(|(_, inner)| inner.device_ptr(&queue));
+        let (kept, _kept) = kept.device_ptr_mut(&queue);
+        let (out, _out) = out.device_ptr_mut(&queue);
+        let arguments = arguments::RootNormalize::<bf16> {
+            stream: stream as *const f32,
+            product: product.as_ref().map_or(null(), |x| x.0 as *const bf16),
+            inner: inner.as_ref().map_or(null(), |x| x.0 as *const f32),
+            weight: weight as *const f32,
+            kept: kept as *mut f32,
+            out: out as *mut bf16,
+            rows: rows(n)?,
+            width: width as u32,
+            epsilon: norm.epsilon,
+            normalized: u32::from(keep == Keep::Norm),
+        };
+        let plan = Plan::normalize(n, width);
+        // SAFETY: as in the attention.
+        unsafe { launch(device, "transformer_root_normalize", &plan, &arguments) }?;
     }
     Ok(Normalized {
         stream: tensor(device, kept, (n, width)),

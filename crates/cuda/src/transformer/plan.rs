@@ -5,15 +5,15 @@ use super::Sentences;
 /// Threads of a block.
 pub const THREADS: usize = 128;
 const WARPS: usize = THREADS / 32;
-/// Queries of a block of the attention, and keys that they meet at a time.
-const TILE: usize = 64;
+/// Queries of a block of the attention.
+const QUERIES: usize = 16 * WARPS;
 /// Elements between rows in shared memory.
 const PAD: usize = 8;
 /// Elements that a thread has of an activation.
 const VECTOR: usize = 8;
 
 /// Lengths of a query, a key or a value that there is a kernel for.
-pub const SIZES: [usize; 3] = [32, 64, 128];
+pub const SIZES: [usize; 4] = [32, 64, 128, 256];
 /// The widest row that a warp keeps in shared memory: what a block has on any GPU, 48 KiB.
 pub const WIDEST: usize = (48 << 10) / (WARPS * size_of::<f32>());
 
@@ -29,16 +29,27 @@ pub struct Plan {
 impl Plan {
     /// Of the attention with heads of `size`.
     pub fn attention(sentences: &Sentences, heads: usize, size: usize) -> Self {
-        let tiles = 3 * TILE * (size + PAD) * 2;
-        let scores = TILE * (TILE + 4) * size_of::<f32>();
-        let shares = TILE * (TILE + PAD) * 2;
+        let keys = if size > 128 { 32 } else { 64 };
         Self {
-            grid: [sentences.longest().div_ceil(TILE), heads, sentences.len()],
-            shared: tiles + scores + shares,
+            grid: [
+                sentences.longest().div_ceil(QUERIES),
+                heads,
+                sentences.len(),
+            ],
+            shared: (QUERIES + 2 * keys) * (size + PAD) * 2,
         }
     }
 
-    /// Of an activation of this number of elements.
+    /// Of the turns of tokens with this many heads, of queries, keys and values.
+    pub fn turn(sentences: &Sentences, heads: usize) -> Self {
+        let units = sentences.longest() * heads;
+        Self {
+            grid: [units.div_ceil(WARPS), sentences.len(), 1],
+            shared: 0,
+        }
+    }
+
+    /// Of an activation or a gate of this number of elements.
     pub fn activate(elements: usize) -> Self {
         Self {
             grid: [elements.div_ceil(VECTOR * THREADS), 1, 1],
@@ -46,7 +57,7 @@ impl Plan {
         }
     }
 
-    /// Of a layer normalisation.
+    /// Of a normalisation.
     pub fn normalize(rows: usize, width: usize) -> Self {
         Self {
             grid: [rows.div_ceil(WARPS), 1, 1],

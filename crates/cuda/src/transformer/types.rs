@@ -106,6 +106,55 @@ pub struct Norm {
     pub epsilon: f32,
 }
 
+/// How the queries of a token meet keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads<'a> {
+    /// Queries of a token.
+    pub queries: usize,
+    /// Keys of a token, and values, each for `queries / keys` neighbouring queries.
+    pub keys: usize,
+    /// What queries are multiplied by.
+    pub scale: f32,
+    /// A query meets the keys that are fewer than this many tokens away, on either side.
+    pub window: Option<usize>,
+    /// What queries, keys and values get before, f32 [(queries + 2 keys) size].
+    pub bias: Option<&'a Tensor>,
+    /// What scores get for the distances from 1 - reach to reach - 1 of a key behind the query, f32 [queries, 2 reach - 1].
+    pub relative: Option<&'a Tensor>,
+}
+
+impl Heads<'_> {
+    /// The window, as the kernel takes it.
+    pub fn window(&self) -> u32 {
+        let window = self.window.and_then(|window| u32::try_from(window).ok());
+        window.unwrap_or(u32::MAX)
+    }
+}
+
+/// How queries and keys are normalised and turned.
+#[derive(Clone, Debug)]
+pub struct Turning {
+    /// Weights of the queries' norm, f32 [size].
+    pub query: Tensor,
+    /// Weights of the keys' norm, f32 [size].
+    pub key: Tensor,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// Cosines of the angles of all places, f32 [places, size / 2].
+    pub cosines: Tensor,
+    /// Their sines.
+    pub sines: Tensor,
+}
+
+/// A norm by the root of the mean square (Zhang & Sennrich 2019).
+#[derive(Clone, Debug)]
+pub struct RootNorm {
+    /// f32 [width].
+    pub weight: Tensor,
+    /// Added to the mean of squares, of this norm and of one that is computed with it.
+    pub epsilon: f32,
+}
+
 /// What goes on between layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
