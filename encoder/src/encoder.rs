@@ -20,6 +20,7 @@ use crate::arch::mean_candle::MeanCandle;
 use crate::arch::residual_bilstm::ResidualBilstm;
 use crate::arch::residual_bilstm_candle::ResidualBilstmCandle;
 use crate::arch::rotary_candle::RotaryCandle;
+use crate::arch::rotary_packed::RotaryPacked;
 use crate::arch::transformer::{self, Transformer};
 use crate::arch::transformer_candle::TransformerCandle;
 use crate::arch::transformer_packed::TransformerPacked;
@@ -551,6 +552,9 @@ fn load_model(
         }
         Architecture::RotaryTransformer(c) if device.is_cpu() => {
             Box::new(Transformer::load(isa, c, weights, precision, parallel)?)
+        }
+        Architecture::RotaryTransformer(c) if RotaryPacked::supported(c, device, dtype) => {
+            Box::new(RotaryPacked::load(c, weights, device, dtype)?)
         }
         Architecture::RotaryTransformer(c) => {
             Box::new(RotaryCandle::load(c, weights, device, dtype)?)

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use laser_encoder::{DeviceChoice, Embeddings, Encoder, EncoderError, LoadOptions, Precision};
 use laser_import::{Options, import};
-use laser_model::config::{Architecture, NormPosition, RelativePositions, TransformerConfig};
+use laser_model::config::{
+    Architecture, NormPosition, Reach, RelativePositions, TransformerConfig,
+};
 use laser_model::folder::{self, Tensor, Tensors};
 use skipped::skipped;
 use tempfile::TempDir;
@@ -38,6 +40,18 @@ fn import_fixture(name: &str, out: &Path) {
     import(&fixture, None, out, &Options::default()).unwrap();
 }
 
+/// Tensors of random numbers up to a scale.
+fn random_tensors() -> impl FnMut(&[usize], f32) -> Tensor {
+    let mut state = 1u32;
+    move |dims: &[usize], scale: f32| {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale
+        };
+        Tensor::f32(dims, (0..dims.iter().product()).map(|_| next()).collect())
+    }
+}
+
 /// A transformer of random weights with the tokenizer of a fixture, of a shape that there are kernels for.
 fn random_transformer(out: &Path, edit: impl Fn(&mut TransformerConfig)) {
     let source = TempDir::new().unwrap();
@@ -48,14 +62,7 @@ fn random_transformer(out: &Path, edit: impl Fn(&mut TransformerConfig)) {
     };
     let before = shape.hidden_size;
     edit(shape);
-    let (shape, mut state) = (shape.clone(), 1u32);
-    let mut random = |dims: &[usize], scale: f32| {
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale
-        };
-        Tensor::f32(dims, (0..dims.iter().product()).map(|_| next()).collect())
-    };
+    let (shape, mut random) = (shape.clone(), random_tensors());
     let weights = folder::Weights::open(&source.path().join(folder::WEIGHTS)).unwrap();
     let (d, f) = (shape.hidden_size, shape.intermediate_size);
     assert_ne!(before, d, "a shape of its own");
@@ -96,6 +103,58 @@ fn random_transformer(out: &Path, edit: impl Fn(&mut TransformerConfig)) {
         tensors.insert(format!("{name}.bias"), random(&[d], 0.2));
     }
     config.dimensions = d;
+    config.checks.clear();
+    let tokenizer = std::fs::read_to_string(source.path().join("tokenizer.json")).unwrap();
+    folder::write_parts(out, &config, &tokenizer, &tensors).unwrap();
+}
+
+/// The same with rotary positions, heads of `size` and tokens that see others nearby in every second layer.
+fn random_rotary(out: &Path, (heads, keys, size): (usize, usize, usize)) {
+    let source = TempDir::new().unwrap();
+    import_fixture("embedding-gemma", source.path());
+    let mut config = folder::read_config(source.path()).unwrap();
+    let Architecture::RotaryTransformer(shape) = &mut config.encoder else {
+        panic!("it has rotary positions")
+    };
+    let mut random = random_tensors();
+    let (d, f) = (256, 640);
+    shape.hidden_size = d;
+    shape.intermediate_size = f;
+    (shape.heads, shape.key_value_heads, shape.head_size) = (heads, keys, size);
+    shape.score_scale = 1.0 / (size as f64).sqrt();
+    shape.layers = vec![Reach::Local, Reach::Full, Reach::Local];
+    let weights = folder::Weights::open(&source.path().join(folder::WEIGHTS)).unwrap();
+    let mut tensors = Tensors::new();
+    let rows = weights.rows("embed_tokens.weight").unwrap();
+    tensors.insert("embed_tokens.weight".into(), random(&[rows, d], 1.0));
+    for l in 0..shape.layers.len() {
+        for (name, rows, columns) in [
+            ("attention.query", heads * size, d),
+            ("attention.key", keys * size, d),
+            ("attention.value", keys * size, d),
+            ("attention.output", d, heads * size),
+            ("feed_forward.gate", f, d),
+            ("feed_forward.up", f, d),
+            ("feed_forward.down", d, f),
+        ] {
+            let scale = (3.0 / columns as f32).sqrt();
+            let tensor = random(&[rows, columns], scale);
+            tensors.insert(format!("layers.{l}.{name}.weight"), tensor);
+        }
+        for (name, width) in [
+            ("attention.query_norm", size),
+            ("attention.key_norm", size),
+            ("attention_norm", d),
+            ("attention_output_norm", d),
+            ("feed_forward_norm", d),
+            ("feed_forward_output_norm", d),
+        ] {
+            tensors.insert(format!("layers.{l}.{name}.weight"), random(&[width], 1.0));
+        }
+    }
+    tensors.insert("final_norm.weight".into(), random(&[d], 1.0));
+    config.dimensions = d;
+    config.dense.clear();
     config.checks.clear();
     let tokenizer = std::fs::read_to_string(source.path().join("tokenizer.json")).unwrap();
     folder::write_parts(out, &config, &tokenizer, &tensors).unwrap();
@@ -173,6 +232,11 @@ fn a_gpu_gives_the_embeddings_of_the_processor() {
                 max_distance: 128,
             });
         });
+        folders.push(out);
+    }
+    for (heads, keys, size) in [(4, 2, 64), (3, 1, 256)] {
+        let out = dir.path().join(format!("rotary-heads-of-{size}"));
+        random_rotary(&out, (heads, keys, size));
         folders.push(out);
     }
     if let Err(error) = load(&folders[0], GPU, Precision::F32) {

@@ -8,6 +8,7 @@ pub(crate) mod mean_candle;
 pub(crate) mod residual_bilstm;
 pub(crate) mod residual_bilstm_candle;
 pub(crate) mod rotary_candle;
+pub(crate) mod rotary_packed;
 mod shape;
 pub(crate) mod transformer;
 pub(crate) mod transformer_candle;
@@ -493,6 +494,11 @@ mod tests {
             let exact = states(&candle(DType::F32));
             let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
             assert_close(&exact, &states(&candle(DType::BF16)), 0.06 * largest);
+            for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 0.06)] {
+                let packed = rotary_packed::RotaryPacked::load;
+                let found = states(&packed(&config, &weights, &Device::Cpu, dtype).unwrap());
+                assert_close(&exact, &found, tolerance * largest.max(1.0));
+            }
             for &isa in Isa::all() {
                 for (precision, tolerance) in [
                     (Precision::F32, 1e-5),

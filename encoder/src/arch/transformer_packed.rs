@@ -194,6 +194,7 @@ impl TransformerPacked {
         if let (NormPosition::Pre, Some(first)) = (self.config.norm, self.layers.first()) {
             state = self.normalize(&state.stream, None, &first.attention_norm, keep)?;
         }
+        let activation = activation(self.config.activation);
         for (l, layer) in self.layers.iter().enumerate() {
             let (attention_norm, feed_forward_norm) = match self.config.norm {
                 NormPosition::Post => (&layer.attention_norm, Some(&layer.feed_forward_norm)),
@@ -217,7 +218,7 @@ impl TransformerPacked {
             let added = Some((&output, &layer.output.bias));
             state = self.normalize(&state.stream, added, attention_norm, keep)?;
             let inner = state.out.matmul(&layer.up.weight)?;
-            let inner = transformer::activate(&inner, &layer.up.bias, self.activation())?;
+            let inner = transformer::activate(&inner, &layer.up.bias, activation)?;
             let output = inner.matmul(&layer.down.weight)?;
             let added = Some((&output, &layer.down.bias));
             // Behind the last layer is the model's last norm, whose result is pooled.
@@ -228,11 +229,7 @@ impl TransformerPacked {
             };
             state = self.normalize(&state.stream, added, norm, keep)?;
         }
-        let pooling = match self.config.pooling {
-            TransformerPooling::Cls => Pooling::First,
-            TransformerPooling::Max => Pooling::Max,
-            TransformerPooling::Mean => Pooling::Mean,
-        };
+        let pooling = pooling(self.config.pooling);
         let pooled = transformer::pool(&sentences, &state.stream, pooling)?;
         pooled.flatten_all()?.to_vec1()
     }
@@ -246,15 +243,23 @@ impl TransformerPacked {
     ) -> candle_core::Result<Normalized> {
         transformer::normalize(stream, product, norm, keep, self.dtype)
     }
+}
 
-    fn activation(&self) -> Activation {
-        match self.config.activation {
-            config::Activation::None => Activation::Identity,
-            config::Activation::Tanh => Activation::Tanh,
-            config::Activation::Gelu => Activation::Gelu,
-            config::Activation::GeluTanh => Activation::GeluTanh,
-            config::Activation::Relu => Activation::Relu,
-        }
+pub(super) fn activation(activation: config::Activation) -> Activation {
+    match activation {
+        config::Activation::None => Activation::Identity,
+        config::Activation::Tanh => Activation::Tanh,
+        config::Activation::Gelu => Activation::Gelu,
+        config::Activation::GeluTanh => Activation::GeluTanh,
+        config::Activation::Relu => Activation::Relu,
+    }
+}
+
+pub(super) fn pooling(pooling: TransformerPooling) -> Pooling {
+    match pooling {
+        TransformerPooling::Cls => Pooling::First,
+        TransformerPooling::Max => Pooling::Max,
+        TransformerPooling::Mean => Pooling::Mean,
     }
 }
 
