@@ -20,11 +20,15 @@ use std::ptr;
 use pgrx::pg_sys::{self, NodeTag};
 
 use crate::pg::lists::members;
-use crate::pg::unguarded::{equal, expression_tree_walker, lappend, palloc0, query_tree_walker};
+use crate::pg::unguarded::{
+    check_for_interrupts, equal, expression_tree_walker, lappend, palloc0, query_tree_walker,
+};
 
 unsafe extern "C-unwind" {
     /// `src/backend/nodes/list.c`
     fn lappend_int(list: *mut pg_sys::List, number: c_int) -> *mut pg_sys::List;
+    /// `src/backend/nodes/nodeFuncs.c`
+    fn exprType(expression: *const pg_sys::Node) -> pg_sys::Oid;
     /// `src/backend/optimizer/util/var.c`
     fn contain_var_clause(node: *mut pg_sys::Node) -> bool;
 }
@@ -116,9 +120,15 @@ impl Constants {
         // SAFETY: by contract; a list of [`Compared`].
         unsafe {
             let arguments = members((*operator).args);
-            if (*operator).opresulttype != pg_sys::FLOAT8OID || arguments.len() != 2 {
+            // Those of numbers are none: looks at the operands of all would make the planning of long sums quadratic.
+            let may_be_distance = (*operator).opresulttype == pg_sys::FLOAT8OID
+                && is_of_users((*operator).opno)
+                && arguments.len() == 2
+                && exprType(arguments[0].ptr_value.cast()) != pg_sys::FLOAT8OID;
+            if !may_be_distance {
                 return;
             }
+            check_for_interrupts();
             let (left, right) = (arguments[0].ptr_value.cast(), arguments[1].ptr_value.cast());
             let value: *mut pg_sys::Node =
                 match (contain_var_clause(left), contain_var_clause(right)) {
@@ -229,12 +239,14 @@ unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void)
                 let given = (*at.cast::<pg_sys::TargetEntry>()).expr.cast();
                 (*context.cast::<Constants>()).is_handed_on |= is_made(given);
             }
-            NodeTag::T_FuncExpr if contain_var_clause(at) => {
-                let arguments = (*at.cast::<pg_sys::FuncExpr>()).args;
-                let is_distance =
-                    (*at.cast::<pg_sys::FuncExpr>()).funcresulttype == pg_sys::FLOAT8OID;
-                (*context.cast::<Constants>()).is_handed_on |=
-                    is_distance && has_made(arguments.cast());
+            NodeTag::T_FuncExpr => {
+                let call = &*at.cast::<pg_sys::FuncExpr>();
+                // The server's own compute no distances of columns.
+                if call.funcresulttype == pg_sys::FLOAT8OID && is_of_users(call.funcid) {
+                    check_for_interrupts();
+                    (*context.cast::<Constants>()).is_handed_on |=
+                        contain_var_clause(at) && has_made(call.args);
+                }
             }
             NodeTag::T_Param => {
                 let parameter = &*at.cast::<pg_sys::Param>();
@@ -251,6 +263,11 @@ unsafe extern "C-unwind" fn collect(at: *mut pg_sys::Node, context: *mut c_void)
         }
         expression_tree_walker(at, collect, context)
     }
+}
+
+/// Whether an object was created by somebody, extensions included.
+fn is_of_users(object: pg_sys::Oid) -> bool {
+    object.to_u32() >= pg_sys::FirstNormalObjectId
 }
 
 /// Whether an expression without columns is made of a parameter.

@@ -29,6 +29,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
@@ -36,6 +37,7 @@ use pgrx::pg_sys::{self, NodeTag};
 use super::constants::Constants;
 use super::{build, mentions, uncompared};
 use crate::pg::catalogs;
+use crate::pg::interrupts::pause;
 use crate::pg::lists::{members, node};
 use crate::pg::unguarded::{equal, lappend, palloc0, standard_planner};
 
@@ -153,7 +155,11 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt, constants: Constants) {
         };
         let secure = members(statement.rtable).iter().any(secures);
         let in_filters = reads_only && !secure;
+        let parents = uncompared::Parents::of(statement);
+        // How often all levels have an operator.
+        let mut everywhere: HashMap<pg_sys::Oid, Option<usize>> = HashMap::new();
         for level in levels.0.iter().filter(|level| !level.scans.is_empty()) {
+            pause();
             hide_unread(level);
             // It may be part of what decides who sees a row: a policy's subquery, or a view's. Or each process of
             // a parallel plan runs it, and workers have no places; or it is run again for a row that somebody has
@@ -174,18 +180,15 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt, constants: Constants) {
                 }
                 let in_columns = reads_only
                     && scans().all(|scan| {
-                        uncompared::reaches_client(statement, *scan, ordering(&**scan))
+                        uncompared::reaches_client(statement, &parents, *scan, ordering(&**scan))
                     });
-                // What one (sub)query leaves out another may be there for.
-                let is_only = || {
-                    let others = levels.0.iter().filter(|other| !std::ptr::eq(*other, level));
-                    others
-                        .map(|other| other.mentions(operator))
-                        .sum::<Option<usize>>()
-                        == Some(0)
-                };
+                // What one (sub)query leaves out another may be there for. What replaces the operator has it still.
+                let all = everywhere.entry(operator).or_insert_with(|| {
+                    let each = levels.0.iter().map(|level| level.mentions(operator));
+                    each.sum()
+                });
                 let in_filters = in_filters
-                    && is_only()
+                    && *all == Some(own)
                     && scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)));
                 for scan in scans() {
                     take_distance(&mut **scan, statement, (in_columns, in_filters), constants);

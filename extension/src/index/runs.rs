@@ -65,6 +65,10 @@ impl Scan {
             let state = &(*self.node).ss;
             let plan = &*state.ps.plan;
             let (given, passed_over) = limit.wanted()?;
+            let ended = self.above.outer.and_then(|outer| outer.wanted());
+            let given = ended.map_or(given, |(rows, before)| {
+                given.min(rows.saturating_add(before))
+            });
             let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
             let refused = match plan.qual.is_null() {
                 true => 1.0,
@@ -290,8 +294,9 @@ impl Limit {
 /// What is above a node.
 #[derive(Debug, Default, Clone, Copy)]
 struct Above {
-    /// The nearest `LIMIT`.
+    /// The nearest `LIMIT`, and the one above it that ends what is taken from that.
     limit: Option<Limit>,
+    outer: Option<Limit>,
     /// Whether it ends what is taken from the node, but for a few rows: what is between takes no more than it gives.
     is_limited: bool,
     /// How many those are at most.
@@ -378,6 +383,7 @@ unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c
         match (*state).type_ {
             NodeTag::T_LimitState => {
                 let limit = state.cast::<pg_sys::LimitState>();
+                (*walk).above.outer = above.limit.filter(|_| above.is_limited);
                 (*walk).above.limit = Some(Limit(limit));
                 (*walk).above.is_limited = true;
                 // One tells that there are no more ties, or that a frame has ended.

@@ -10,6 +10,7 @@
 //! hides one.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 
 use pgrx::pg_sys::{self, NodeTag};
@@ -23,24 +24,76 @@ const OUTER: i32 = pg_sys::OUTER_VAR as i32;
 #[allow(clippy::unnecessary_cast)]
 const INNER: i32 = pg_sys::INNER_VAR as i32;
 
-/// Whether the distances in a scan's columns go to the client so. Those of scans in subplans do not: their rows come to
-/// whatever has the expression.
+/// The nodes of a statement's plan and what each is below, but for those in subplans: their rows come to whatever has the
+/// expression.
+#[derive(Debug, Default)]
+pub struct Parents(HashMap<*mut pg_sys::Plan, *mut pg_sys::Plan>);
+
+impl Parents {
+    /// # Safety
+    /// A statement, which is complete.
+    pub unsafe fn of(statement: &pg_sys::PlannedStmt) -> Self {
+        let mut parents = Self::default();
+        // SAFETY: by contract.
+        unsafe { parents.add(statement.planTree, std::ptr::null_mut()) };
+        parents
+    }
+
+    /// # Safety
+    /// A node of a complete plan, or null.
+    unsafe fn add(&mut self, plan: *mut pg_sys::Plan, parent: *mut pg_sys::Plan) {
+        // SAFETY: by contract: a node is what its tag says.
+        unsafe {
+            if plan.is_null() {
+                return;
+            }
+            self.0.insert(plan, parent);
+            let more = match (*plan).type_ {
+                NodeTag::T_SubqueryScan => {
+                    self.add((*plan.cast::<pg_sys::SubqueryScan>()).subplan, plan);
+                    return;
+                }
+                NodeTag::T_Append => (*plan.cast::<pg_sys::Append>()).appendplans,
+                NodeTag::T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).mergeplans,
+                _ => std::ptr::null_mut(),
+            };
+            for cell in members(more) {
+                self.add(cell.ptr_value.cast(), plan);
+            }
+            self.add((*plan).lefttree, plan);
+            self.add((*plan).righttree, plan);
+        }
+    }
+
+    /// A node and all above it; nothing of one that is not there.
+    fn path(&self, plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Plan> {
+        let mut path = Vec::new();
+        let mut at = plan;
+        while let Some(&parent) = self.0.get(&at) {
+            path.push(at);
+            at = parent;
+        }
+        path
+    }
+}
+
+/// Whether the distances in a scan's columns go to the client so.
 ///
 /// # Safety
-/// A scan of the statement, which is complete, and the distance that it is ordered by.
+/// A scan of the statement, which is complete and has these parents, and the distance that it is ordered by.
 pub unsafe fn reaches_client(
     statement: &pg_sys::PlannedStmt,
+    parents: &Parents,
     scan: *mut pg_sys::IndexScan,
     distance: *mut pg_sys::Node,
 ) -> bool {
+    let target = Target {
+        scan: scan.cast(),
+        path: parents.path(scan.cast()),
+        distance,
+    };
     // SAFETY: by contract.
-    unsafe {
-        let target = Target {
-            scan: scan.cast(),
-            distance,
-        };
-        target.columns_of(statement.planTree).is_some()
-    }
+    unsafe { target.columns_of(statement.planTree).is_some() }
 }
 
 /// Whether a scan's filters compare its distance with constants alone, or the statement's parameters.
@@ -59,6 +112,8 @@ pub unsafe fn filters_alone(scan: &pg_sys::IndexScan, distance: *mut pg_sys::Nod
 /// The scan that is looked for in a plan.
 struct Target {
     scan: *mut pg_sys::Plan,
+    /// It and all above it.
+    path: Vec<*mut pg_sys::Plan>,
     distance: *mut pg_sys::Node,
 }
 
@@ -71,7 +126,7 @@ impl Target {
     unsafe fn columns_of(&self, plan: *mut pg_sys::Plan) -> Option<Vec<i16>> {
         // SAFETY: by contract: a node is what its tag says, and has lists of expressions.
         unsafe {
-            if plan.is_null() {
+            if !self.path.contains(&plan) {
                 return None;
             }
             if plan == self.scan {

@@ -10,6 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 use pgrx::pg_sys;
 
 unsafe extern "C-unwind" {
+    /// `src/backend/tcop/postgres.c`
+    fn ProcessInterrupts();
     /// `src/backend/optimizer/plan/planner.c`
     pub fn standard_planner(
         query: *mut pg_sys::Query,
@@ -80,4 +82,17 @@ unsafe extern "C-unwind" {
     ) -> c_int;
     /// `src/backend/utils/mmgr/mcxt.c`
     pub fn MemoryContextReset(context: pg_sys::MemoryContext);
+}
+
+/// Lets a cancel or a shutdown through (`CHECK_FOR_INTERRUPTS` in `miscadmin.h`).
+///
+/// # Safety
+/// Nothing in the functions that have called this is to be dropped.
+pub unsafe fn check_for_interrupts() {
+    // SAFETY: by contract; set by handlers of signals alone.
+    unsafe {
+        if std::ptr::read_volatile(&raw const pg_sys::InterruptPending) != 0 {
+            ProcessInterrupts();
+        }
+    }
 }
