@@ -184,17 +184,16 @@ impl<'a> Merge<'a> {
         Ok(pairs.filter(|(entry, _)| is_other(entry)).collect())
     }
 
-    /// Searches of other segments become as wide as queries like the rows of a new one need.
-    fn widen_others(
-        &self,
+    /// Searches of other segments become as wide as queries like the rows of a new one of `expected` entries need.
+    fn widen(
         store: &impl PageStore,
-        new: &[SegmentEntry],
+        others: &[(SegmentEntry, Rc<SegmentView>)],
+        expected: usize,
         queries: &[Vec<f32>],
     ) -> Result<()> {
-        let count: u64 = new.iter().map(|entry| u64::from(entry.count)).sum();
-        for (entry, view) in self.others(store, new)? {
+        for (entry, view) in others {
             // A look at all of a large one for each small merge costs more than these.
-            if view.nodes() == 0 || u64::from(entry.count) > LEAST_SHARE * count {
+            if view.nodes() == 0 || u64::from(entry.count) > LEAST_SHARE * expected as u64 {
                 continue;
             }
             let encoding = Encoding {
@@ -402,6 +401,9 @@ pub fn merge_reporting<S: PageStore>(
         encoding
             .queries
             .append(&mut sample::some_of(others.iter().map(|(_, view)| &**view)));
+        // Before the new segment is in the directory: what ends the merge leaves its rows to the next one, which does this
+        // again.
+        Merge::widen(store, &others, expected, &queries)?;
         drop(others);
         // The largest segment is continued rather than rebuilt, unless it is mostly dead or its
         // vectors need another encoding.
@@ -446,8 +448,6 @@ pub fn merge_reporting<S: PageStore>(
         if let Some(list) = taken {
             free_list(store, &list)?;
         }
-        // Last: it takes a while, and a cancel in it leaves no page to nobody.
-        how.widen_others(store, &entries, &queries)?;
     }
     Ok(made)
 }
