@@ -477,6 +477,15 @@ fn wrong_shapes_are_refused() {
     assert!(Sentences::new(&[3, 0], &Device::Cpu).is_err());
 }
 
+/// Fails where numbers differ by more in the root of the mean square.
+#[track_caller]
+fn assert_near(a: &[f32], b: &[f32], tolerance: f64) {
+    assert_eq!(a.len(), b.len());
+    let squares = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2));
+    let error = (squares.sum::<f64>() / a.len() as f64).sqrt();
+    assert!(error <= tolerance, "{error}");
+}
+
 #[test]
 fn a_gpu_computes_what_the_definition_says() {
     let device = match Device::new_cuda_with_stream(0) {
@@ -496,7 +505,11 @@ fn a_gpu_computes_what_the_definition_says() {
         let case = Case::new(shape, &lengths, DType::BF16);
         let there = case.to_device(&device);
         for extras in EXTRAS {
-            assert_close(&there.attention(extras), &case.attention(extras), 0.03);
+            let (there, here) = (there.attention(extras), case.attention(extras));
+            // Both round to bf16, at other places: of a million numbers a few are twice as far from each other as from what
+            // they ought to be.
+            assert_near(&there, &here, 0.006);
+            assert_close(&there, &here, 0.06);
         }
         assert_close(&there.turn(), &case.turn(), 0.03);
         for activation in ACTIVATIONS {

@@ -37,6 +37,7 @@ pub fn wide<T: WithDType>(values: &[T]) -> Vec<f32> {
 }
 
 /// Fails where numbers differ by more than a tolerance, as a share of those above 1.
+#[track_caller]
 pub fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
     assert_eq!(a.len(), b.len());
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
