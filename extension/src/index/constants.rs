@@ -108,7 +108,7 @@ impl Constants {
                 let compared = &*cell.ptr_value.cast::<Compared>();
                 compared.operator == operator && compared.differs && compared.is_made
             };
-            self.is_handed_on || compared.any(|cell| of_operator(cell))
+            self.is_handed_on || compared.any(of_operator)
         }
     }
 
