@@ -5,6 +5,7 @@ pub(crate) mod bilstm_candle;
 pub(crate) mod dense;
 mod mean;
 pub(crate) mod mean_candle;
+mod on_device;
 pub(crate) mod residual_bilstm;
 pub(crate) mod residual_bilstm_candle;
 pub(crate) mod rotary_candle;
@@ -155,23 +156,6 @@ fn check_positions(limit: usize, sequences: &[&[u32]]) -> Result<(), EncoderErro
         ))),
         _ => Ok(()),
     }
-}
-
-/// Encodes on a device that takes one batch after the other, by `forward`, which pools sequences, longest first and none
-/// of them empty; see [`Model::encode`]. `positions` is the longest sequence that the model takes.
-fn encode_on_device(
-    sequences: &[&[u32]],
-    out: &mut [f32],
-    (width, positions): (usize, usize),
-    forward: impl FnOnce(&[&[u32]]) -> candle_core::Result<Vec<f32>>,
-) -> Result<(), EncoderError> {
-    let (sequences, out) = with_tokens(sequences, out, width);
-    if sequences.is_empty() {
-        return Ok(());
-    }
-    check_positions(positions, sequences)?;
-    out.copy_from_slice(&forward(sequences)?);
-    Ok(())
 }
 
 /// What a batch of a candle model may have.

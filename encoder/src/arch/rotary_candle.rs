@@ -6,11 +6,10 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::ops::{rms_norm, softmax_last_dim};
 use candle_nn::rotary_emb::rope;
 
-use super::Model;
+use super::on_device::OnDevice;
 use super::shape::{Kind, Shape};
 use super::transformer_candle::{Linear, Padded, activate};
 use crate::EncoderError;
-use crate::batch::Budget;
 use laser_kernels::rotary::Rotary;
 use laser_model::config::{Reach, RotaryTransformerConfig};
 use laser_model::folder::Weights;
@@ -165,6 +164,20 @@ impl RotaryCandle {
         let inner = (gate * layer.up.forward(x)?)?;
         layer.down.forward(&inner)?.to_dtype(DType::F32)
     }
+}
+
+impl OnDevice for RotaryCandle {
+    fn table(&self) -> &Tensor {
+        &self.table
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+
+    fn is_padded(&self) -> bool {
+        true
+    }
 
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let padded = Padded::new(sequences, &self.device)?;
@@ -213,50 +226,5 @@ impl RotaryCandle {
             x = (x + self.norm(&added, &layer.feed_forward_output_norm)?)?;
         }
         padded.pool(&self.norm(&x, &self.final_norm)?, self.config.pooling)
-    }
-}
-
-impl Model for RotaryCandle {
-    fn vocabulary(&self) -> usize {
-        self.table.dims()[0]
-    }
-
-    fn width(&self) -> usize {
-        self.config.hidden_size
-    }
-
-    fn encode(
-        &self,
-        sequences: &[&[u32]],
-        out: &mut [f32],
-        _parallel: bool,
-    ) -> Result<(), EncoderError> {
-        let size = (self.width(), self.shape.positions);
-        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
-    }
-
-    fn flops_per_token(&self) -> usize {
-        self.shape.flops_per_token()
-    }
-
-    fn lanes(&self, _threads: usize) -> usize {
-        // The device takes one batch after the other.
-        1
-    }
-
-    fn padded(&self) -> bool {
-        true
-    }
-
-    fn budget(&self) -> Budget {
-        super::budget_on(&self.device)
-    }
-
-    fn bytes(&self) -> usize {
-        if self.device.is_cpu() {
-            self.flops_per_token() * 2
-        } else {
-            0
-        }
     }
 }

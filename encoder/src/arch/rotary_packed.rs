@@ -7,12 +7,11 @@ use laser_kernels::rotary::Rotary;
 use laser_model::config::{Reach, RotaryTransformerConfig};
 use laser_model::folder::Weights;
 
-use super::Model;
+use super::on_device::OnDevice;
 use super::shape::{Kind, Shape};
 use super::transformer_candle::Linear;
 use super::transformer_packed::{activation, pooling};
 use crate::EncoderError;
-use crate::batch::Budget;
 
 struct Layer {
     /// Weights of queries, keys and values, transposed and side by side.
@@ -130,6 +129,45 @@ impl RotaryPacked {
         })
     }
 
+    fn normalize(
+        &self,
+        stream: &Tensor,
+        product: Option<(&Tensor, &Tensor)>,
+        norm: &RootNorm,
+        keep: Keep,
+    ) -> candle_core::Result<Normalized> {
+        transformer::root_normalize(stream, product, norm, keep, self.dtype)
+    }
+}
+
+/// Cosines and sines of the angles of all positions, f32 [positions, size / 2].
+fn angles(
+    config: &RotaryTransformerConfig,
+    base: f64,
+    device: &Device,
+) -> candle_core::Result<[Tensor; 2]> {
+    let (size, positions) = (config.head_size, config.max_positions);
+    let angles = Rotary::new(size, base, positions);
+    let rows = || (0..positions).map(|position| angles.row(position));
+    let cosines: Vec<f32> = rows().flat_map(|(cosines, _)| cosines).copied().collect();
+    let sines: Vec<f32> = rows().flat_map(|(_, sines)| sines).copied().collect();
+    let tensor = |values| Tensor::from_vec(values, (positions, size / 2), device);
+    Ok([tensor(cosines)?, tensor(sines)?])
+}
+
+impl OnDevice for RotaryPacked {
+    fn table(&self) -> &Tensor {
+        &self.table
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+
+    fn is_padded(&self) -> bool {
+        false
+    }
+
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let lengths: Vec<usize> = sequences.iter().map(|ids| ids.len()).collect();
         let sentences = Sentences::new(&lengths, &self.device)?;
@@ -171,71 +209,5 @@ impl RotaryPacked {
         let pooling = pooling(self.config.pooling);
         let pooled = transformer::pool(&sentences, &state.stream, pooling)?;
         pooled.flatten_all()?.to_vec1()
-    }
-
-    fn normalize(
-        &self,
-        stream: &Tensor,
-        product: Option<(&Tensor, &Tensor)>,
-        norm: &RootNorm,
-        keep: Keep,
-    ) -> candle_core::Result<Normalized> {
-        transformer::root_normalize(stream, product, norm, keep, self.dtype)
-    }
-}
-
-/// Cosines and sines of the angles of all positions, f32 [positions, size / 2].
-fn angles(
-    config: &RotaryTransformerConfig,
-    base: f64,
-    device: &Device,
-) -> candle_core::Result<[Tensor; 2]> {
-    let (size, positions) = (config.head_size, config.max_positions);
-    let angles = Rotary::new(size, base, positions);
-    let rows = || (0..positions).map(|position| angles.row(position));
-    let cosines: Vec<f32> = rows().flat_map(|(cosines, _)| cosines).copied().collect();
-    let sines: Vec<f32> = rows().flat_map(|(_, sines)| sines).copied().collect();
-    let tensor = |values| Tensor::from_vec(values, (positions, size / 2), device);
-    Ok([tensor(cosines)?, tensor(sines)?])
-}
-
-impl Model for RotaryPacked {
-    fn vocabulary(&self) -> usize {
-        self.table.dims()[0]
-    }
-
-    fn width(&self) -> usize {
-        self.config.hidden_size
-    }
-
-    fn encode(
-        &self,
-        sequences: &[&[u32]],
-        out: &mut [f32],
-        _parallel: bool,
-    ) -> Result<(), EncoderError> {
-        let size = (self.width(), self.shape.positions);
-        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
-    }
-
-    fn flops_per_token(&self) -> usize {
-        self.shape.flops_per_token()
-    }
-
-    fn lanes(&self, _threads: usize) -> usize {
-        // The device takes one batch after the other.
-        1
-    }
-
-    fn padded(&self) -> bool {
-        false
-    }
-
-    fn budget(&self) -> Budget {
-        Budget::GPU
-    }
-
-    fn bytes(&self) -> usize {
-        0
     }
 }

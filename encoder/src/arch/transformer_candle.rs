@@ -6,10 +6,9 @@
 
 use candle_core::{DType, Device, IndexOp, Tensor};
 
-use super::Model;
-use super::shape::Kind;
+use super::on_device::OnDevice;
+use super::shape::{Kind, Shape};
 use crate::EncoderError;
-use crate::batch::Budget;
 use laser_kernels::attention::Bias;
 use laser_model::config::{Activation, NormPosition, TransformerConfig, TransformerPooling};
 use laser_model::folder::Weights;
@@ -308,6 +307,20 @@ impl TransformerCandle {
         let x = activate(self.config.activation, x)?;
         layer.down.forward(&x)?.to_dtype(DType::F32)
     }
+}
+
+impl OnDevice for TransformerCandle {
+    fn table(&self) -> &Tensor {
+        &self.table
+    }
+
+    fn shape(&self) -> Shape {
+        Kind::from(&self.config).shape()
+    }
+
+    fn is_padded(&self) -> bool {
+        true
+    }
 
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let padded = Padded::new(sequences, &self.device)?;
@@ -382,50 +395,5 @@ impl TransformerCandle {
             x = norm.forward(&x)?;
         }
         padded.pool(&x, self.config.pooling)
-    }
-}
-
-impl Model for TransformerCandle {
-    fn vocabulary(&self) -> usize {
-        self.table.dims()[0]
-    }
-
-    fn width(&self) -> usize {
-        self.config.hidden_size
-    }
-
-    fn encode(
-        &self,
-        sequences: &[&[u32]],
-        out: &mut [f32],
-        _parallel: bool,
-    ) -> Result<(), EncoderError> {
-        let size = (self.width(), Kind::from(&self.config).shape().positions);
-        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
-    }
-
-    fn flops_per_token(&self) -> usize {
-        Kind::from(&self.config).shape().flops_per_token()
-    }
-
-    fn lanes(&self, _threads: usize) -> usize {
-        // The device takes one batch after the other.
-        1
-    }
-
-    fn padded(&self) -> bool {
-        true
-    }
-
-    fn budget(&self) -> Budget {
-        super::budget_on(&self.device)
-    }
-
-    fn bytes(&self) -> usize {
-        if self.device.is_cpu() {
-            self.flops_per_token() * 2
-        } else {
-            0
-        }
     }
 }

@@ -12,11 +12,10 @@ use laser_model::config::{self, NormPosition, TransformerConfig, TransformerPool
 use laser_model::folder::Weights;
 use laser_model::tokenize::SECOND;
 
-use super::Model;
-use super::shape::Kind;
+use super::on_device::OnDevice;
+use super::shape::{Kind, Shape};
 use super::transformer_candle::Linear;
 use crate::EncoderError;
-use crate::batch::Budget;
 
 /// Weights transposed, [in, out], of the type of products, and a bias, f32 [out].
 struct Product {
@@ -175,6 +174,48 @@ impl TransformerPacked {
         Ok(x)
     }
 
+    fn normalize(
+        &self,
+        stream: &Tensor,
+        product: Option<(&Tensor, &Tensor)>,
+        norm: &Norm,
+        keep: Keep,
+    ) -> candle_core::Result<Normalized> {
+        transformer::normalize(stream, product, norm, keep, self.dtype)
+    }
+}
+
+pub(super) fn activation(activation: config::Activation) -> Activation {
+    match activation {
+        config::Activation::None => Activation::Identity,
+        config::Activation::Tanh => Activation::Tanh,
+        config::Activation::Gelu => Activation::Gelu,
+        config::Activation::GeluTanh => Activation::GeluTanh,
+        config::Activation::Relu => Activation::Relu,
+    }
+}
+
+pub(super) fn pooling(pooling: TransformerPooling) -> Pooling {
+    match pooling {
+        TransformerPooling::Cls => Pooling::First,
+        TransformerPooling::Max => Pooling::Max,
+        TransformerPooling::Mean => Pooling::Mean,
+    }
+}
+
+impl OnDevice for TransformerPacked {
+    fn table(&self) -> &Tensor {
+        &self.table
+    }
+
+    fn shape(&self) -> Shape {
+        Kind::from(&self.config).shape()
+    }
+
+    fn is_padded(&self) -> bool {
+        false
+    }
+
     fn forward(&self, sequences: &[&[u32]]) -> candle_core::Result<Vec<f32>> {
         let lengths: Vec<usize> = sequences.iter().map(|ids| ids.len()).collect();
         let sentences = Sentences::new(&lengths, &self.device)?;
@@ -232,74 +273,5 @@ impl TransformerPacked {
         let pooling = pooling(self.config.pooling);
         let pooled = transformer::pool(&sentences, &state.stream, pooling)?;
         pooled.flatten_all()?.to_vec1()
-    }
-
-    fn normalize(
-        &self,
-        stream: &Tensor,
-        product: Option<(&Tensor, &Tensor)>,
-        norm: &Norm,
-        keep: Keep,
-    ) -> candle_core::Result<Normalized> {
-        transformer::normalize(stream, product, norm, keep, self.dtype)
-    }
-}
-
-pub(super) fn activation(activation: config::Activation) -> Activation {
-    match activation {
-        config::Activation::None => Activation::Identity,
-        config::Activation::Tanh => Activation::Tanh,
-        config::Activation::Gelu => Activation::Gelu,
-        config::Activation::GeluTanh => Activation::GeluTanh,
-        config::Activation::Relu => Activation::Relu,
-    }
-}
-
-pub(super) fn pooling(pooling: TransformerPooling) -> Pooling {
-    match pooling {
-        TransformerPooling::Cls => Pooling::First,
-        TransformerPooling::Max => Pooling::Max,
-        TransformerPooling::Mean => Pooling::Mean,
-    }
-}
-
-impl Model for TransformerPacked {
-    fn vocabulary(&self) -> usize {
-        self.table.dims()[0]
-    }
-
-    fn width(&self) -> usize {
-        self.config.hidden_size
-    }
-
-    fn encode(
-        &self,
-        sequences: &[&[u32]],
-        out: &mut [f32],
-        _parallel: bool,
-    ) -> Result<(), EncoderError> {
-        let size = (self.width(), Kind::from(&self.config).shape().positions);
-        super::encode_on_device(sequences, out, size, |rows| self.forward(rows))
-    }
-
-    fn flops_per_token(&self) -> usize {
-        Kind::from(&self.config).shape().flops_per_token()
-    }
-
-    fn lanes(&self, _threads: usize) -> usize {
-        // The device takes one batch after the other.
-        1
-    }
-
-    fn padded(&self) -> bool {
-        false
-    }
-
-    fn budget(&self) -> Budget {
-        Budget::GPU
-    }
-
-    fn bytes(&self) -> usize {
-        0
     }
 }

@@ -183,12 +183,15 @@ unsafe fn rewrite(statement: &mut pg_sys::PlannedStmt, constants: Constants) {
                         uncompared::reaches_client(statement, &parents, *scan, ordering(&**scan))
                     });
                 // What one (sub)query leaves out another may be there for. What replaces the operator has it still.
-                let all = everywhere.entry(operator).or_insert_with(|| {
-                    let each = levels.0.iter().map(|level| level.mentions(operator));
-                    each.sum()
-                });
+                let mut is_only = || {
+                    let all = everywhere.entry(operator).or_insert_with(|| {
+                        let each = levels.0.iter().map(|level| level.mentions(operator));
+                        each.sum()
+                    });
+                    *all == Some(own)
+                };
                 let in_filters = in_filters
-                    && *all == Some(own)
+                    && is_only()
                     && scans().all(|scan| uncompared::filters_alone(&**scan, ordering(&**scan)));
                 for scan in scans() {
                     take_distance(&mut **scan, statement, (in_columns, in_filters), constants);
