@@ -249,6 +249,7 @@ DECLARE
     pass_stored bigint;
     pass_reset bigint;
     part_stored bigint;
+    part_changed bigint;
     shortest bigint;
     stalled integer;
     has_rules boolean;
@@ -258,6 +259,11 @@ DECLARE
     noticed pg_catalog.timestamptz := started;
     positions pg_catalog.tid[];
     texts pg_catalog.text[];
+    positions_read pg_catalog.tid[];
+    texts_read pg_catalog.text[];
+    changed_place pg_catalog.tid;
+    changed_text pg_catalog.text;
+    is_changed boolean;
     next_place pg_catalog.tid;
     -- Name and fingerprint of the model, what the column's label says, and whether it is needed.
     label pg_catalog.text;
@@ -441,6 +447,7 @@ BEGIN
         -- What the server looks at when it has parsed a statement: the types of columns may be others than before.
         EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
         part_stored := 0;
+        part_changed := 0;
         shortest := NULL;
         stalled := 0;
         LOOP
@@ -487,29 +494,47 @@ BEGIN
                 EXIT WHEN rows_read IS NULL;
                 rows_stored := 0;
                 rows_reset := 0;
-                store_batch := pg_catalog.format(
-                    mark OPERATOR(pg_catalog.||) 'UPDATE ONLY %1$s AS t SET %2$I = e.value
-                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')))
-                          AS e(place, value)
-                     WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND t.%2$I IS NULL',
+                store_batch := mark OPERATOR(pg_catalog.||) pg_catalog.format(
+                    'UPDATE ONLY %1$s AS t SET %2$I = e.value
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest(%3$I.laser_embed($2, $3, ''passage'')),
+                                     pg_catalog.unnest($2)) AS e(place, value, body)
+                     WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND (t.%2$I IS NULL OR $4)',
                     part_name, embedding_column, laser);
                 -- What is returned is the row as triggers have left it. Where rules add statements,
                 -- the server cannot return rows.
                 SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
                 WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
                 IF has_rules THEN
-                    EXECUTE store_batch USING positions, texts, model;
+                    EXECUTE store_batch USING positions, texts, model, false;
                     GET DIAGNOSTICS rows_stored = ROW_COUNT;
                 ELSE
-                    store_batch := pg_catalog.concat(
-                        store_batch, pg_catalog.format(' RETURNING t.%I IS NOT NULL', embedding_column));
-                    FOR has_embedding IN EXECUTE store_batch USING positions, texts, model LOOP
-                        IF has_embedding THEN
-                            rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
-                        ELSE
-                            rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
-                        END IF;
+                    -- A text that a trigger has changed is embedded once more. One that it changes then
+                    -- as well, it would change forever.
+                    FOR attempt IN 1..2 LOOP
+                        positions_read := positions;
+                        texts_read := texts;
+                        positions := NULL;
+                        texts := NULL;
+                        FOR changed_place, changed_text, is_changed, has_embedding IN EXECUTE pg_catalog.concat(
+                            store_batch, pg_catalog.format(
+                                ' RETURNING t.ctid, t.%1$I::pg_catalog.text,
+                                  NOT COALESCE(t.%1$I::pg_catalog.text OPERATOR(pg_catalog.=) e.body COLLATE pg_catalog."C", false),
+                                  t.%2$I IS NOT NULL', text_column, embedding_column))
+                            USING positions_read, texts_read, model, attempt OPERATOR(pg_catalog.>) 1
+                        LOOP
+                            IF attempt OPERATOR(pg_catalog.=) 1 AND has_embedding THEN
+                                rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
+                            ELSIF attempt OPERATOR(pg_catalog.=) 1 THEN
+                                rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
+                            END IF;
+                            IF has_embedding AND is_changed THEN
+                                positions := pg_catalog.array_append(positions, changed_place);
+                                texts := pg_catalog.array_append(texts, changed_text);
+                            END IF;
+                        END LOOP;
+                        EXIT WHEN positions IS NULL;
                     END LOOP;
+                    part_changed := part_changed OPERATOR(pg_catalog.+) COALESCE(pg_catalog.cardinality(positions), 0);
                 END IF;
                 EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
@@ -549,6 +574,11 @@ BEGIN
             END IF;
             RAISE WARNING 'rows of table "%" stay without an embedding: a trigger sets column "%" back to null',
                 part, embedding_column;
+        END IF;
+        IF part_changed OPERATOR(pg_catalog.>) 0 THEN
+            RAISE WARNING USING
+                message = pg_catalog.format('embeddings of %s rows of table "%s" are not of the text that is stored: a trigger changes column "%s" with each update', part_changed, part, text_column),
+                hint = pg_catalog.format('Set their embeddings to null and call laser_embed_table again, both with the trigger disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);
         END IF;
     END LOOP;
     RAISE NOTICE '% rows embedded', total;
