@@ -10,6 +10,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
     let mut body = vec![0; BODY];
     let len = data.len().min(BODY);
     body[..len].copy_from_slice(&data[..len]);
+    Meta::unseal(&mut body);
     let Ok(meta) = Meta::parse(&body) else { return };
     assert!(meta.segments.len() <= MAX_SEGMENTS);
     let _ = meta.pending.pages();

@@ -4,7 +4,7 @@
 use std::panic::catch_unwind;
 
 use laser_index::memory::MemoryStore;
-use laser_index::meta::{Meta, Parameters, SegmentEntry};
+use laser_index::meta::{META_BLOCK, Meta, Parameters, SegmentEntry};
 use laser_index::page::{HEADER, PAYLOAD};
 use laser_index::segment::{SegmentHeader, SegmentMap};
 use laser_index::store::PageStore;
@@ -37,8 +37,9 @@ pub fn entry_of(head: &SegmentHeader, file: &[u8], pages: &SegmentEntry) -> Segm
     entry
 }
 
-/// Recomputes the checksums of all segments of an index, in their pages.
+/// Recomputes the checksums of all segments of an index, in their pages, and takes the metapage's away.
 pub fn seal_store(store: &MemoryStore) {
+    store.damage(META_BLOCK, Meta::unseal);
     let Ok(meta) = Meta::read(store) else { return };
     for entry in meta.segments.iter().filter(|entry| entry.bytes <= LONGEST) {
         let _ = seal_pages(store, entry);
