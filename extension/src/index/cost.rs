@@ -410,7 +410,7 @@ pub unsafe extern "C-unwind" fn estimate(
             wanted => wanted,
         };
         // Of the rows that pass the table's own conditions, joins may leave out more.
-        let left = (*index.rel).rows * joined::share(&*root, &*index.rel);
+        let left = (*index.rel).rows * joined::share(root, &*index.rel);
         let (visited, share) = wanted.of(entries, left);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
         // wants most of them would get those that walks have missed at the end, out of order. An

@@ -1,41 +1,146 @@
 //! What joins leave of a table's rows, when it is planned in which order they are read.
 //!
-//! Joins are planned after scans, so that their own estimates are not there yet. What a condition on another table leaves of
-//! that is taken for what it leaves of the rows that refer to it, as it does where each refers to one of its rows.
+//! Joins are planned after scans, so that their own estimates are not there yet. That a row has a partner in another table is as
+//! likely as for a semijoin with what conditions, and joins with further tables, leave of that (`eqjoinsel_semi` in
+//! `src/backend/utils/adt/selfuncs.c`). What both are joined by may be a constant: then it is a condition of both already.
 #![allow(unsafe_code)]
 
 use pgrx::pg_sys::{self, JoinType, RTEKind, RelOptKind};
 
 use crate::pg::lists::{members, node};
 
+/// Tables of a query beyond which joins are taken to leave all rows: each is compared with each.
+const MOST_TABLES: usize = 16;
+
 /// The share of a table's rows that have partners in the tables that they are joined with, estimated.
 ///
 /// # Safety
 /// The planner's structures, of a query whose scans are being planned, and of one of its tables.
-pub unsafe fn share(root: &pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> f64 {
+pub unsafe fn share(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> f64 {
     // SAFETY: by contract. Entry 0 of the array is unused, and others may be null.
     unsafe {
-        let others = (1..root.simple_rel_array_size.max(1) as usize)
-            .filter_map(|at| (*root.simple_rel_array.add(at)).as_ref())
-            .filter(|other| {
-                let is_own = std::ptr::eq(*other, rel)
-                    || pg_sys::bms_is_member(other.relid as i32, rel.top_parent_relids);
-                let is_joined = other.has_eclass_joins || !other.joininfo.is_null();
-                other.reloptkind == RelOptKind::RELOPT_BASEREL
-                    && other.rtekind == RTEKind::RTE_RELATION
-                    && !is_own
-                    && is_joined
-                    && other.tuples > 0.0
-                    && refuses(root, other.relid)
-            });
-        others
-            .map(|other| {
-                // Of rows that are referred to, each may have several partners.
-                let partners = other.rows / other.tuples.min(rel.tuples).max(1.0);
-                partners.min(1.0)
+        let rels = std::slice::from_raw_parts(
+            (*root).simple_rel_array,
+            (*root).simple_rel_array_size.max(1) as usize,
+        );
+        // Conditions are on the parents of partitions.
+        let is_it = |table: &pg_sys::RelOptInfo| {
+            table.relid == rel.relid
+                || pg_sys::bms_is_member(table.relid as i32, rel.top_parent_relids)
+        };
+        let tables = rels[1..].iter().filter(|table| {
+            table.as_ref().is_some_and(|table| {
+                table.reloptkind == RelOptKind::RELOPT_BASEREL
+                    && (table.has_eclass_joins || !table.joininfo.is_null())
             })
-            .product::<f64>()
-            .max(f64::MIN_POSITIVE)
+        });
+        let (own, mut others): (Vec<_>, Vec<_>) = tables.partition(|table| is_it(&***table));
+        let Some(&&own) = own.first() else {
+            return 1.0;
+        };
+        if others.len() >= MOST_TABLES {
+            return 1.0;
+        }
+        others.retain(|other| {
+            (***other).rtekind == RTEKind::RTE_RELATION
+                && (***other).tuples > 0.0
+                && refuses(&*root, (***other).relid)
+        });
+        let mut others = others.into_iter().copied().collect();
+        with_partners(root, own, &mut others).max(f64::MIN_POSITIVE)
+    }
+}
+
+/// The share of a table's rows that have partners in those of `others` that it is joined with, which are taken from there,
+/// and they in the rest.
+///
+/// # Safety
+/// As [`share`].
+unsafe fn with_partners(
+    root: *mut pg_sys::PlannerInfo,
+    table: *mut pg_sys::RelOptInfo,
+    others: &mut Vec<*mut pg_sys::RelOptInfo>,
+) -> f64 {
+    // SAFETY: by contract.
+    unsafe {
+        let mut joined = Vec::new();
+        others.retain(|&other| {
+            let conditions = equalities(root, table, other);
+            let is_joined = !conditions.is_null();
+            if is_joined {
+                joined.push((other, conditions));
+            }
+            !is_joined
+        });
+        let mut share = 1.0;
+        for (other, conditions) in joined {
+            // What is planned hereafter finds it as it was.
+            let rows = (*other).rows;
+            (*other).rows = (rows * with_partners(root, other, others)).max(1.0);
+            share *= semijoin(root, table, other, conditions);
+            (*other).rows = rows;
+        }
+        share
+    }
+}
+
+/// The conditions that something of two tables is equal.
+///
+/// # Safety
+/// As [`share`].
+unsafe fn equalities(
+    root: *mut pg_sys::PlannerInfo,
+    table: *mut pg_sys::RelOptInfo,
+    other: *mut pg_sys::RelOptInfo,
+) -> *mut pg_sys::List {
+    // SAFETY: by contract: lists of conditions.
+    unsafe {
+        let both = pg_sys::bms_union((*table).relids, (*other).relids);
+        let implied = pg_sys::generate_join_implied_equalities(
+            root,
+            both,
+            (*table).relids,
+            other,
+            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+            std::ptr::null_mut(),
+        );
+        let conditions = members(implied).iter().chain(members((*other).joininfo));
+        let mut found = std::ptr::null_mut();
+        for cell in conditions {
+            let condition = &*cell.ptr_value.cast::<pg_sys::RestrictInfo>();
+            let is_equality = !condition.mergeopfamilies.is_null()
+                || condition.hashjoinoperator != pg_sys::InvalidOid;
+            if is_equality && pg_sys::bms_equal(condition.required_relids, both) {
+                // Without the frame, in which the server would keep what it estimates of it here.
+                found = pg_sys::lappend(found, condition.clause.cast());
+            }
+        }
+        found
+    }
+}
+
+/// The share of a table's rows that have a partner in another one by some conditions.
+///
+/// # Safety
+/// As [`share`].
+unsafe fn semijoin(
+    root: *mut pg_sys::PlannerInfo,
+    table: *mut pg_sys::RelOptInfo,
+    other: *mut pg_sys::RelOptInfo,
+    conditions: *mut pg_sys::List,
+) -> f64 {
+    // SAFETY: by contract.
+    unsafe {
+        let mut join = pg_sys::SpecialJoinInfo {
+            type_: pg_sys::NodeTag::T_SpecialJoinInfo,
+            jointype: JoinType::JOIN_SEMI,
+            min_lefthand: (*table).relids,
+            min_righthand: (*other).relids,
+            syn_lefthand: (*table).relids,
+            syn_righthand: (*other).relids,
+            ..Default::default()
+        };
+        pg_sys::clauselist_selectivity(root, conditions, 0, JoinType::JOIN_SEMI, &raw mut join)
     }
 }
 
