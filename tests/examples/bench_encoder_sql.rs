@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_encoder::{Encoder, LoadOptions};
+use laser_model::catalog::SHIPPED;
 use laser_tests::Cluster;
 use postgres::{Client, NoTls, Statement};
 
@@ -98,21 +99,6 @@ struct Case {
     text: fn(usize) -> String,
 }
 
-/// The first model in the repository.
-fn shipped() -> Result<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../encoder/models");
-    let mut models: Vec<PathBuf> = std::fs::read_dir(folder)?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.join("config.json").exists())
-        .collect();
-    models.sort();
-    models
-        .into_iter()
-        .next()
-        .context("there is no model in encoder/models")
-}
-
 /// Sentence number `i` for models with a vocabulary of natural languages.
 fn sentence(i: usize) -> String {
     let (beginning, ending) = (
@@ -135,7 +121,10 @@ fn main() -> Result<()> {
     shape::write(&laser)?;
     let model = match arguments.model.clone() {
         Some(model) => model,
-        None => shipped()?,
+        // The default of servers.
+        None => Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../encoder/models")
+            .join(SHIPPED),
     };
     let fast = Case {
         what: "encoded by the sessions",

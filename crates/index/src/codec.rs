@@ -24,9 +24,8 @@
 //! Segments of the first format have other fine parts, without the error, which follows from their
 //! scales, and keep vectors as the metric sees them, without a space.
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use laser_vector::kernels::{f32_dot, f32_l2_squared};
+use laser_vector::kernels::{f16_widen, f32_dot, f32_l2_squared};
 
 use crate::arithmetic::HALF_ULP;
 use crate::error::{IndexError, Result};
@@ -357,12 +356,12 @@ impl Codec {
 
     /// Float components of the graph part, for the quantisations that store some.
     pub(crate) fn components(&self, graph: &[u8], out: &mut Vec<f32>) {
-        out.clear();
+        // What is there already need not be zeroed: all of it is written.
         out.resize(self.width(), 0.0);
         match self.quantization {
             Quantization::F32 => bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(graph),
             Quantization::F16 => match bytemuck::try_cast_slice::<u8, f16>(graph) {
-                Ok(halves) => halves.convert_to_f32_slice(out),
+                Ok(halves) => f16_widen(halves, out),
                 Err(_) => {
                     for (out, x) in out.iter_mut().zip(graph.chunks_exact(2)) {
                         *out = f16::from_le_bytes([x[0], x[1]]).to_f32();
@@ -371,7 +370,7 @@ impl Codec {
             },
             Quantization::Bf16 => {
                 for (out, x) in out.iter_mut().zip(graph.chunks_exact(2)) {
-                    *out = bf16::from_le_bytes([x[0], x[1]]).to_f32();
+                    *out = f32::from_bits(u32::from(u16::from_le_bytes([x[0], x[1]])) << 16);
                 }
             }
             Quantization::I8 | Quantization::B1 => unreachable!("integer codes"),

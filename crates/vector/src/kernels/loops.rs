@@ -130,6 +130,18 @@ mod x86 {
         out
     }
 
+    #[target_feature(enable = "avx,f16c")]
+    pub fn widen_all(halves: &[f16], out: &mut [f32]) {
+        let (whole, rest) = halves.as_chunks::<LANES>();
+        let (wide, wide_rest) = out.as_chunks_mut::<LANES>();
+        for (halves, out) in whole.iter().zip(wide) {
+            *out = widen_f16c(halves);
+        }
+        for (half, out) in rest.iter().zip(wide_rest) {
+            *out = half.to_f32();
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn widen_avx512(x: &[f16; LANES]) -> [f32; LANES] {
@@ -200,6 +212,24 @@ public! {
     f16_cosine_sums, f16, half, half_plain, cosine, [f32; 3], std::convert::identity, "`[a·b, a·a, b·b]`.";
 }
 
+/// The components as floats.
+///
+/// # Panics
+/// If `out` has another length.
+pub fn f16_widen(halves: &[f16], out: &mut [f32]) {
+    assert_eq!(halves.len(), out.len());
+    match *SET {
+        // SAFETY: `Isa::detect` found the features, which those of AVX-512 have as well.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::widen_all(halves, out) },
+        _ => {
+            for (half, out) in halves.iter().zip(out) {
+                *out = half.to_f32();
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,6 +255,19 @@ mod tests {
             sums[4] += (x - y).abs();
         }
         sums
+    }
+
+    #[test]
+    fn every_half_is_widened() {
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        for n in [0, 1, 31, 33, 70, halves.len()] {
+            let mut out = vec![0.0; n];
+            f16_widen(&halves[..n], &mut out);
+            for (half, out) in halves.iter().zip(&out) {
+                let same = half.to_f32() == *out || half.is_nan() && out.is_nan();
+                assert!(same, "{half:?} is not {out}");
+            }
+        }
     }
 
     macro_rules! agree {
