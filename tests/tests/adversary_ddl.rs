@@ -20,6 +20,13 @@ const DIMENSIONS: i32 = 16;
 const WRITERS: usize = 2;
 const CHANGERS: usize = 3;
 
+const NO_LOCK: &str = "you don't own a lock of type";
+
+/// What PostgreSQL's `REINDEX INDEX` and `REINDEX INDEX CONCURRENTLY` give back without having taken it
+/// when the index is dropped between the two looks at its name, of whatever access method
+/// (`RangeVarCallbackForReindexIndex` in indexcmds.c). No other statement here gives them back early.
+const REINDEX_LOCKS: [&str; 2] = ["ShareLock", "ShareUpdateExclusiveLock"];
+
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .ok()
@@ -191,12 +198,15 @@ fn change(rng: &mut ChaCha8Rng) -> String {
 fn everything_at_once() -> Result<()> {
     let length = Duration::from_secs(number("LASER_ADVERSARY_SECONDS", 30));
     let seed = number("LASER_ADVERSARY_SEED", 1);
-    let cluster = Cluster::builder()
+    let mut cluster = Cluster::builder()
         .preload(false)
         .setting("fsync", "off")
         .setting("autovacuum_naptime", "1s")
         .setting("maintenance_work_mem", "4MB")
         .start()?;
+    for lock in REINDEX_LOCKS {
+        cluster.expect_fault(&format!("{NO_LOCK} {lock}"));
+    }
     let place = cluster.scratch()?.join("other");
     cluster.run("/bin/mkdir", &[&place.display().to_string()])?;
     let mut client = cluster.database("field")?;
@@ -260,8 +270,11 @@ fn everything_at_once() -> Result<()> {
     let problems = field.problems.lock().unwrap();
     ensure!(problems.is_empty(), "{problems:#?}");
     let text = field.cluster.log().split_off(log);
-    for bad in ["was terminated by signal", "PANIC", "you don't own a lock"] {
-        let line = text.lines().find(|line| line.contains(bad));
+    let ends = |line: &str, lock: &str| line.ends_with(&format!("{NO_LOCK} {lock}"));
+    for bad in ["was terminated by signal", "PANIC", NO_LOCK] {
+        let line = text
+            .lines()
+            .find(|line| line.contains(bad) && !REINDEX_LOCKS.iter().any(|lock| ends(line, lock)));
         ensure!(line.is_none(), "{line:?}");
     }
 
