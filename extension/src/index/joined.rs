@@ -3,14 +3,56 @@
 //! Joins are planned after scans, so that their own estimates are not there yet. That a row has a partner in another table is as
 //! likely as for a semijoin with what conditions, and joins with further tables, leave of that (`eqjoinsel_semi` in
 //! `src/backend/utils/adt/selfuncs.c`). What both are joined by may be a constant: then it is a condition of both already.
+//!
+//! An estimate compares the common values of both tables with each other, and every index of every partition wants it: it is made
+//! once for a table of a query.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, JoinType, RTEKind, RelOptKind};
 
 use crate::pg::lists::{members, node};
 
 /// Tables of a query beyond which joins are taken to leave all rows: each is compared with each.
 const MOST_TABLES: usize = 16;
+
+thread_local! {
+    /// What is known of tables, by their queries and their numbers there.
+    static KNOWN: RefCell<HashMap<(Planned, pg_sys::Index), f64>> = RefCell::default();
+}
+
+/// A query that is being planned. Its structures stay where they are until their memory goes.
+type Planned = *const pg_sys::PlannerInfo;
+
+/// Dropped with the memory of a query's structures: others may come to lie there.
+struct Forget(Planned);
+
+impl Drop for Forget {
+    fn drop(&mut self) {
+        KNOWN.with_borrow_mut(|known| known.retain(|(query, _), _| *query != self.0));
+    }
+}
+
+/// What is known of a table of a query, or else what `estimate` says.
+///
+/// # Safety
+/// As [`share`].
+unsafe fn once(root: Planned, table: pg_sys::Index, estimate: impl FnOnce() -> f64) -> f64 {
+    if let Some(known) = KNOWN.with_borrow(|known| known.get(&(root, table)).copied()) {
+        return known;
+    }
+    let estimate = estimate();
+    let is_new = KNOWN.with_borrow(|known| !known.keys().any(|(query, _)| *query == root));
+    if is_new {
+        // SAFETY: by contract. `subquery_planner` makes both in the same memory context.
+        unsafe { PgMemoryContexts::For((*root).planner_cxt).leak_and_drop_on_delete(Forget(root)) };
+    }
+    KNOWN.with_borrow_mut(|known| known.insert((root, table), estimate));
+    estimate
+}
 
 /// The share of a table's rows that have partners in the tables that they are joined with, estimated.
 ///
@@ -41,13 +83,15 @@ pub unsafe fn share(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) ->
         if others.len() >= MOST_TABLES {
             return 1.0;
         }
-        others.retain(|other| {
-            (***other).rtekind == RTEKind::RTE_RELATION
-                && (***other).tuples > 0.0
-                && refuses(&*root, (***other).relid)
-        });
-        let mut others = others.into_iter().copied().collect();
-        with_partners(root, own, &mut others).max(f64::MIN_POSITIVE)
+        once(root, (*own).relid, || {
+            others.retain(|other| {
+                (***other).rtekind == RTEKind::RTE_RELATION
+                    && (***other).tuples > 0.0
+                    && refuses(&*root, (***other).relid)
+            });
+            let mut others = others.into_iter().copied().collect();
+            with_partners(root, own, &mut others).max(f64::MIN_POSITIVE)
+        })
     }
 }
 
