@@ -3,6 +3,7 @@
 //! Joins are planned after scans, so that their own estimates are not there yet. That a row has a partner in another table is as
 //! likely as for a semijoin with what conditions, and joins with further tables, leave of that (`eqjoinsel_semi` in
 //! `src/backend/utils/adt/selfuncs.c`). What both are joined by may be a constant: then it is a condition of both already.
+//! Subqueries, `VALUES` and functions are tables here as others are.
 //!
 //! An estimate compares the common values of both tables with each other, and every index of every partition wants it: it is made
 //! once for a table of a query.
@@ -12,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use pgrx::PgMemoryContexts;
-use pgrx::pg_sys::{self, JoinType, RTEKind, RelOptKind};
+use pgrx::pg_sys::{self, JoinType, RelOptKind};
 
 use crate::pg::lists::{members, node};
 
@@ -84,11 +85,7 @@ pub unsafe fn share(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) ->
             return 1.0;
         }
         once(root, (*own).relid, || {
-            others.retain(|other| {
-                (***other).rtekind == RTEKind::RTE_RELATION
-                    && (***other).tuples > 0.0
-                    && refuses(&*root, (***other).relid)
-            });
+            others.retain(|other| (***other).tuples > 0.0);
             let mut others = others.into_iter().copied().collect();
             with_partners(root, own, &mut others).max(f64::MIN_POSITIVE)
         })
@@ -109,19 +106,26 @@ unsafe fn with_partners(
     unsafe {
         let mut joined = Vec::new();
         others.retain(|&other| {
+            let Some(partners) = Partners::of(&*root, (*table).relid, (*other).relid) else {
+                return true;
+            };
             let conditions = equalities(root, table, other);
             let is_joined = !conditions.is_null();
             if is_joined {
-                joined.push((other, conditions));
+                joined.push((other, partners, conditions));
             }
             !is_joined
         });
         let mut share = 1.0;
-        for (other, conditions) in joined {
+        for (other, partners, conditions) in joined {
             // What is planned hereafter finds it as it was.
             let rows = (*other).rows;
             (*other).rows = (rows * with_partners(root, other, others)).max(1.0);
-            share *= semijoin(root, table, other, conditions);
+            let with = semijoin(root, table, other, conditions);
+            share *= match partners {
+                Partners::Needed => with,
+                Partners::Excluded => (1.0 - with).max(0.0),
+            };
             (*other).rows = rows;
         }
         share
@@ -188,23 +192,47 @@ unsafe fn semijoin(
     }
 }
 
-/// Whether rows without a partner in a table are left out: not by the optional side of an outer join, nor where those are wanted.
-///
-/// # Safety
-/// As [`share`].
-unsafe fn refuses(root: &pg_sys::PlannerInfo, relid: pg_sys::Index) -> bool {
-    // SAFETY: by contract: a list of descriptions of joins.
-    unsafe {
-        members(root.join_info_list).iter().all(|cell| {
-            let join = &*node(cell).cast::<pg_sys::SpecialJoinInfo>();
-            let is_within = |relids| pg_sys::bms_is_member(relid as i32, relids);
-            match join.jointype {
-                JoinType::JOIN_SEMI => true,
-                JoinType::JOIN_FULL => {
-                    !is_within(join.syn_lefthand) && !is_within(join.syn_righthand)
+/// Which rows of a table a join with another one leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Partners {
+    /// Those without a partner there.
+    Needed,
+    /// Those that have one: `NOT EXISTS`, and outer joins of which only what has no partner is wanted.
+    Excluded,
+}
+
+impl Partners {
+    /// `None` where all rows are kept: the other table is on the optional side of an outer join.
+    ///
+    /// # Safety
+    /// As [`share`]; the numbers of two tables.
+    unsafe fn of(
+        root: &pg_sys::PlannerInfo,
+        table: pg_sys::Index,
+        other: pg_sys::Index,
+    ) -> Option<Self> {
+        let mut partners = Self::Needed;
+        // SAFETY: by contract: a list of descriptions of joins.
+        unsafe {
+            for cell in members(root.join_info_list) {
+                let join = &*node(cell).cast::<pg_sys::SpecialJoinInfo>();
+                let sides = |relid: pg_sys::Index| {
+                    (
+                        pg_sys::bms_is_member(relid as i32, join.syn_lefthand),
+                        pg_sys::bms_is_member(relid as i32, join.syn_righthand),
+                    )
+                };
+                let ((own_left, own_right), (left, right)) = (sides(table), sides(other));
+                let is_between = right && !own_right;
+                match join.jointype {
+                    JoinType::JOIN_FULL if is_between || left && !own_left => return None,
+                    JoinType::JOIN_SEMI | JoinType::JOIN_FULL => {}
+                    JoinType::JOIN_ANTI if is_between && own_left => partners = Self::Excluded,
+                    _ if is_between => return None,
+                    _ => {}
                 }
-                _ => !is_within(join.syn_righthand),
             }
-        })
+        }
+        Some(partners)
     }
 }
