@@ -216,6 +216,7 @@ DECLARE
     rows_read integer;
     rows_stored bigint;
     rows_reset bigint;
+    rows_lost bigint;
     pass_stored bigint;
     pass_reset bigint;
     part_stored bigint;
@@ -485,6 +486,7 @@ BEGIN
                         texts_read := texts;
                         positions := NULL;
                         texts := NULL;
+                        rows_lost := CASE WHEN attempt OPERATOR(pg_catalog.=) 1 THEN 0 ELSE pg_catalog.cardinality(positions_read) END;
                         FOR changed_place, changed_text, is_changed, has_embedding IN EXECUTE pg_catalog.concat(
                             store_batch, pg_catalog.format(
                                 ' RETURNING t.ctid, t.%1$I::pg_catalog.text,
@@ -492,9 +494,11 @@ BEGIN
                                   t.%2$I IS NOT NULL', text_column, embedding_column))
                             USING positions_read, texts_read, model, attempt OPERATOR(pg_catalog.>) 1
                         LOOP
-                            IF attempt OPERATOR(pg_catalog.=) 1 AND has_embedding THEN
+                            IF attempt OPERATOR(pg_catalog.>) 1 THEN
+                                rows_lost := rows_lost OPERATOR(pg_catalog.-) 1;
+                            ELSIF has_embedding THEN
                                 rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
-                            ELSIF attempt OPERATOR(pg_catalog.=) 1 THEN
+                            ELSE
                                 rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
                             END IF;
                             IF has_embedding AND is_changed THEN
@@ -504,7 +508,10 @@ BEGIN
                         END LOOP;
                         EXIT WHEN positions IS NULL;
                     END LOOP;
-                    part_changed := part_changed OPERATOR(pg_catalog.+) COALESCE(pg_catalog.cardinality(positions), 0);
+                    -- Those that are changed again, and those that have moved since: a trigger that runs
+                    -- after the update has changed something of their rows.
+                    part_changed := part_changed OPERATOR(pg_catalog.+) COALESCE(pg_catalog.cardinality(positions), 0)
+                                    OPERATOR(pg_catalog.+) rows_lost;
                 END IF;
                 EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
@@ -547,8 +554,20 @@ BEGIN
         END IF;
         IF part_changed OPERATOR(pg_catalog.>) 0 THEN
             RAISE WARNING USING
-                message = pg_catalog.format('embeddings of %s rows of table "%s" are not of the text that is stored: a trigger changes column "%s" with each update', part_changed, part, text_column),
-                hint = pg_catalog.format('Set their embeddings to null and call laser_embed_table again, both with the trigger disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);
+                message = pg_catalog.format('embeddings of %s rows of table "%s" may not be of the text that is stored: triggers change column "%s" with updates', part_changed, part, text_column),
+                hint = pg_catalog.format('Set their embeddings to null and call laser_embed_table again, both with the triggers disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);
+        END IF;
+        IF has_rules AND part_stored OPERATOR(pg_catalog.>) 0 AND EXISTS (
+            SELECT FROM pg_catalog.pg_trigger t
+            WHERE t.tgrelid OPERATOR(pg_catalog.=) part::pg_catalog.oid
+              AND t.tgenabled OPERATOR(pg_catalog.<>) 'D' AND NOT t.tgisinternal
+              -- For each row, before, on update: src/include/catalog/pg_trigger.h.
+              AND t.tgtype OPERATOR(pg_catalog.&) 19::pg_catalog.int2 OPERATOR(pg_catalog.=) 19::pg_catalog.int2
+              AND t.tgfoid OPERATOR(pg_catalog.<>) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid)
+        THEN
+            RAISE WARNING USING
+                message = pg_catalog.format('embeddings of table "%s" may not be of the text that is stored, if a trigger changes column "%s" with updates: where a table has rules, that is not seen', part, text_column),
+                hint = pg_catalog.format('If one does, set the embeddings to null and call laser_embed_table again, both with the trigger disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);
         END IF;
     END LOOP;
     RAISE NOTICE '% rows embedded', total;
