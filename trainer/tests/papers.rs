@@ -163,8 +163,8 @@ fn files(configs: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (tables, training)
 }
 
-/// Runs all tables of a folder, each of which must have figures or reasons.
-fn reproduce(folder: &Path, configs: &Path, scale: &str, set: &[&str]) {
+/// The command that runs all tables of a folder.
+fn command(folder: &Path, configs: &Path, scale: &str, set: &[&str]) -> Command {
     write(
         &folder.join("papers.md"),
         "<!-- tables -->\n<!-- end of tables -->\n",
@@ -186,7 +186,13 @@ fn reproduce(folder: &Path, configs: &Path, scale: &str, set: &[&str]) {
     for pair in set {
         command.args(["--set", pair]);
     }
-    let output = command.current_dir(folder).output();
+    command.current_dir(folder);
+    command
+}
+
+/// Runs all tables of a folder, each of which must have figures or reasons.
+fn reproduce(folder: &Path, configs: &Path, scale: &str, set: &[&str]) {
+    let output = command(folder, configs, scale, set).output();
     let output = output.expect("the program runs");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
@@ -202,6 +208,48 @@ fn every_table_runs_in_a_miniature() {
     make(&folder.path().join("data"));
     let set = ["steps=2", "updates=2", "vocabulary=300"];
     reproduce(folder.path(), &configs(), "small", &set);
+}
+
+/// The command that a process runs, without its program; `None` if it has ended.
+#[cfg(target_os = "linux")]
+fn arguments(process: u32) -> Option<String> {
+    let line = std::fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
+    let (_, arguments) = line.split_once('\0')?;
+    Some(arguments.replace('\0', " "))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_training_ends_with_the_command_that_runs_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    make(&folder.path().join("data"));
+    let set = ["steps=1000000", "vocabulary=300"];
+    let mut command = command(folder.path(), &configs(), "small", &set);
+    let mut reproduce = command
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let id = reproduce.id();
+    let until = |done: &mut dyn FnMut() -> bool| {
+        let begin = std::time::Instant::now();
+        while !done() {
+            assert!(begin.elapsed().as_secs() < 120, "waited in vain");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let mut training = 0;
+    until(&mut || {
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.expect("the program goes on");
+        let is_training = |child: &u32| arguments(*child).is_some_and(|a| a.contains(" train "));
+        let found = children.split_whitespace().flat_map(str::parse);
+        let found = found.into_iter().find(is_training);
+        training = found.unwrap_or_default();
+        found.is_some()
+    });
+    reproduce.kill().expect("a signal");
+    reproduce.wait().expect("it has ended");
+    until(&mut || arguments(training).is_none());
 }
 
 /// The table of this name in another one.

@@ -191,8 +191,9 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
         ensure!(told == warning.is_some(), "{before} {after}: {said:?}");
         let warning = warning.unwrap_or_default();
         ensure!(said.iter().any(|s| s.contains(warning)), "{said:?}");
-        client
-            .batch_execute("DROP TABLE t; DROP TABLE IF EXISTS log; DROP FUNCTION IF EXISTS touch()")?;
+        client.batch_execute(
+            "DROP TABLE t; DROP TABLE IF EXISTS log; DROP FUNCTION IF EXISTS touch()",
+        )?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ mod map;
 mod meaning;
 mod measured;
 mod pack;
+mod parent;
 mod reproduce;
 mod senteval;
 mod tokenizer;
@@ -31,6 +32,9 @@ struct Cli {
     /// Threads to use; all cores if not given.
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
+    /// Process that has started this one, and whose end ends it.
+    #[arg(long, hide = true, value_name = "PID")]
+    parent: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -75,6 +79,10 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(Err(error)) = cli.parent.map(parent::end_with) {
+        eprintln!("laser: {error}");
+        return ExitCode::FAILURE;
+    }
     if let Some(threads) = cli.threads {
         // Fails only if the pool exists already, and nothing has used it yet.
         let _ = rayon::ThreadPoolBuilder::new()

@@ -154,6 +154,7 @@ fn call(program: &Path, arguments: &[String], threads: Option<usize>) -> Result<
     let named = || format!("laser {}", arguments.join(" "));
     let fail = |e: std::io::Error| format!("{}: {e}", named());
     let mut command = Command::new(program);
+    command.arg("--parent").arg(std::process::id().to_string());
     if let Some(threads) = threads {
         command.arg("--threads").arg(threads.to_string());
     }
