@@ -32,7 +32,7 @@ use super::element::{self, Element};
 use super::pages::RelationStore;
 use super::runs::UNLIKE_ESTIMATE;
 use super::wanted::{self, Wanted};
-use super::{joined, notice, options, unlogged};
+use super::{joined, notice, options, sorted, unlogged};
 use crate::encode;
 use crate::pg::encoding;
 use crate::pg::lists::node;
@@ -409,14 +409,25 @@ pub unsafe extern "C-unwind" fn estimate(
             Wanted::Unknown if deliverable < entries || !shape.complete => Wanted::All,
             wanted => wanted,
         };
-        // Of the rows that pass the table's own conditions, joins may leave out more.
-        let left = (*index.rel).rows * joined::share(root, &*index.rel);
-        let (visited, share) = wanted.of(entries, left);
+        // Of the rows that pass the table's own conditions, joins may leave out more. What is estimated to have no partner is a
+        // small difference of large numbers: were it far too small, other plans would embed all texts.
+        let rows = (*index.rel).rows;
+        let joins = joined::left(root, &*index.rel);
+        let is_text = shape.model.is_some();
+        let left = rows * joins.with * if is_text { 1.0 } else { joins.without };
+        let (visited, _) = wanted.of(entries, left);
+        let (_, share) = wanted.of(entries, rows * joins.counted_twice);
         // A plan that wants more rows than a scan gives must not get only the nearest of them. One that
-        // wants most of them would get those that walks have missed at the end, out of order. An
+        // wants most of them would get those that walks have missed at the end, out of order; for texts that is better than to
+        // embed them all where joins leave more than was thought. An
         // index of the first format lacks the rows without a vector; pages of its list may be almost
         // empty.
-        let most = visited * 2.0 > entries && !shape.is_exhaustive();
+        let surely = if is_text {
+            wanted.of(entries, rows).0
+        } else {
+            visited
+        };
+        let most = surely * 2.0 > entries && !shape.is_exhaustive();
         if visited > deliverable || most || (!shape.complete && visited >= shape.live) {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
@@ -427,10 +438,10 @@ pub unsafe extern "C-unwind" fn estimate(
         pg_sys::get_tablespace_page_costs(index.reltablespace, &mut random_page, &mut seq_page);
         let operator = pg_sys::cpu_operator_cost;
         let more_segments = shape.segments.len().saturating_sub(1) as f64;
-        let embed = if shape.model.is_some() { EMBED } else { 0.0 };
+        let embed = if is_text { EMBED } else { 0.0 };
         let distances = shape.search(0.0) + shape.pending_entries;
         let usual = shape.usual() + shape.pending_entries;
-        let is_elsewhere = shape.model.is_some()
+        let is_elsewhere = is_text
             || f64::from((*index.rel).pages) * f64::from(pg_sys::BLCKSZ)
                 < table * shape.given_bytes;
         let wider = match is_elsewhere {
@@ -468,5 +479,15 @@ pub unsafe extern "C-unwind" fn estimate(
         };
         *startup = start;
         *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;
+
+        // Where joins leave more rows than the server thinks, it also takes more of the scan to be read than will be, and fewer
+        // texts to be embedded by plans that sort.
+        let more = joins.with * joins.without / joins.counted_twice;
+        if more > 1.0 {
+            *selectivity /= more;
+            (*path).path.rows = ((*path).path.rows / more).max(1.0);
+            let texts = (more - 1.0) * rows * joins.counted_twice;
+            sorted::add(root, operator * embed * texts);
+        }
     }
 }

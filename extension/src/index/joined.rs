@@ -12,54 +12,65 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, JoinType, RelOptKind};
 
+use super::planned::{PerQuery, of_query};
+use super::shared;
+use crate::pg::interrupts::pause;
 use crate::pg::lists::{members, node};
 
 /// Tables of a query beyond which joins are taken to leave all rows: each is compared with each.
 const MOST_TABLES: usize = 16;
 
 thread_local! {
-    /// What is known of tables, by their queries and their numbers there.
-    static KNOWN: RefCell<HashMap<(Planned, pg_sys::Index), f64>> = RefCell::default();
+    /// What is known of tables, by their numbers in their query.
+    static KNOWN: RefCell<PerQuery<HashMap<pg_sys::Index, Left>>> = RefCell::default();
 }
 
-/// A query that is being planned. Its structures stay where they are until their memory goes.
-type Planned = *const pg_sys::PlannerInfo;
+/// The shares of a table's rows that joins leave, estimated.
+#[derive(Debug, Clone, Copy)]
+pub struct Left {
+    /// By what must have partners.
+    pub with: f64,
+    /// By what must have none, such as `NOT EXISTS`.
+    pub without: f64,
+    /// By all, where conditions that both tables of a join have count twice: that is what the server takes the joins to leave.
+    pub counted_twice: f64,
+}
 
-/// Dropped with the memory of a query's structures: others may come to lie there.
-struct Forget(Planned);
-
-impl Drop for Forget {
-    fn drop(&mut self) {
-        KNOWN.with_borrow_mut(|known| known.retain(|(query, _), _| *query != self.0));
-    }
+impl Left {
+    const ALL: Self = Self {
+        with: 1.0,
+        without: 1.0,
+        counted_twice: 1.0,
+    };
 }
 
 /// What is known of a table of a query, or else what `estimate` says.
 ///
 /// # Safety
-/// As [`share`].
-unsafe fn once(root: Planned, table: pg_sys::Index, estimate: impl FnOnce() -> f64) -> f64 {
-    if let Some(known) = KNOWN.with_borrow(|known| known.get(&(root, table)).copied()) {
-        return known;
+/// As [`left`].
+unsafe fn once(
+    root: *mut pg_sys::PlannerInfo,
+    table: pg_sys::Index,
+    estimate: impl FnOnce() -> Left,
+) -> Left {
+    // SAFETY: by contract.
+    unsafe {
+        let known = of_query(&KNOWN, root, |known| known.get(&table).copied());
+        known.unwrap_or_else(|| {
+            let left = estimate();
+            of_query(&KNOWN, root, |known| known.insert(table, left));
+            left
+        })
     }
-    let estimate = estimate();
-    let is_new = KNOWN.with_borrow(|known| !known.keys().any(|(query, _)| *query == root));
-    if is_new {
-        // SAFETY: by contract. `subquery_planner` makes both in the same memory context.
-        unsafe { PgMemoryContexts::For((*root).planner_cxt).leak_and_drop_on_delete(Forget(root)) };
-    }
-    KNOWN.with_borrow_mut(|known| known.insert((root, table), estimate));
-    estimate
 }
 
-/// The share of a table's rows that have partners in the tables that they are joined with, estimated.
+/// What the tables that a table is joined with leave of its rows.
 ///
 /// # Safety
 /// The planner's structures, of a query whose scans are being planned, and of one of its tables.
-pub unsafe fn share(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> f64 {
+pub unsafe fn left(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> Left {
     // SAFETY: by contract. Entry 0 of the array is unused, and others may be null.
     unsafe {
         let rels = std::slice::from_raw_parts(
@@ -79,29 +90,57 @@ pub unsafe fn share(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) ->
         });
         let (own, mut others): (Vec<_>, Vec<_>) = tables.partition(|table| is_it(&***table));
         let Some(&&own) = own.first() else {
-            return 1.0;
+            return Left::ALL;
         };
         if others.len() >= MOST_TABLES {
-            return 1.0;
+            return Left::ALL;
         }
         once(root, (*own).relid, || {
             others.retain(|other| (***other).tuples > 0.0);
-            let mut others = others.into_iter().copied().collect();
-            with_partners(root, own, &mut others).max(f64::MIN_POSITIVE)
+            let others: Vec<_> = others.into_iter().copied().collect();
+            let of = |shared| of(root, own, &mut others.clone(), shared);
+            let least = |share: f64| share.max(f64::MIN_POSITIVE);
+            let twice = of(Shared::CountTwice);
+            let once = match twice.has_shared {
+                true => of(Shared::CountOnce),
+                false => twice,
+            };
+            Left {
+                with: least(once.with),
+                without: least(once.without),
+                counted_twice: least(twice.with * twice.without),
+            }
         })
     }
 }
 
-/// The share of a table's rows that have partners in those of `others` that it is joined with, which are taken from there,
-/// and they in the rest.
+/// How often conditions count that both tables of a join have ([`shared::rows`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shared {
+    CountOnce,
+    CountTwice,
+}
+
+/// The shares that tables leave, as [`Left`] has them.
+#[derive(Debug, Clone, Copy)]
+struct Shares {
+    with: f64,
+    without: f64,
+    /// Whether two tables of a join have a condition alike.
+    has_shared: bool,
+}
+
+/// The shares that those of `others` leave of a table's rows that it is joined with, which are taken from there, and the rest of
+/// theirs.
 ///
 /// # Safety
-/// As [`share`].
-unsafe fn with_partners(
+/// As [`left`].
+unsafe fn of(
     root: *mut pg_sys::PlannerInfo,
     table: *mut pg_sys::RelOptInfo,
     others: &mut Vec<*mut pg_sys::RelOptInfo>,
-) -> f64 {
+    shared: Shared,
+) -> Shares {
     // SAFETY: by contract.
     unsafe {
         let mut joined = Vec::new();
@@ -116,26 +155,39 @@ unsafe fn with_partners(
             }
             !is_joined
         });
-        let mut share = 1.0;
+        let mut left = Shares {
+            with: 1.0,
+            without: 1.0,
+            has_shared: false,
+        };
         for (other, partners, conditions) in joined {
+            // Statistics of ten thousand common values take a second.
+            pause();
             // What is planned hereafter finds it as it was.
             let rows = (*other).rows;
-            (*other).rows = (rows * with_partners(root, other, others)).max(1.0);
-            let with = semijoin(root, table, other, conditions);
-            share *= match partners {
-                Partners::Needed => with,
-                Partners::Excluded => (1.0 - with).max(0.0),
+            let once = shared::rows(root, &*table, &*other, conditions);
+            let its = of(root, other, others, shared);
+            left.has_shared |= its.has_shared || once > rows;
+            let passing = match shared {
+                Shared::CountTwice => rows,
+                Shared::CountOnce => once,
             };
+            (*other).rows = (passing * its.with * its.without).max(1.0);
+            let with = semijoin(root, table, other, conditions);
             (*other).rows = rows;
+            match partners {
+                Partners::Needed => left.with *= with,
+                Partners::Excluded => left.without *= (1.0 - with).max(0.0),
+            }
         }
-        share
+        left
     }
 }
 
 /// The conditions that something of two tables is equal.
 ///
 /// # Safety
-/// As [`share`].
+/// As [`left`].
 unsafe fn equalities(
     root: *mut pg_sys::PlannerInfo,
     table: *mut pg_sys::RelOptInfo,
@@ -170,7 +222,7 @@ unsafe fn equalities(
 /// The share of a table's rows that have a partner in another one by some conditions.
 ///
 /// # Safety
-/// As [`share`].
+/// As [`left`].
 unsafe fn semijoin(
     root: *mut pg_sys::PlannerInfo,
     table: *mut pg_sys::RelOptInfo,
@@ -205,7 +257,7 @@ impl Partners {
     /// `None` where all rows are kept: the other table is on the optional side of an outer join.
     ///
     /// # Safety
-    /// As [`share`]; the numbers of two tables.
+    /// As [`left`]; the numbers of two tables.
     unsafe fn of(
         root: &pg_sys::PlannerInfo,
         table: pg_sys::Index,

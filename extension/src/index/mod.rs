@@ -76,6 +76,7 @@ mod model;
 mod notice;
 pub mod options;
 mod pages;
+mod planned;
 mod recall;
 mod resources;
 mod rewrite;
@@ -84,7 +85,9 @@ mod rows;
 mod runs;
 mod sample;
 mod scan;
+mod shared;
 mod size;
+mod sorted;
 mod statistics;
 mod storage;
 mod summary;
@@ -106,6 +109,7 @@ pub fn init() {
     cache::init();
     statistics::init();
     rewrite::init();
+    sorted::init();
     explain::init();
     #[cfg(feature = "pg18")]
     explain_scans::init();
