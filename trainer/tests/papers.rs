@@ -239,11 +239,14 @@ fn a_training_ends_with_the_command_that_runs_it() {
     };
     let mut training = 0;
     until(&mut || {
-        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        let children = children.expect("the program goes on");
-        let is_training = |child: &u32| arguments(*child).is_some_and(|a| a.contains(" train "));
-        let found = children.split_whitespace().flat_map(str::parse);
-        let found = found.into_iter().find(is_training);
+        let is_training = |child: &u32| {
+            let status = std::fs::read_to_string(format!("/proc/{child}/status"));
+            let is_child = status.is_ok_and(|s| s.contains(&format!("PPid:\t{id}\n")));
+            is_child && arguments(*child).is_some_and(|a| a.contains(" train "))
+        };
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let numbers = processes.flat_map(|p| p.file_name().to_string_lossy().parse());
+        let found = numbers.into_iter().find(is_training);
         training = found.unwrap_or_default();
         found.is_some()
     });
