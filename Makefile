@@ -6,7 +6,7 @@
 # make bench                   all benchmarks: bench-encoder bench-index bench-mining bench-trainer
 # make bench-recall            recall over kinds of data, beside pgvector (ARGS=--write: docs/recall.md)
 # make bench-plans             whether the planner chooses the fastest plan
-# make bench-scale             what single inserts wait for while merges go on
+# make bench-scale             builds, searches, first queries and inserts as rows become many, beside pgvector
 # make bench-cutoff            what a limit on the distance saves
 # make bench-filter            searches with filters of all selectivities, beside pgvector
 # make bench-segment           build and search of one segment, without a server (ARGS)

@@ -23,16 +23,17 @@
 //! vectors: among rows at equal distances any is right. What is printed also goes to the output file
 //! (`bench-index.txt` in the build folder), line by line.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use laser_tests::bench::cost::timed;
+use laser_tests::bench::nearest::{ROUNDING, dot, least_products};
+use laser_tests::bench::speed::{repeated, transactions};
 use laser_tests::bench::{
     Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
 };
 use laser_tests::curve::{self, Curve};
-use laser_tests::{Cluster, say, wait_until};
+use laser_tests::{Cluster, say};
 use postgres::Client;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -41,8 +42,6 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const K: usize = 10;
 /// Rows that are inserted to measure inserts.
 const EXTRA: usize = 5000;
-/// Cosines that differ by less are equal.
-const ROUNDING: f32 = 1e-6;
 /// The recall at which contenders are compared.
 const WANTED: f64 = 0.99;
 
@@ -50,7 +49,7 @@ struct Settings {
     rows: usize,
     dimensions: usize,
     queries: usize,
-    seconds: u32,
+    seconds: u64,
     ef: Vec<u32>,
     with: Vec<String>,
     only: Vec<String>,
@@ -152,50 +151,6 @@ fn hard(s: &Settings, client: &mut Client) -> Result<Option<Set>> {
     }))
 }
 
-/// Inner product; independent partial sums, which the compiler can put into vector registers.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0f32; 16];
-    let (a, b) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-    for (x, y) in a.0.iter().zip(b.0) {
-        for lane in 0..16 {
-            sums[lane] += x[lane] * y[lane];
-        }
-    }
-    let rest: f32 = a.1.iter().zip(b.1).map(|(x, y)| x * y).sum();
-    sums.iter().sum::<f32>() + rest
-}
-
-/// Cosines of the queries with their [`K`]th nearest rows, by brute force.
-fn truth(set: &Set, s: &Settings) -> Vec<f32> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let queries: Vec<usize> = (0..s.queries).map(|q| s.rows + EXTRA + q).collect();
-    let part = queries.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = queries
-            .chunks(part)
-            .map(|part| {
-                scope.spawn(move || {
-                    part.iter()
-                        .map(|&q| tenth(set, s.rows, q))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        handles
-            .into_iter()
-            .flat_map(|h| h.join().expect("no panic"))
-            .collect()
-    })
-}
-
-fn tenth(set: &Set, rows: usize, query: usize) -> f32 {
-    let mut all: Vec<f32> = (0..rows)
-        .map(|i| dot(set.vectors.row(i), set.vectors.row(query)))
-        .collect();
-    let (_, tenth, _) = all.select_nth_unstable_by(K - 1, |a, b| b.total_cmp(a));
-    *tenth
-}
-
 struct Contender {
     name: String,
     /// Type of the column.
@@ -280,51 +235,6 @@ fn fill(
     load(client, table, kind == "halfvec", &set.vectors, rows)
 }
 
-/// Seconds of processor time of a process, and of its children that have ended.
-fn cpu(pid: u32) -> Result<(f64, f64)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .collect();
-    let ticks = |i: usize| {
-        fields
-            .get(i)
-            .and_then(|x| x.parse::<f64>().ok())
-            .unwrap_or(0.0)
-            / 100.0
-    };
-    Ok((ticks(11) + ticks(12), ticks(13) + ticks(14)))
-}
-
-/// Runs something in a session; wall seconds, and processor seconds of the session and of the
-/// parallel workers that it started.
-fn timed<T>(
-    cluster: &Cluster,
-    client: &mut Client,
-    run: impl FnOnce(&mut Client) -> Result<T>,
-) -> Result<(T, f64, f64)> {
-    let pid = client
-        .query_one("SELECT pg_backend_pid()", &[])?
-        .get::<_, i32>(0) as u32;
-    let postmaster = cluster.pid().context("the server runs")?;
-    // The postmaster counts the time of sessions when they have ended: those of pgbench do so now.
-    wait_until("other sessions have ended", || {
-        let others = "SELECT count(*) FROM pg_stat_activity
-             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-        Ok(client.query_one(others, &[])?.get::<_, i64>(0) == 0)
-    })?;
-    std::thread::sleep(Duration::from_millis(100));
-    let before = (cpu(pid)?.0, cpu(postmaster)?.1);
-    let start = Instant::now();
-    let result = run(client)?;
-    let wall = start.elapsed().as_secs_f64();
-    let after = (cpu(pid)?.0, cpu(postmaster)?.1);
-    Ok((result, wall, after.0 - before.0 + after.1 - before.1))
-}
-
 struct Search {
     ef: u32,
     recall: f64,
@@ -345,57 +255,6 @@ struct Outcome {
     inserts_eight: f64,
     /// Recall and queries a second of each width.
     curve: Vec<(f64, f64)>,
-}
-
-fn tps(output: &str) -> Result<f64> {
-    let line = output.lines().find_map(|line| line.strip_prefix("tps = "));
-    let number = line
-        .and_then(|rest| rest.split_whitespace().next())
-        .context("pgbench prints tps")?;
-    Ok(number.parse()?)
-}
-
-fn pgbench(
-    cluster: &Cluster,
-    script: &str,
-    options: &str,
-    clients: u32,
-    seconds: u32,
-) -> Result<f64> {
-    let mut file = tempfile::Builder::new()
-        .suffix(".sql")
-        .tempfile_in(cluster.scratch()?)?;
-    file.write_all(script.as_bytes())?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(file.path(), mode)?;
-    let output = cluster
-        .command("pgbench")
-        .env("PGOPTIONS", options)
-        .args([
-            "-n",
-            "-M",
-            "prepared",
-            "-f",
-            &file.path().display().to_string(),
-        ])
-        .args([
-            "-T",
-            &seconds.to_string(),
-            "-c",
-            &clients.to_string(),
-            "-j",
-            "2",
-            "bench",
-        ])
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let ok = output.status.success() && !text.contains("aborted");
-    ensure!(
-        ok,
-        "pgbench:\n{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    tps(&text)
 }
 
 fn measure(
@@ -425,8 +284,8 @@ fn measure(
     client.batch_execute("CHECKPOINT")?;
     progress(&format!("{}: building", c.name));
     let create = format!("CREATE INDEX {table}_index ON {table} {}", c.index);
-    let ((), build, build_cpu) =
-        timed(cluster, client, |client| Ok(client.batch_execute(&create)?))?;
+    let ((), cost) = timed(cluster, client, |client| Ok(client.batch_execute(&create)?))?;
+    let (build, build_cpu) = (cost.wall, cost.cpu);
     let bytes = client
         .query_one(&format!("SELECT pg_relation_size('{table}_index')"), &[])?
         .get(0);
@@ -484,20 +343,20 @@ fn measure(
     let half = EXTRA / 2;
     let insert =
         format!("INSERT INTO {table} SELECT id + 1000000, v FROM {extra} WHERE id < {half}");
-    let ((), wall, cpu) = timed(cluster, client, |client| Ok(client.batch_execute(&insert)?))?;
+    let ((), cost) = timed(cluster, client, |client| Ok(client.batch_execute(&insert)?))?;
     let script = format!(
         "\\set i random({half}, {})\nINSERT INTO {table} SELECT id + 2000000, v FROM {extra} WHERE id = :i;",
         EXTRA - 1
     );
-    let inserts_eight = pgbench(cluster, &script, "", 8, s.seconds)?;
+    let inserts_eight = transactions(cluster, "bench", &script, &[], 8, s.seconds)?;
     let outcome = Outcome {
         name: c.name.clone(),
         build,
         build_cpu,
         bytes,
         searches,
-        inserts: half as f64 / wall,
-        inserts_cpu: half as f64 / cpu.max(0.01),
+        inserts: half as f64 / cost.wall,
+        inserts_cpu: half as f64 / cost.cpu.max(0.01),
         inserts_eight,
         curve,
     };
@@ -514,13 +373,7 @@ fn measure(
 /// Queries a second of whole rounds, for about as long as pgbench runs.
 fn rounds(client: &mut Client, s: &Settings, lateral: &str) -> Result<f64> {
     let count = format!("SELECT count(*) FROM ({lateral}) x");
-    let start = Instant::now();
-    let mut rounds = 0.0;
-    while rounds == 0.0 || start.elapsed().as_secs_f64() < f64::from(s.seconds) {
-        client.query(&count, &[])?;
-        rounds += 1.0;
-    }
-    Ok(rounds * s.queries as f64 / start.elapsed().as_secs_f64())
+    Ok(repeated(client, &count, s.seconds)? * s.queries as f64)
 }
 
 /// Queries a second at one width.
@@ -534,20 +387,21 @@ fn speed(
     lateral: &str,
 ) -> Result<Search> {
     progress(&format!("{}: searching with {ef} candidates", c.name));
-    let (speed, wall, cpu) = timed(cluster, client, |client| rounds(client, s, lateral))?;
+    let (speed, cost) = timed(cluster, client, |client| rounds(client, s, lateral))?;
     let table = &c.table;
     let script = format!(
         "\\set i random(0, {})\nSELECT id FROM {table} ORDER BY v <=> (SELECT v FROM {table}_queries WHERE id = :i) LIMIT {K};",
         s.queries - 1
     );
-    let options = format!("-c {}={ef}", c.ef);
+    let width = [format!("{}={ef}", c.ef)];
+    let speed_of = |clients| transactions(cluster, "bench", &script, &width, clients, s.seconds);
     let search = Search {
         ef,
         recall,
         lateral: speed,
-        lateral_cpu: speed * wall / cpu.max(0.01),
-        one: pgbench(cluster, &script, &options, 1, s.seconds)?,
-        eight: pgbench(cluster, &script, &options, 8, s.seconds)?,
+        lateral_cpu: speed * cost.wall / cost.cpu.max(0.01),
+        one: speed_of(1)?,
+        eight: speed_of(8)?,
     };
     say!(
         "  ef {ef}: recall {:.4}, {:.0} queries/s in one backend ({:.0} a CPU second), \
@@ -680,7 +534,8 @@ fn main() -> Result<()> {
             std::thread::available_parallelism().map_or(1, |n| n.get())
         );
         progress("exact neighbours");
-        let truth = truth(&set, &s);
+        let queries = s.rows + EXTRA..s.rows + EXTRA + s.queries;
+        let truth = least_products(&set.vectors, 0..s.rows, queries, K);
         let mut outcomes: Vec<Outcome> = Vec::new();
         for contender in &contenders {
             match measure(&cluster, &mut client, &s, &set, contender, &truth) {

@@ -15,6 +15,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::pgvector::has_pgvector;
 
+pub mod cost;
+pub mod nearest;
+pub mod speed;
+
 /// Where lines go besides the standard output, and when the benchmark began.
 static OUTPUT: OnceLock<(Mutex<File>, Instant)> = OnceLock::new();
 

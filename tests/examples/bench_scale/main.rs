@@ -1,0 +1,264 @@
+//! What laser's index costs and gives as rows become many, beside pgvector's HNSW in the same run.
+//!
+//! ```text
+//! bench_scale [--tables build,search,open,inserts,load] [--rows 100000] [--dimensions 384] [--sentences FILE]
+//!             [--memory 64MB,4GB] [--buffers 2GB] [--only laser] [--queries 300]
+//!             [--ef 40,100,200,400,600,800,1000] [--recall 0.95,0.98,0.99] [--clients 8] [--seconds 10]
+//!             [--modes off,on,pgvector] [--limit 4096] [--load 200000] [--curves FOLDER] [--output FILE]
+//! ```
+//!
+//! Vectors are lines of `--sentences` embedded by the model that ships, or Gaussian clusters of length 1; the order is
+//! by cosine. Tables of figures:
+//!
+//! * `build`: laser with each `maintenance_work_mem` of `--memory`, pgvector with the last of them. Time of the wall and of
+//!   processors, memory of the sessions' own at its peak (pgvector's parallel builds work in memory that is shared, which is not
+//!   counted), bytes of the index, of the files of segments, and segments. `--rows` may name several numbers.
+//! * `search`: recall@10 and queries a second of one session and of `--clients` by pgbench, at each width; then queries a second
+//!   at each `--recall`, between the widths around it, and laser's at its default width.
+//! * `open`: the first and the second query of eleven new connections, while everything is in memory; and the first of a
+//!   server that has been started anew after its files left memory, those behind it in the same session, and the bytes that were read.
+//! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
+//!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
+//! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
+//!
+//! With `--curves`, recall against queries a second (`scale-speed.svg`), seconds of processors against rows (`scale-build.svg`,
+//! where there are several numbers) and the slowest insert of each second (`scale-inserts.svg`) are drawn. The load of the machine is
+//! printed as well.
+
+mod build;
+mod inserts;
+mod open;
+mod search;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::bench::{
+    Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
+};
+use laser_tests::curve::{self, Curve};
+use laser_tests::{Cluster, say};
+use postgres::Client;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const MODEL: &str = "laser-mean-384";
+const DATABASE: &str = "scale";
+const TABLES: [&str; 5] = ["build", "search", "open", "inserts", "load"];
+/// How many nearest rows queries want.
+const K: usize = 10;
+
+struct Settings {
+    tables: Vec<String>,
+    rows: Vec<usize>,
+    dimensions: usize,
+    sentences: Option<PathBuf>,
+    memory: Vec<String>,
+    buffers: String,
+    only_laser: bool,
+    queries: usize,
+    ef: Vec<u32>,
+    recall: Vec<f64>,
+    clients: Vec<usize>,
+    seconds: u64,
+    modes: Vec<String>,
+    limit: usize,
+    load: usize,
+    curves: Option<PathBuf>,
+    output: PathBuf,
+}
+
+impl Settings {
+    fn wants(&self, table: &str) -> bool {
+        self.tables.iter().any(|name| name == table)
+    }
+
+    fn most_rows(&self) -> usize {
+        self.rows.iter().copied().max().unwrap_or(0)
+    }
+}
+
+fn settings() -> Result<Settings> {
+    let mut s = Settings {
+        tables: TABLES.map(str::to_owned).to_vec(),
+        rows: vec![100_000],
+        dimensions: 384,
+        sentences: None,
+        memory: vec!["64MB".to_owned(), "4GB".to_owned()],
+        buffers: "2GB".to_owned(),
+        only_laser: false,
+        queries: 300,
+        ef: vec![40, 100, 200, 400, 600, 800, 1000],
+        recall: vec![0.95, 0.98, 0.99],
+        clients: vec![8],
+        seconds: 10,
+        modes: ["off", "on", "pgvector"].map(str::to_owned).to_vec(),
+        limit: 4096,
+        load: 200_000,
+        curves: None,
+        output: std::env::current_exe()?.with_file_name("../../bench-scale.txt"),
+    };
+    arguments(|name, value| {
+        match name {
+            "--tables" => s.tables = list(&value)?,
+            "--rows" => s.rows = list(&value)?,
+            "--dimensions" => s.dimensions = value.parse()?,
+            "--sentences" => s.sentences = Some(value.into()),
+            "--memory" => s.memory = list(&value)?,
+            "--buffers" => s.buffers = value,
+            "--only" => {
+                ensure!(value == "laser", "--only laser leaves out pgvector");
+                s.only_laser = true;
+            }
+            "--queries" => s.queries = value.parse()?,
+            "--ef" => s.ef = list(&value)?,
+            "--recall" => s.recall = list(&value)?,
+            "--clients" => s.clients = list(&value)?,
+            "--seconds" => s.seconds = value.parse()?,
+            "--modes" => s.modes = list(&value)?,
+            "--limit" => s.limit = value.parse()?,
+            "--load" => s.load = value.parse()?,
+            "--curves" => s.curves = Some(value.into()),
+            "--output" => s.output = value.into(),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    })?;
+    for table in &s.tables {
+        ensure!(
+            TABLES.contains(&table.as_str()),
+            "no table is called {table}"
+        );
+    }
+    let lists = [s.rows.len(), s.memory.len(), s.clients.len(), s.ef.len()];
+    ensure!(
+        lists.iter().all(|length| *length > 0) && s.seconds > 0 && s.queries > 0,
+        "nothing to do"
+    );
+    Ok(s)
+}
+
+fn machine_load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Rows, of which the first of each number are indexed, and the queries behind them.
+fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
+    let rows = if s.wants("inserts") || s.wants("load") {
+        s.most_rows().max(s.load)
+    } else {
+        s.most_rows()
+    };
+    let wanted = rows + s.queries;
+    if let Some(path) = &s.sentences {
+        progress("embedding sentences");
+        return sentences(client, path, wanted);
+    }
+    progress("making vectors");
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut vectors = clusters(&mut rng, wanted, s.dimensions, 1000, 0.3);
+    vectors
+        .data
+        .chunks_mut(vectors.dimensions)
+        .for_each(normalize);
+    Ok(vectors)
+}
+
+/// Makes a table with vectors.
+fn fill(
+    client: &mut Client,
+    table: &str,
+    kind: &str,
+    vectors: &Vectors,
+    rows: std::ops::Range<usize>,
+) -> Result<()> {
+    client.batch_execute(&format!(
+        "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v {kind}({}))",
+        vectors.dimensions
+    ))?;
+    load(client, table, false, vectors, rows)
+}
+
+fn main() -> Result<()> {
+    let s = settings()?;
+    begin(&s.output)?;
+    let mut builder = Cluster::builder()
+        .setting("shared_buffers", &s.buffers)
+        .setting("max_wal_size", "16GB")
+        .setting("autovacuum", "off")
+        .setting("jit", "off")
+        .setting("synchronous_commit", "off");
+    if s.sentences.is_some() {
+        builder = builder.models(&Path::new(ROOT).join("encoder/models"), MODEL);
+    }
+    let mut cluster = builder.start()?;
+    let mut client = cluster.database(DATABASE)?;
+    let has_pgvector = !s.only_laser && pgvector(&mut client)?;
+    if !has_pgvector && !s.only_laser {
+        say!("pgvector is not installed for this server: laser runs alone");
+    }
+    let vectors = vectors(&mut client, &s)?;
+    drop(client);
+    let what = if s.sentences.is_some() {
+        "embeddings of real sentences"
+    } else {
+        "points around 1,000 centres"
+    };
+    say!(
+        "{what} × {}, {} threads, shared_buffers {}",
+        vectors.dimensions,
+        std::thread::available_parallelism().map_or(1, |n| n.get()),
+        s.buffers
+    );
+
+    let (mut speed, mut growth) = (Vec::new(), Vec::<Curve>::new());
+    if ["build", "search", "open"]
+        .iter()
+        .any(|table| s.wants(table))
+    {
+        for &rows in &s.rows {
+            say!("\n{rows} rows");
+            speed.clear();
+            for contender in build::contenders(&s, has_pgvector) {
+                let built = build::build(&cluster, &s, &vectors, rows, &contender)?;
+                match growth.iter_mut().find(|c| c.name == contender.name) {
+                    Some(curve) => curve.points.push((rows as f64, built.cpu)),
+                    None => growth.push(Curve {
+                        name: contender.name.clone(),
+                        points: vec![(rows as f64, built.cpu)],
+                    }),
+                }
+                if s.wants("search") {
+                    speed.push(search::search(&cluster, &s, &vectors, rows, &contender)?);
+                }
+                if s.wants("open") {
+                    open::open(&mut cluster, &s, &contender)?;
+                }
+            }
+            if s.wants("search") {
+                search::compare(&s, &speed);
+            }
+        }
+    }
+    if s.wants("inserts") || s.wants("load") {
+        let mut client = cluster.connect(DATABASE)?;
+        client.batch_execute("DROP TABLE IF EXISTS ours, theirs")?;
+        inserts::all(&cluster, &mut client, &s, &vectors, has_pgvector)?;
+    }
+    if let Some(folder) = &s.curves {
+        let rows = s.rows.last().context("a number of rows")?;
+        if s.wants("search") {
+            let title = format!("{rows} {what} × {}, one session", vectors.dimensions);
+            let curves: Vec<Curve> = speed.iter().map(|found| found.one.clone()).collect();
+            curve::draw(&folder.join("scale-speed.svg"), &title, &curves)?;
+        }
+        if s.rows.len() > 1 {
+            let title = format!("builds of {what} × {}", vectors.dimensions);
+            let path = folder.join("scale-build.svg");
+            curve::draw_growth(&path, &title, "rows", "seconds of processors", &growth)?;
+        }
+    }
+    Ok(())
+}

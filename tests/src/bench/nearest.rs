@@ -1,0 +1,70 @@
+//! The nearest rows of vectors of length 1, by looking at all of them.
+
+use std::ops::Range;
+
+use super::Vectors;
+
+/// Cosines that differ by less are equal.
+pub const ROUNDING: f32 = 1e-6;
+
+/// Inner product; independent partial sums, which the compiler can put into vector registers.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; 16];
+    let (a, b) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    for (x, y) in a.0.iter().zip(b.0) {
+        for lane in 0..16 {
+            sums[lane] += x[lane] * y[lane];
+        }
+    }
+    let rest: f32 = a.1.iter().zip(b.1).map(|(x, y)| x * y).sum();
+    sums.iter().sum::<f32>() + rest
+}
+
+/// Of each query the inner product with the `k`th nearest of the rows. A row with as much, but for [`ROUNDING`], is one of the
+/// `k` nearest: among rows at equal distances any is.
+///
+/// # Panics
+/// When there are fewer than `k` rows, or `k` is 0.
+pub fn least_products(
+    vectors: &Vectors,
+    rows: Range<usize>,
+    queries: Range<usize>,
+    k: usize,
+) -> Vec<f32> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let queries: Vec<usize> = queries.collect();
+    let part = queries.len().div_ceil(threads).max(1);
+    let least = |query: usize| {
+        let query = vectors.row(query);
+        let mut all: Vec<f32> = rows.clone().map(|i| dot(vectors.row(i), query)).collect();
+        *all.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = queries
+            .chunks(part)
+            .map(|part| scope.spawn(move || part.iter().map(|q| least(*q)).collect::<Vec<_>>()))
+            .collect();
+        handles
+            .into_iter()
+            .flat_map(|handle| handle.join().expect("no panic"))
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_product_is_that_of_the_last_wanted() {
+        let data = vec![1.0, 0.0, 0.8, 0.6, 0.0, 1.0, -1.0, 0.0, 0.6, 0.8];
+        let vectors = Vectors {
+            dimensions: 2,
+            data,
+        };
+        let least = least_products(&vectors, 0..4, 0..5, 2);
+        for (found, right) in least.iter().zip([0.8, 0.8, 0.6, 0.0, 0.8]) {
+            assert!((found - right).abs() < ROUNDING, "{least:?}");
+        }
+    }
+}
