@@ -315,3 +315,41 @@ fn a_drop_that_is_rolled_back_loses_no_counts() -> Result<()> {
     ensure!(counts(&mut client, "ti")?[0] == 1);
     Ok(())
 }
+
+/// What the planner makes of conditions that all tables of a join have must not be taken for a limit that wants most rows.
+#[test]
+fn one_tenant_is_searched_and_not_compared_as_a_whole() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("tenants")?;
+    client.batch_execute(
+        "CREATE TABLE users AS SELECT i AS id, i % 40 AS tenant FROM generate_series(0, 3999) i;
+         CREATE TABLE docs AS SELECT i AS id, i % 40 AS tenant, i / 40 % 100 * 40 + i % 40 AS owner FROM generate_series(0, 19999) i;
+         CREATE TABLE vectors AS SELECT i AS id, i % 40 AS tenant, i / 40 % 500 * 40 + i % 40 AS doc,
+             ARRAY[hashint4(i), hashint4(i + 100000), hashint4(i + 200000)]::real[]::embedding(3) AS v FROM generate_series(0, 39999) i;
+         CREATE UNIQUE INDEX ON users (id); CREATE UNIQUE INDEX ON docs (id);
+         CREATE INDEX vectors_v ON vectors USING laser (v);
+         SET max_parallel_workers_per_gather = 0; SET enable_sort = off",
+    )?;
+    client.batch_execute("ANALYZE users, docs, vectors")?;
+    for tenants in [
+        "k.tenant = 3",
+        "k.tenant = 3 AND d.tenant = 3 AND u.tenant = 3",
+    ] {
+        let [_, before, ..] = counts(&mut client, "vectors_v")?;
+        let rows = client.query(
+            &format!(
+                "SELECT k.id FROM vectors k JOIN docs d ON d.id = k.doc JOIN users u ON u.id = d.owner
+                 WHERE {tenants} ORDER BY k.v <=> '[.1,.2,.3]' LIMIT 10"
+            ),
+            &[],
+        )?;
+        ensure!(rows.len() == 10, "{} rows", rows.len());
+        let [_, after, ..] = counts(&mut client, "vectors_v")?;
+        let visited = after - before;
+        ensure!(
+            (1..20_000).contains(&visited),
+            "{tenants}: {visited} visited"
+        );
+    }
+    Ok(())
+}

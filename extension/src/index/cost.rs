@@ -409,6 +409,11 @@ pub unsafe extern "C-unwind" fn estimate(
             Wanted::Unknown if deliverable < entries || !shape.complete => Wanted::All,
             wanted => wanted,
         };
+        // Joins need not be estimated.
+        if wanted == Wanted::All && entries > 0.0 && !shape.is_exhaustive() {
+            rule_out(&mut *path, &mut *startup, &mut *total);
+            return;
+        }
         // Of the rows that pass the table's own conditions, joins may leave out more. What is estimated to have no partner is a
         // small difference of large numbers: were it far too small, other plans would embed all texts.
         let rows = (*index.rel).rows;
@@ -485,9 +490,13 @@ pub unsafe extern "C-unwind" fn estimate(
         let more = joins.with * joins.without / joins.counted_twice;
         if more > 1.0 {
             *selectivity /= more;
-            (*path).path.rows = ((*path).path.rows / more).max(1.0);
+            if let Wanted::Rows(wanted) = wanted {
+                // The executor takes a limit of more than half of them for one that wants most rows ([`super::runs`]).
+                let least = 2.0 * wanted + 1.0;
+                (*path).path.rows = ((*path).path.rows / more).max(least).min((*path).path.rows);
+            }
             let texts = (more - 1.0) * rows * joins.counted_twice;
-            sorted::add(root, operator * embed * texts);
+            sorted::add(root, (*index.rel).relid, operator * embed * texts);
         }
     }
 }

@@ -21,6 +21,9 @@ use crate::pg::lists::{members, node};
 
 /// Tables of a query beyond which joins are taken to leave all rows: each is compared with each.
 const MOST_TABLES: usize = 16;
+/// The least share that is believed to be left by what must have no partner: a difference of two estimates, which are no more
+/// exact.
+const LEAST_WITHOUT: f64 = 0.005;
 
 thread_local! {
     /// What is known of tables, by their numbers in their query.
@@ -148,8 +151,8 @@ unsafe fn of(
             let Some(partners) = Partners::of(&*root, (*table).relid, (*other).relid) else {
                 return true;
             };
-            let conditions = equalities(root, table, other);
-            let is_joined = !conditions.is_null();
+            let conditions = Conditions::of(root, table, other);
+            let is_joined = !conditions.equalities.is_null();
             if is_joined {
                 joined.push((other, partners, conditions));
             }
@@ -165,7 +168,7 @@ unsafe fn of(
             pause();
             // What is planned hereafter finds it as it was.
             let rows = (*other).rows;
-            let once = shared::rows(root, &*table, &*other, conditions);
+            let once = shared::rows(root, &*table, &*other, conditions.equalities);
             let its = of(root, other, others, shared);
             left.has_shared |= its.has_shared || once > rows;
             let passing = match shared {
@@ -173,46 +176,65 @@ unsafe fn of(
                 Shared::CountOnce => once,
             };
             (*other).rows = (passing * its.with * its.without).max(1.0);
-            let with = semijoin(root, table, other, conditions);
-            (*other).rows = rows;
+            let estimate = |conditions| semijoin(root, table, other, conditions);
             match partners {
-                Partners::Needed => left.with *= with,
-                Partners::Excluded => left.without *= (1.0 - with).max(0.0),
+                Partners::Needed => left.with *= estimate(conditions.equalities),
+                // By equality alone a row would be its own partner, where versions of a document are compared.
+                Partners::Excluded => {
+                    left.without *= (1.0 - estimate(conditions.all)).max(LEAST_WITHOUT);
+                }
             }
+            (*other).rows = rows;
         }
         left
     }
 }
 
-/// The conditions that something of two tables is equal.
-///
-/// # Safety
-/// As [`left`].
-unsafe fn equalities(
-    root: *mut pg_sys::PlannerInfo,
-    table: *mut pg_sys::RelOptInfo,
-    other: *mut pg_sys::RelOptInfo,
-) -> *mut pg_sys::List {
-    // SAFETY: by contract: lists of conditions.
-    unsafe {
-        let both = pg_sys::bms_union((*table).relids, (*other).relids);
-        let implied = pg_sys::generate_join_implied_equalities(
-            root,
-            both,
-            (*table).relids,
-            other,
-            #[cfg(not(any(feature = "pg14", feature = "pg15")))]
-            std::ptr::null_mut(),
-        );
-        let conditions = members(implied).iter().chain(members((*other).joininfo));
-        let mut found = std::ptr::null_mut();
-        for cell in conditions {
-            let condition = &*cell.ptr_value.cast::<pg_sys::RestrictInfo>();
-            let is_equality = !condition.mergeopfamilies.is_null()
-                || condition.hashjoinoperator != pg_sys::InvalidOid;
-            if is_equality && pg_sys::bms_equal(condition.required_relids, both) {
+/// The conditions on rows of two tables and of no others.
+#[derive(Debug, Clone, Copy)]
+struct Conditions {
+    /// That something of both is equal.
+    equalities: *mut pg_sys::List,
+    all: *mut pg_sys::List,
+}
+
+impl Conditions {
+    /// # Safety
+    /// As [`left`].
+    unsafe fn of(
+        root: *mut pg_sys::PlannerInfo,
+        table: *mut pg_sys::RelOptInfo,
+        other: *mut pg_sys::RelOptInfo,
+    ) -> Self {
+        let mut found = Self {
+            equalities: std::ptr::null_mut(),
+            all: std::ptr::null_mut(),
+        };
+        // SAFETY: by contract: lists of conditions.
+        unsafe {
+            let both = pg_sys::bms_union((*table).relids, (*other).relids);
+            let implied = pg_sys::generate_join_implied_equalities(
+                root,
+                both,
+                (*table).relids,
+                other,
+                #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+                std::ptr::null_mut(),
+            );
+            let conditions = members(implied).iter().chain(members((*other).joininfo));
+            for cell in conditions {
+                let condition = &*cell.ptr_value.cast::<pg_sys::RestrictInfo>();
+                if !pg_sys::bms_equal(condition.required_relids, both) {
+                    continue;
+                }
                 // Without the frame, in which the server would keep what it estimates of it here.
-                found = pg_sys::lappend(found, condition.clause.cast());
+                let clause = condition.clause.cast();
+                found.all = pg_sys::lappend(found.all, clause);
+                let is_equality = !condition.mergeopfamilies.is_null()
+                    || condition.hashjoinoperator != pg_sys::InvalidOid;
+                if is_equality {
+                    found.equalities = pg_sys::lappend(found.equalities, clause);
+                }
             }
         }
         found

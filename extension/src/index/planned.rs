@@ -18,7 +18,12 @@ struct Forget<T: 'static>(
 
 impl<T> Drop for Forget<T> {
     fn drop(&mut self) {
-        self.1.with_borrow_mut(|kept| kept.remove(&self.0));
+        // As when a run ends ([`super::runs`]): thread-locals may be gone before, and one is borrowed where memory has run out.
+        let _ = self.1.try_with(|kept| {
+            if let Ok(mut kept) = kept.try_borrow_mut() {
+                kept.remove(&self.0);
+            }
+        });
     }
 }
 

@@ -33,22 +33,30 @@ pub unsafe fn rows(
         }
         let own: Vec<_> = members(table.baserestrictinfo)
             .iter()
-            .filter_map(|cell| Equality::read(&*root, table, cell.ptr_value.cast()))
+            .filter_map(|cell| {
+                let condition = cell.ptr_value.cast();
+                Some((Equality::read(&*root, table, condition)?, condition))
+            })
             .collect();
+        let share = |condition: *mut pg_sys::RestrictInfo| {
+            pg_sys::clause_selectivity(
+                root,
+                condition.cast(),
+                0,
+                JoinType::JOIN_INNER,
+                std::ptr::null_mut(),
+            )
+        };
         let mut rows = other.rows;
         for cell in members(other.baserestrictinfo) {
             let condition = cell.ptr_value.cast::<pg_sys::RestrictInfo>();
             let Some(equality) = Equality::read(&*root, other, condition) else {
                 continue;
             };
-            if own.iter().any(|own| own.is_alike(&equality)) {
-                let share = pg_sys::clause_selectivity(
-                    root,
-                    condition.cast(),
-                    0,
-                    JoinType::JOIN_INNER,
-                    std::ptr::null_mut(),
-                );
+            if let Some((_, own)) = own.iter().find(|(own, _)| own.is_alike(&equality)) {
+                // What leaves a hundredth there and most rows here, as a state that both have by the same name, is no tenant: of those
+                // here no more than that share can have a partner that passes.
+                let share = share(condition).max(share(*own));
                 rows /= share.max(f64::MIN_POSITIVE);
             }
         }

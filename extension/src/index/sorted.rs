@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::c_void;
 
 use pgrx::pg_sys::{self, NodeTag, UpperRelationKind};
@@ -15,8 +16,9 @@ use crate::pg::lists::members;
 
 thread_local! {
     static NEXT_HOOK: Cell<pg_sys::create_upper_paths_hook_type> = const { Cell::new(None) };
-    /// What embedding costs besides what the server takes it for, if the query has an index that does without.
-    static COSTS: RefCell<PerQuery<f64>> = RefCell::default();
+    /// What embedding the texts of a table, by its number in the query, costs besides what the server takes it for, if it has an
+    /// index that does without.
+    static COSTS: RefCell<PerQuery<HashMap<pg_sys::Index, f64>>> = RefCell::default();
 }
 
 /// Called while the library is loaded.
@@ -28,14 +30,20 @@ pub fn init() {
     }
 }
 
-/// Notes that to sort a query's rows costs so much more than the server thinks.
+/// Notes that to sort a query's rows costs so much more than the server thinks, for those of one of its tables, or partitions.
 ///
 /// # Safety
 /// The planner's structures of a query.
-pub unsafe fn add(root: *mut pg_sys::PlannerInfo, cost: f64) {
+pub unsafe fn add(root: *mut pg_sys::PlannerInfo, table: pg_sys::Index, cost: f64) {
     if cost > 0.0 {
         // SAFETY: by contract.
-        unsafe { of_query(&COSTS, root, |known| *known = known.max(cost)) };
+        unsafe {
+            of_query(&COSTS, root, |known| {
+                // Each of its indexes says so.
+                let known = known.entry(table).or_default();
+                *known = known.max(cost);
+            });
+        }
     }
 }
 
@@ -54,7 +62,10 @@ unsafe extern "C-unwind" fn upper_paths(
             next(root, stage, input, output, extra);
         }
         if stage == UpperRelationKind::UPPERREL_ORDERED {
-            let known = |known: &PerQuery<f64>| known.get(&root.cast_const()).copied();
+            let known = |known: &PerQuery<HashMap<_, f64>>| {
+                let costs = known.get(&root.cast_const())?.values();
+                Some(costs.sum::<f64>())
+            };
             if let Some(cost) = COSTS.with_borrow(known) {
                 for cell in members((*output).pathlist) {
                     let path = cell.ptr_value.cast::<pg_sys::Path>();
@@ -76,7 +87,12 @@ unsafe fn is_sorted(path: *mut pg_sys::Path) -> bool {
     // SAFETY: by contract: nodes are what their tags say.
     unsafe {
         match (*path).type_ {
-            NodeTag::T_SortPath | NodeTag::T_IncrementalSortPath => true,
+            NodeTag::T_SortPath => true,
+            // By what else, among rows that are in the order of distances.
+            NodeTag::T_IncrementalSortPath => {
+                is_sorted((*path.cast::<pg_sys::IncrementalSortPath>()).spath.subpath)
+            }
+            NodeTag::T_WindowAggPath => is_sorted((*path.cast::<pg_sys::WindowAggPath>()).subpath),
             NodeTag::T_GatherMergePath => {
                 is_sorted((*path.cast::<pg_sys::GatherMergePath>()).subpath)
             }
