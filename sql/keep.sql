@@ -19,6 +19,7 @@ DECLARE
     part name;
     found_type oid;
     generated "char";
+    is_not_null boolean;
     is_right boolean;
     attribute int2;
     known text;
@@ -39,7 +40,8 @@ BEGIN
             hint = 'Name a column of text, and one for its embeddings.';
     END IF;
     FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
-        SELECT a.atttypid, a.attgenerated, a.attnum INTO found_type, generated, attribute FROM pg_attribute a
+        SELECT a.atttypid, a.attgenerated, a.attnum, a.attnotnull
+        INTO found_type, generated, attribute, is_not_null FROM pg_attribute a
         WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
         IF found_type IS NULL THEN
             RAISE EXCEPTION USING errcode = 'undefined_column',
@@ -50,6 +52,11 @@ BEGIN
             RAISE EXCEPTION USING errcode = 'invalid_column_reference',
                 message = format('column "%s" of table "%s" is generated, so that no trigger sees it change', part, tbl),
                 hint = 'Have a trigger of your own set an ordinary column, or create a laser index on the text, which needs no column of embeddings.';
+        END IF;
+        IF part = embedding_column AND is_not_null THEN
+            RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                message = format('column "%s" of table "%s" does not allow null values', part, tbl),
+                hint = format('A row waits for its embedding with null. ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', named, part);
         END IF;
         IF part = text_column THEN
             is_right := (SELECT t.typcategory = 'S' FROM pg_type t WHERE t.oid = found_type);

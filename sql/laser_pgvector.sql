@@ -43,7 +43,19 @@ DECLARE
         WHERE e.extname OPERATOR(pg_catalog.=) 'vector');
     statement pg_catalog.text;
 BEGIN
-    IF pg_catalog.to_regtype(pg_catalog.concat(vector, '.halfvec')) IS NULL THEN
+    -- Their layout is relied on: a type of that name that somebody has added to the schema is none.
+    IF (SELECT pg_catalog.count(*) FROM pg_catalog.pg_type t
+        JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) t.typnamespace
+        JOIN pg_catalog.pg_depend d ON d.objid OPERATOR(pg_catalog.=) t.oid
+        JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
+        WHERE t.typname OPERATOR(pg_catalog.=) ANY ('{vector,halfvec}'::pg_catalog.name[])
+          AND t.typtype OPERATOR(pg_catalog.=) 'b'::pg_catalog."char"
+          AND n.oid OPERATOR(pg_catalog.=) e.extnamespace
+          AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
+          AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+          AND d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+          AND e.extname OPERATOR(pg_catalog.=) 'vector') OPERATOR(pg_catalog.<>) 2
+    THEN
         RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
             message = 'the extension vector has no type halfvec',
             hint = 'Install pgvector 0.7.0 or newer and run ALTER EXTENSION vector UPDATE.';

@@ -138,8 +138,6 @@ COMMENT ON COLUMN laser_models.passage_prefix IS 'prefix of a text with the role
 
 COMMENT ON COLUMN laser_models.error IS 'why it cannot be used';
 
-GRANT SELECT ON laser_models TO PUBLIC;
-
 CREATE OR REPLACE VIEW laser_encoder_status AS
 SELECT state, pid, worker_pid, device, default_model, loaded_models, memory_bytes, sessions,
        queue_length, queue_limit, batches, sentences, tokens,
@@ -247,13 +245,16 @@ DECLARE
     rows_stored bigint;
     rows_reset bigint;
     rows_lost bigint;
+    rows_wanted integer;
     pass_stored bigint;
     pass_reset bigint;
+    pass_refused bigint;
     part_stored bigint;
     part_changed bigint;
     shortest bigint;
     stalled integer;
     has_rules boolean;
+    has_later_triggers boolean;
     has_embedding boolean;
     total bigint := 0;
     started pg_catalog.timestamptz := pg_catalog.clock_timestamp();
@@ -262,10 +263,22 @@ DECLARE
     texts pg_catalog.text[];
     positions_read pg_catalog.tid[];
     texts_read pg_catalog.text[];
+    -- Rows whose embedding is that of their text, unless a later trigger changes it.
+    stored_positions pg_catalog.tid[];
+    stored_texts pg_catalog.text[];
     changed_place pg_catalog.tid;
     changed_text pg_catalog.text;
+    embedded_text pg_catalog.text;
     is_changed boolean;
     next_place pg_catalog.tid;
+    -- The first row of a pass that no model takes, and why.
+    refused_place pg_catalog.tid;
+    refused_message pg_catalog.text;
+    -- The first error that ends a part and lets others go on.
+    failure_code pg_catalog.text;
+    failure_message pg_catalog.text;
+    failure_detail pg_catalog.text;
+    failure_hint pg_catalog.text;
     -- Name and fingerprint of the model, what the column's label says, and whether it is needed.
     label pg_catalog.text;
     model pg_catalog.text;
@@ -274,6 +287,7 @@ DECLARE
     read_label pg_catalog.text;
     has_some boolean;
     is_owner boolean;
+    hides_rows boolean;
     progress pg_catalog.text;
     -- What a trigger of laser_keep_embedded for these two columns begins with, and the model it names.
     kept_columns pg_catalog.bytea;
@@ -395,6 +409,20 @@ BEGIN
     ELSE
         parts := ARRAY[tbl];
     END IF;
+    SELECT t.tgrelid INTO part FROM pg_catalog.pg_trigger t
+    WHERE t.tgrelid OPERATOR(pg_catalog.=) ANY (parts::pg_catalog.oid[])
+      AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid
+      AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2 AND t.tgnargs OPERATOR(pg_catalog.=) 3
+      AND pg_catalog.substring(t.tgargs, 1, pg_catalog.length(kept_columns)) OPERATOR(pg_catalog.=) kept_columns
+      AND NOT COALESCE(t.tgargs OPERATOR(pg_catalog.=) (kept_columns
+          OPERATOR(pg_catalog.||) pg_catalog.convert_to(kept_model, pg_catalog.getdatabaseencoding())
+          OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')), false)
+    ORDER BY t.tgrelid LIMIT 1;
+    IF part IS NOT NULL THEN
+        RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+            message = pg_catalog.format('column "%s" of partition "%s" is kept with a model of its own', embedding_column, part),
+            hint = pg_catalog.format('Embed partitions one by one, as in CALL laser_embed_table(%L, %L, %L), or call laser_keep_embedded for all of table "%s".', part, text_column, embedding_column, tbl);
+    END IF;
     FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
         EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
         INTO part_name USING part::pg_catalog.oid;
@@ -402,7 +430,8 @@ BEGIN
             WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
         EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         IF known IS NULL AND is_owner THEN
-            -- Labels are set under this lock: of two calls, one finds the other's label.
+            -- Labels are set under this lock: of two calls, one finds the other's label. Maintenance of the table takes
+            -- it not, so that none waits for this transaction while this one waits for it.
             EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, true)', laser)
             INTO part_name USING part::pg_catalog.oid;
             EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
@@ -424,7 +453,8 @@ BEGIN
         EXECUTE mark OPERATOR(pg_catalog.||)
             pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE %I IS NOT NULL)', part_name, embedding_column)
         INTO has_some;
-        IF is_owner AND NOT has_some THEN
+        hides_rows := pg_catalog.row_security_active(part::pg_catalog.oid);
+        IF is_owner AND NOT has_some AND NOT hides_rows THEN
             EXECUTE pg_catalog.format(
                 'SELECT %I.laser_label_column(a.attrelid, a.attnum, $3) FROM pg_catalog.pg_attribute a
                  WHERE a.attrelid OPERATOR(pg_catalog.=) $1 AND a.attname OPERATOR(pg_catalog.=) $2', laser)
@@ -433,6 +463,8 @@ BEGIN
             RAISE NOTICE USING
                 message = CASE WHEN has_some
                     THEN pg_catalog.format('column "%s" of table "%s" already has embeddings, of an unknown model', embedding_column, part)
+                    WHEN is_owner
+                    THEN pg_catalog.format('column "%s" of table "%s" may have embeddings of an unknown model, in rows that row-level security hides', embedding_column, part)
                     ELSE pg_catalog.format('the model of column "%s" of table "%s" is not recorded: only the owner of the table can label it', embedding_column, part)
                     END,
                 hint = pg_catalog.format('If all of them are of model "%s": SECURITY LABEL FOR laser ON COLUMN %s.%I IS %L;', model, part, embedding_column, label);
@@ -449,16 +481,20 @@ BEGIN
         EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
         part_stored := 0;
         part_changed := 0;
+        rows_wanted := batch_size;
         shortest := NULL;
         stalled := 0;
         LOOP
             place := '(0,0)';
             pass_stored := 0;
             pass_reset := 0;
+            pass_refused := 0;
             last_block := pg_catalog.pg_relation_size(part)
                           OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
             LOOP
+                -- Rows come in the order of their places, as the next batch is behind the last place of this one.
                 PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
+                PERFORM pg_catalog.set_config('enable_indexscan', 'off', true);
                 -- What is not known, as before the first ANALYZE, is not told.
                 progress := pg_catalog.concat(total, CASE
                     WHEN estimate OPERATOR(pg_catalog.>=) (total OPERATOR(pg_catalog.+) batch_size)
@@ -481,16 +517,21 @@ BEGIN
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
                         detail = pg_catalog.format('Rows that are already committed have embeddings of model %s, the label names %s.', label, known);
                 END IF;
-                -- Locking the rows keeps their text from changing before the embedding is stored.
+                -- Locking the rows keeps their text from changing before the embedding is stored. Texts are read from where
+                -- long ones are kept up to 8 MB together, the first one in any case.
                 EXECUTE pg_catalog.format(
-                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(b.ctid), pg_catalog.array_agg(b.body), pg_catalog.max(b.ctid)
-                     FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
-                           WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
-                             AND %3$I IS NULL AND %1$I IS NOT NULL
-                           LIMIT $3 FOR NO KEY UPDATE) b',
+                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(c.ctid), pg_catalog.array_agg(c.body), pg_catalog.max(c.ctid)
+                     FROM (SELECT b.ctid, b.body,
+                                  pg_catalog.sum(pg_catalog.octet_length(b.body)) OVER (ROWS UNBOUNDED PRECEDING)
+                                      OPERATOR(pg_catalog.-) pg_catalog.octet_length(b.body) AS before
+                           FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
+                                 WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
+                                   AND %3$I IS NULL AND %1$I IS NOT NULL
+                                 LIMIT $3 FOR NO KEY UPDATE) b) c
+                     WHERE c.before OPERATOR(pg_catalog.<) 8388608',
                     text_column, part_name, embedding_column)
                 INTO positions, texts, next_place
-                USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, batch_size;
+                USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, rows_wanted;
                 rows_read := pg_catalog.cardinality(positions);
                 EXIT WHEN rows_read IS NULL;
                 rows_stored := 0;
@@ -501,48 +542,93 @@ BEGIN
                                      pg_catalog.unnest($2)) AS e(place, value, body)
                      WHERE t.ctid OPERATOR(pg_catalog.=) e.place AND (t.%2$I IS NULL OR $4)',
                     part_name, embedding_column, laser);
-                -- What is returned is the row as triggers have left it. Where rules add statements,
-                -- the server cannot return rows.
-                SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
-                WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
-                IF has_rules THEN
-                    EXECUTE store_batch USING positions, texts, model, false;
-                    GET DIAGNOSTICS rows_stored = ROW_COUNT;
-                ELSE
-                    -- A text that a trigger has changed is embedded once more. One that it changes then
-                    -- as well, it would change forever.
-                    FOR attempt IN 1..2 LOOP
-                        positions_read := positions;
-                        texts_read := texts;
-                        positions := NULL;
-                        texts := NULL;
-                        rows_lost := CASE WHEN attempt OPERATOR(pg_catalog.=) 1 THEN 0 ELSE pg_catalog.cardinality(positions_read) END;
-                        FOR changed_place, changed_text, is_changed, has_embedding IN EXECUTE pg_catalog.concat(
-                            store_batch, pg_catalog.format(
-                                ' RETURNING t.ctid, t.%1$I::pg_catalog.text,
-                                  NOT COALESCE(t.%1$I::pg_catalog.text OPERATOR(pg_catalog.=) e.body COLLATE pg_catalog."C", false),
-                                  t.%2$I IS NOT NULL', text_column, embedding_column))
-                            USING positions_read, texts_read, model, attempt OPERATOR(pg_catalog.>) 1
-                        LOOP
-                            IF attempt OPERATOR(pg_catalog.>) 1 THEN
-                                rows_lost := rows_lost OPERATOR(pg_catalog.-) 1;
-                            ELSIF has_embedding THEN
-                                rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
-                            ELSE
-                                rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
-                            END IF;
-                            IF has_embedding AND is_changed THEN
-                                positions := pg_catalog.array_append(positions, changed_place);
-                                texts := pg_catalog.array_append(texts, changed_text);
-                            END IF;
+                BEGIN
+                    -- What is returned is the row as triggers have left it. Where rules add statements,
+                    -- the server cannot return rows.
+                    SELECT c.relhasrules, EXISTS (
+                        SELECT FROM pg_catalog.pg_trigger t
+                        WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
+                          AND t.tgenabled OPERATOR(pg_catalog.<>) 'D' AND NOT t.tgisinternal
+                          -- On update, neither before it nor instead: src/include/catalog/pg_trigger.h.
+                          AND t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2)
+                    INTO has_rules, has_later_triggers FROM pg_catalog.pg_class c
+                    WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
+                    stored_positions := NULL;
+                    stored_texts := NULL;
+                    IF has_rules THEN
+                        EXECUTE store_batch USING positions, texts, model, false;
+                        GET DIAGNOSTICS rows_stored = ROW_COUNT;
+                    ELSE
+                        -- A text that a trigger has changed is embedded once more. One that it changes then
+                        -- as well, it would change forever.
+                        FOR attempt IN 1..2 LOOP
+                            positions_read := positions;
+                            texts_read := texts;
+                            positions := NULL;
+                            texts := NULL;
+                            rows_lost := CASE WHEN attempt OPERATOR(pg_catalog.=) 1 THEN 0 ELSE pg_catalog.cardinality(positions_read) END;
+                            FOR changed_place, changed_text, embedded_text, is_changed, has_embedding IN EXECUTE pg_catalog.concat(
+                                store_batch, pg_catalog.format(
+                                    ' RETURNING t.ctid, t.%1$I::pg_catalog.text, e.body,
+                                      NOT COALESCE(t.%1$I::pg_catalog.text OPERATOR(pg_catalog.=) e.body COLLATE pg_catalog."C", false),
+                                      t.%2$I IS NOT NULL', text_column, embedding_column))
+                                USING positions_read, texts_read, model, attempt OPERATOR(pg_catalog.>) 1
+                            LOOP
+                                IF attempt OPERATOR(pg_catalog.>) 1 THEN
+                                    rows_lost := rows_lost OPERATOR(pg_catalog.-) 1;
+                                ELSIF has_embedding THEN
+                                    rows_stored := rows_stored OPERATOR(pg_catalog.+) 1;
+                                ELSE
+                                    rows_reset := rows_reset OPERATOR(pg_catalog.+) 1;
+                                END IF;
+                                IF has_embedding AND is_changed THEN
+                                    positions := pg_catalog.array_append(positions, changed_place);
+                                    texts := pg_catalog.array_append(texts, changed_text);
+                                ELSIF has_embedding AND has_later_triggers THEN
+                                    stored_positions := pg_catalog.array_append(stored_positions, changed_place);
+                                    stored_texts := pg_catalog.array_append(stored_texts, embedded_text);
+                                END IF;
+                            END LOOP;
+                            EXIT WHEN positions IS NULL;
                         END LOOP;
-                        EXIT WHEN positions IS NULL;
-                    END LOOP;
-                    -- Those that are changed again, and those that have moved since: a trigger that runs
-                    -- after the update has changed something of their rows.
-                    part_changed := part_changed OPERATOR(pg_catalog.+) COALESCE(pg_catalog.cardinality(positions), 0)
-                                    OPERATOR(pg_catalog.+) rows_lost;
+                        -- Those that are changed again, and those that have moved since: a trigger that runs
+                        -- after the update has changed something of their rows.
+                        part_changed := part_changed OPERATOR(pg_catalog.+) COALESCE(pg_catalog.cardinality(positions), 0)
+                                        OPERATOR(pg_catalog.+) rows_lost;
+                        IF stored_positions IS NOT NULL THEN
+                            -- Those that wait for the commit run now, as they would then.
+                            SET CONSTRAINTS ALL IMMEDIATE;
+                            EXECUTE mark OPERATOR(pg_catalog.||) pg_catalog.format(
+                                'SELECT pg_catalog.count(*) FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS e(place, body)
+                                 CROSS JOIN LATERAL (SELECT pg_catalog.currtid2($3, e.place) AS place OFFSET 0) l
+                                 JOIN ONLY %1$s AS t ON t.ctid OPERATOR(pg_catalog.=) l.place
+                                 WHERE t.%3$I IS NOT NULL
+                                   AND NOT COALESCE(t.%2$I::pg_catalog.text OPERATOR(pg_catalog.=) e.body COLLATE pg_catalog."C", false)',
+                                part_name, text_column, embedding_column)
+                            INTO rows_lost USING stored_positions, stored_texts, part_name;
+                            part_changed := part_changed OPERATOR(pg_catalog.+) rows_lost;
+                        END IF;
+                    END IF;
+                EXCEPTION WHEN program_limit_exceeded OR character_not_in_repertoire OR untranslatable_character THEN
+                    -- A text that is too long, or cannot be read in the encoding of the database. Its row is looked for, and left
+                    -- out: it must not keep the others from being embedded.
+                    IF rows_read OPERATOR(pg_catalog.>) 1 THEN
+                        rows_wanted := rows_read OPERATOR(pg_catalog./) 2;
+                    ELSE
+                        IF pass_refused OPERATOR(pg_catalog.=) 0 THEN
+                            refused_place := next_place;
+                            refused_message := SQLERRM;
+                        END IF;
+                        pass_refused := pass_refused OPERATOR(pg_catalog.+) 1;
+                        place := next_place;
+                    END IF;
+                    rows_read := NULL;
+                END;
+                IF rows_read IS NULL THEN
+                    COMMIT;
+                    CONTINUE;
                 END IF;
+                rows_wanted := LEAST(batch_size, rows_wanted OPERATOR(pg_catalog.*) 2);
                 EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
@@ -567,18 +653,28 @@ BEGIN
                 stalled := stalled OPERATOR(pg_catalog.+) 1;
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
-                RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                    message = pg_catalog.format('embeddings of table "%s" are set to null as fast as they are computed', part),
-                    detail = pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored),
-                    hint = pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. Rows that were embedded are committed.', embedding_column);
+                IF failure_code IS NULL THEN
+                    failure_code := 'object_not_in_prerequisite_state';
+                    failure_message := pg_catalog.format('embeddings of table "%s" are set to null as fast as they are computed', part);
+                    failure_detail := pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored);
+                    failure_hint := pg_catalog.format('Look for a trigger that sets column "%s" back to null. If other sessions keep adding rows without an embedding, call laser_embed_table again later. Rows that were embedded are committed.', embedding_column);
+                END IF;
+                EXIT;
             END IF;
         END LOOP;
-        IF pass_reset OPERATOR(pg_catalog.>) 0 THEN
-            IF part_stored OPERATOR(pg_catalog.=) 0 THEN
-                RAISE EXCEPTION USING errcode = 'triggered_data_change_violation',
-                    message = pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column),
-                    hint = pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER ...;', part);
+        IF pass_refused OPERATOR(pg_catalog.>) 0 THEN
+            RAISE WARNING USING
+                message = pg_catalog.format('%s rows of table "%s" stay without an embedding', pass_refused, part),
+                detail = pg_catalog.format('The first is at ctid %L: %s.', refused_place, refused_message);
+        END IF;
+        IF pass_reset OPERATOR(pg_catalog.>) 0 AND part_stored OPERATOR(pg_catalog.=) 0 THEN
+            IF failure_code IS NULL THEN
+                failure_code := 'triggered_data_change_violation';
+                failure_message := pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column);
+                failure_detail := '';
+                failure_hint := pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER ...;', part);
             END IF;
+        ELSIF pass_reset OPERATOR(pg_catalog.>) 0 AND stalled OPERATOR(pg_catalog.<) 10 THEN
             RAISE WARNING 'rows of table "%" stay without an embedding: a trigger sets column "%" back to null',
                 part, embedding_column;
         END IF;
@@ -601,6 +697,9 @@ BEGIN
         END IF;
     END LOOP;
     RAISE NOTICE '% rows embedded', total;
+    IF failure_code IS NOT NULL THEN
+        RAISE EXCEPTION USING errcode = failure_code, message = failure_message, detail = failure_detail, hint = failure_hint;
+    END IF;
 END
 $procedure$;
 
@@ -1167,6 +1266,7 @@ DECLARE
     part name;
     found_type oid;
     generated "char";
+    is_not_null boolean;
     is_right boolean;
     attribute int2;
     known text;
@@ -1187,7 +1287,8 @@ BEGIN
             hint = 'Name a column of text, and one for its embeddings.';
     END IF;
     FOREACH part IN ARRAY ARRAY[text_column, embedding_column] LOOP
-        SELECT a.atttypid, a.attgenerated, a.attnum INTO found_type, generated, attribute FROM pg_attribute a
+        SELECT a.atttypid, a.attgenerated, a.attnum, a.attnotnull
+        INTO found_type, generated, attribute, is_not_null FROM pg_attribute a
         WHERE a.attrelid = tbl AND a.attname = part AND a.attnum > 0 AND NOT a.attisdropped;
         IF found_type IS NULL THEN
             RAISE EXCEPTION USING errcode = 'undefined_column',
@@ -1198,6 +1299,11 @@ BEGIN
             RAISE EXCEPTION USING errcode = 'invalid_column_reference',
                 message = format('column "%s" of table "%s" is generated, so that no trigger sees it change', part, tbl),
                 hint = 'Have a trigger of your own set an ordinary column, or create a laser index on the text, which needs no column of embeddings.';
+        END IF;
+        IF part = embedding_column AND is_not_null THEN
+            RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
+                message = format('column "%s" of table "%s" does not allow null values', part, tbl),
+                hint = format('A row waits for its embedding with null. ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', named, part);
         END IF;
         IF part = text_column THEN
             is_right := (SELECT t.typcategory = 'S' FROM pg_type t WHERE t.oid = found_type);

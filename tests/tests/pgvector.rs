@@ -2,8 +2,8 @@
 //! where the extension `vector` cannot be had.
 
 use anyhow::{Result, ensure};
-use laser_tests::Cluster;
 use laser_tests::pgvector::has_pgvector;
+use laser_tests::{Cluster, failure};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -214,5 +214,31 @@ fn a_type_that_was_added_is_not_theirs() -> Result<()> {
         .expect_err("no embedding");
     let code = error.code().cloned();
     ensure!(code == Some(SqlState::DATATYPE_MISMATCH), "{error:?}");
+    Ok(())
+}
+
+/// The layout of pgvector's types is relied on: of what has the name of one in an older version, anybody may be the author.
+#[test]
+fn a_type_that_has_the_name_of_theirs_is_not_theirs() -> Result<()> {
+    if !has_pgvector("types of pgvector")? {
+        return Ok(());
+    }
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE EXTENSION vector;
+         ALTER EXTENSION vector DROP TYPE halfvec; ALTER TYPE halfvec RENAME TO theirs;
+         CREATE TYPE halfvec AS RANGE (subtype = numeric);
+         CREATE FUNCTION d(halfvec, halfvec) RETURNS float8 LANGUAGE sql IMMUTABLE AS 'SELECT 0::float8';
+         CREATE OPERATOR <=> (LEFTARG = halfvec, RIGHTARG = halfvec, FUNCTION = d);
+         CREATE OPERATOR <-> (LEFTARG = halfvec, RIGHTARG = halfvec, FUNCTION = d);
+         CREATE OPERATOR <#> (LEFTARG = halfvec, RIGHTARG = halfvec, FUNCTION = d)",
+    )?;
+    let (code, message, _) = failure(&mut client, "CREATE EXTENSION laser_pgvector")?;
+    ensure!(
+        code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "{message}"
+    );
+    ensure!(message.contains("has no type halfvec"), "{message}");
     Ok(())
 }

@@ -246,10 +246,23 @@ fn laser_label_column(table: pg_sys::Oid, attribute: i16, label: &[u8]) {
     may();
     // SAFETY: a relation that was there; the label is a C string, and the object's column exists, under the lock.
     unsafe {
-        pg_sys::LockRelationOid(table, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+        lock(table);
         may();
         check(&object, label.as_ptr());
         pg_sys::SetSecurityLabel(&object, PROVIDER.as_ptr(), label.as_ptr());
+    }
+}
+
+/// Keeps a table from being changed or dropped, and others that call this from it, until the transaction ends.
+///
+/// The second by a lock on the table as an object, which neither its maintenance nor its users take: whoever has such a table
+/// under the lock of an UPDATE, and waits for its maintenance, may already be waited for by that.
+pub fn lock(table: pg_sys::Oid) {
+    // SAFETY: locks of this transaction.
+    unsafe {
+        pg_sys::LockRelationOid(table, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+        pg_sys::LockDatabaseObject(pg_sys::RelationRelationId, table, 0, lock);
     }
 }
 

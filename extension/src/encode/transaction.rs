@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use pgrx::prelude::*;
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
+use super::labels;
 use crate::pg::catalogs::owns;
 use crate::pg::encoding;
 use crate::pg::errors::{raise, raise_hint};
@@ -26,17 +27,17 @@ fn laser_in_transaction_block() -> bool {
 /// put another one in its place, by renaming that: statements that have the name have a mark ([`crate::pg::trust`]).
 #[pg_extern(sql = "")]
 fn laser_lock_table(table: pg_sys::Oid, alone: bool) -> CString {
-    let lock = match alone {
-        true => pg_sys::ShareUpdateExclusiveLock,
-        false => pg_sys::RowExclusiveLock,
-    } as pg_sys::LOCKMODE;
     // SAFETY: look-ups in system caches within a transaction, which is where a lock is taken too. What
     // they return is null or a C string.
     unsafe {
         // Before anything is locked: nobody holds up a table that he may not update, or the maintenance of one that
         // is not his.
         may_lock(table, alone);
-        pg_sys::LockRelationOid(table, lock);
+        if alone {
+            labels::lock(table);
+        } else {
+            pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
+        }
         may_lock(table, alone);
         let (relation, schema) = (
             pg_sys::get_rel_name(table),

@@ -169,6 +169,20 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
             IF pg_trigger_depth() = 1 THEN UPDATE t SET version = version + 1 WHERE id = NEW.id; END IF;
             RETURN NULL; END $$;
         CREATE TRIGGER touched AFTER UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch()";
+    let later = |kind: &str, when: &str| {
+        format!(
+            "CREATE FUNCTION tidy_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF NEW.body LIKE '% old %' THEN
+                    UPDATE t SET body = regexp_replace(NEW.body, ' old .*', '') WHERE id = NEW.id;
+                END IF;
+                RETURN NULL; END $$;
+             CREATE {kind} TRIGGER tidy_later AFTER UPDATE ON t {when} FOR EACH ROW EXECUTE FUNCTION tidy_later()"
+        )
+    };
+    let (at_once, deferred) = (
+        later("", ""),
+        later("CONSTRAINT", "DEFERRABLE INITIALLY DEFERRED"),
+    );
     let ruled = "CREATE TABLE log (id int);
         CREATE RULE r AS ON UPDATE TO t DO ALSO INSERT INTO log VALUES (NEW.id)";
     let changed = "UPDATE t SET body = body || ' old words that are cut off' WHERE id <= 20";
@@ -176,6 +190,9 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
     for (before, after, warning) in [
         (touched, trigger, Some("of 20 rows of table")),
         (touched, "", None),
+        (&at_once, "", Some("of 20 rows of table")),
+        (&deferred, "", Some("of 20 rows of table")),
+        (&at_once, touched, Some("of 20 rows of table")),
         (ruled, trigger, Some("where a table has rules")),
         (ruled, "", None),
     ] {
@@ -192,7 +209,7 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
         let warning = warning.unwrap_or_default();
         ensure!(said.iter().any(|s| s.contains(warning)), "{said:?}");
         client.batch_execute(
-            "DROP TABLE t; DROP TABLE IF EXISTS log; DROP FUNCTION IF EXISTS touch()",
+            "DROP TABLE t; DROP TABLE IF EXISTS log; DROP FUNCTION IF EXISTS touch, tidy_later",
         )?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! Runs are bounded for CI; `LASER_ADVERSARY_SECONDS` lets the ones with random values go on for as
 //! long as that.
 
+mod embed_queue;
 mod embed_table;
 mod messages;
 mod mining;
