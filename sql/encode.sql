@@ -218,6 +218,7 @@ DECLARE
     rows_reset bigint;
     rows_lost bigint;
     rows_wanted integer;
+    rows_long integer;
     pass_stored bigint;
     pass_reset bigint;
     pass_refused bigint;
@@ -227,6 +228,8 @@ DECLARE
     stalled integer;
     has_rules boolean;
     has_later_triggers boolean;
+    deferred pg_catalog.text;
+    usual_indexscan pg_catalog.text;
     has_embedding boolean;
     total bigint := 0;
     started pg_catalog.timestamptz := pg_catalog.clock_timestamp();
@@ -245,6 +248,8 @@ DECLARE
     next_place pg_catalog.tid;
     -- The first row of a pass that no model takes, and why.
     refused_place pg_catalog.tid;
+    long_place pg_catalog.tid;
+    is_refused boolean;
     refused_message pg_catalog.text;
     -- The first error that ends a part and lets others go on.
     failure_code pg_catalog.text;
@@ -386,14 +391,16 @@ BEGIN
       AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid
       AND t.tgtype OPERATOR(pg_catalog.=) 19::pg_catalog.int2 AND t.tgnargs OPERATOR(pg_catalog.=) 3
       AND pg_catalog.substring(t.tgargs, 1, pg_catalog.length(kept_columns)) OPERATOR(pg_catalog.=) kept_columns
-      AND NOT COALESCE(t.tgargs OPERATOR(pg_catalog.=) (kept_columns
-          OPERATOR(pg_catalog.||) pg_catalog.convert_to(kept_model, pg_catalog.getdatabaseencoding())
-          OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')), false)
+      AND NOT EXISTS (
+          SELECT FROM pg_catalog.unnest(ARRAY[kept_model, model]) taken
+          WHERE t.tgargs OPERATOR(pg_catalog.=) (kept_columns
+              OPERATOR(pg_catalog.||) pg_catalog.convert_to(taken, pg_catalog.getdatabaseencoding())
+              OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')))
     ORDER BY t.tgrelid LIMIT 1;
     IF part IS NOT NULL THEN
         RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-            message = pg_catalog.format('column "%s" of partition "%s" is kept with a model of its own', embedding_column, part),
-            hint = pg_catalog.format('Embed partitions one by one, as in CALL laser_embed_table(%L, %L, %L), or call laser_keep_embedded for all of table "%s".', part, text_column, embedding_column, tbl);
+            message = pg_catalog.format('column "%s" of partition "%s" is kept with another model', embedding_column, part),
+            hint = pg_catalog.format('Embed partitions one by one, as in CALL laser_embed_table(%L, %L, %L).', part, text_column, embedding_column);
     END IF;
     FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
         EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
@@ -453,7 +460,6 @@ BEGIN
         EXECUTE pg_catalog.format('SELECT %I.laser_mark($1)', laser) INTO mark USING part::pg_catalog.oid;
         part_stored := 0;
         part_changed := 0;
-        rows_wanted := batch_size;
         shortest := NULL;
         stalled := 0;
         LOOP
@@ -461,12 +467,11 @@ BEGIN
             pass_stored := 0;
             pass_reset := 0;
             pass_refused := 0;
+            rows_wanted := batch_size;
             last_block := pg_catalog.pg_relation_size(part)
                           OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
             LOOP
-                -- Rows come in the order of their places, as the next batch is behind the last place of this one.
                 PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
-                PERFORM pg_catalog.set_config('enable_indexscan', 'off', true);
                 -- What is not known, as before the first ANALYZE, is not told.
                 progress := pg_catalog.concat(total, CASE
                     WHEN estimate OPERATOR(pg_catalog.>=) (total OPERATOR(pg_catalog.+) batch_size)
@@ -489,23 +494,39 @@ BEGIN
                         message = pg_catalog.format('the label of column "%s" of table "%s" was changed to another model while it was embedded', embedding_column, part),
                         detail = pg_catalog.format('Rows that are already committed have embeddings of model %s, the label names %s.', label, known);
                 END IF;
+                -- Rows come in the order of their places, as the next batch is behind the last place of this one. What else is
+                -- planned, in triggers say, has its indexes.
+                usual_indexscan := pg_catalog.current_setting('enable_indexscan');
+                PERFORM pg_catalog.set_config('enable_indexscan', 'off', true);
                 -- Locking the rows keeps their text from changing before the embedding is stored. Texts are read from where
-                -- long ones are kept up to 8 MB together, the first one in any case.
+                -- long ones are kept up to 8 MB together, and none that is too long for a model.
                 EXECUTE pg_catalog.format(
-                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(c.ctid), pg_catalog.array_agg(c.body), pg_catalog.max(c.ctid)
-                     FROM (SELECT b.ctid, b.body,
-                                  pg_catalog.sum(pg_catalog.octet_length(b.body)) OVER (ROWS UNBOUNDED PRECEDING)
-                                      OPERATOR(pg_catalog.-) pg_catalog.octet_length(b.body) AS before
+                    mark OPERATOR(pg_catalog.||) 'SELECT pg_catalog.array_agg(c.ctid) FILTER (WHERE NOT c.is_long), pg_catalog.array_agg(c.body) FILTER (WHERE NOT c.is_long),
+                            pg_catalog.max(c.ctid), pg_catalog.count(*) FILTER (WHERE c.is_long), pg_catalog.min(c.ctid) FILTER (WHERE c.is_long)
+                     FROM (SELECT b.ctid, b.body, pg_catalog.octet_length(b.body) OPERATOR(pg_catalog.>) 1048576 AS is_long,
+                                  pg_catalog.sum(LEAST(pg_catalog.octet_length(b.body), 1048576)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes
                            FROM (SELECT ctid, %1$I::pg_catalog.text AS body FROM ONLY %2$s
                                  WHERE ctid OPERATOR(pg_catalog.>) $1 AND ctid OPERATOR(pg_catalog.<) $2
                                    AND %3$I IS NULL AND %1$I IS NOT NULL
                                  LIMIT $3 FOR NO KEY UPDATE) b) c
-                     WHERE c.before OPERATOR(pg_catalog.<) 8388608',
+                     WHERE c.bytes OPERATOR(pg_catalog.<=) 8388608',
                     text_column, part_name, embedding_column)
-                INTO positions, texts, next_place
+                INTO positions, texts, next_place, rows_long, long_place
                 USING place, pg_catalog.format('(%s,0)', last_block)::pg_catalog.tid, rows_wanted;
+                PERFORM pg_catalog.set_config('enable_indexscan', usual_indexscan, true);
+                EXIT WHEN next_place IS NULL;
+                next_place := GREATEST(place, next_place);
+                IF rows_long OPERATOR(pg_catalog.>) 0 AND pass_refused OPERATOR(pg_catalog.=) 0 THEN
+                    refused_place := long_place;
+                    refused_message := 'text of more than 1048576 bytes is too long for a model';
+                END IF;
+                IF positions IS NULL THEN
+                    pass_refused := pass_refused OPERATOR(pg_catalog.+) rows_long;
+                    place := next_place;
+                    COMMIT;
+                    CONTINUE;
+                END IF;
                 rows_read := pg_catalog.cardinality(positions);
-                EXIT WHEN rows_read IS NULL;
                 rows_stored := 0;
                 rows_reset := 0;
                 store_batch := mark OPERATOR(pg_catalog.||) pg_catalog.format(
@@ -520,7 +541,9 @@ BEGIN
                     SELECT c.relhasrules, EXISTS (
                         SELECT FROM pg_catalog.pg_trigger t
                         WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
-                          AND t.tgenabled OPERATOR(pg_catalog.<>) 'D' AND NOT t.tgisinternal
+                          -- Those of partitions that their table has are internal up to PostgreSQL 14.
+                          AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'
+                          AND (NOT t.tgisinternal OR t.tgparentid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid AND t.tgconstrrelid OPERATOR(pg_catalog.=) 0::pg_catalog.oid)
                           -- On update, neither before it nor instead: src/include/catalog/pg_trigger.h.
                           AND t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2)
                     INTO has_rules, has_later_triggers FROM pg_catalog.pg_class c
@@ -569,7 +592,15 @@ BEGIN
                                         OPERATOR(pg_catalog.+) rows_lost;
                         IF stored_positions IS NOT NULL THEN
                             -- Those that wait for the commit run now, as they would then.
-                            SET CONSTRAINTS ALL IMMEDIATE;
+                            SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', ') INTO deferred
+                            FROM pg_catalog.pg_trigger t
+                            JOIN pg_catalog.pg_constraint c ON c.oid OPERATOR(pg_catalog.=) t.tgconstraint
+                            JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
+                            WHERE t.tgrelid OPERATOR(pg_catalog.=) part::pg_catalog.oid
+                              AND t.tgdeferrable AND c.contype OPERATOR(pg_catalog.=) 't'::pg_catalog."char";
+                            IF deferred IS NOT NULL THEN
+                                EXECUTE pg_catalog.format('SET CONSTRAINTS %s IMMEDIATE', deferred);
+                            END IF;
                             EXECUTE mark OPERATOR(pg_catalog.||) pg_catalog.format(
                                 'SELECT pg_catalog.count(*) FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS e(place, body)
                                  CROSS JOIN LATERAL (SELECT pg_catalog.currtid2($3, e.place) AS place OFFSET 0) l
@@ -587,11 +618,21 @@ BEGIN
                     IF rows_read OPERATOR(pg_catalog.>) 1 THEN
                         rows_wanted := rows_read OPERATOR(pg_catalog./) 2;
                     ELSE
-                        IF pass_refused OPERATOR(pg_catalog.=) 0 THEN
+                        is_refused := false;
+                        BEGIN
+                            EXECUTE pg_catalog.format('SELECT %I.laser_embed($1, $2, ''passage'')', laser) USING COALESCE(texts, texts_read), model;
+                        EXCEPTION WHEN program_limit_exceeded OR character_not_in_repertoire OR untranslatable_character THEN
+                            is_refused := true;
+                        END;
+                        IF NOT is_refused THEN
+                            -- It is not the text that something else does not take.
+                            RAISE;
+                        END IF;
+                        IF pass_refused OPERATOR(pg_catalog.+) rows_long OPERATOR(pg_catalog.=) 0 THEN
                             refused_place := next_place;
                             refused_message := SQLERRM;
                         END IF;
-                        pass_refused := pass_refused OPERATOR(pg_catalog.+) 1;
+                        pass_refused := pass_refused OPERATOR(pg_catalog.+) rows_long OPERATOR(pg_catalog.+) 1;
                         place := next_place;
                     END IF;
                     rows_read := NULL;
@@ -600,7 +641,8 @@ BEGIN
                     COMMIT;
                     CONTINUE;
                 END IF;
-                rows_wanted := LEAST(batch_size, rows_wanted OPERATOR(pg_catalog.*) 2);
+                rows_wanted := LEAST(batch_size, rows_read OPERATOR(pg_catalog.*) 2);
+                pass_refused := pass_refused OPERATOR(pg_catalog.+) rows_long;
                 EXECUTE pg_catalog.format('SELECT %I.laser_model_label($1)', laser) INTO label_now USING model;
                 IF label_now OPERATOR(pg_catalog.<>) label THEN
                     RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
@@ -625,7 +667,9 @@ BEGIN
                 stalled := stalled OPERATOR(pg_catalog.+) 1;
             END IF;
             IF stalled OPERATOR(pg_catalog.>=) 10 THEN
-                IF failure_code IS NULL THEN
+                IF failure_code IS NOT NULL THEN
+                    RAISE WARNING 'embeddings of table "%" are set to null as fast as they are computed', part;
+                ELSE
                     failure_code := 'object_not_in_prerequisite_state';
                     failure_message := pg_catalog.format('embeddings of table "%s" are set to null as fast as they are computed', part);
                     failure_detail := pg_catalog.format('%s embeddings were stored, the last %s of them in one pass.', part_stored, pass_stored);
@@ -640,10 +684,11 @@ BEGIN
                 detail = pg_catalog.format('The first is at ctid %L: %s.', refused_place, refused_message);
         END IF;
         IF pass_reset OPERATOR(pg_catalog.>) 0 AND part_stored OPERATOR(pg_catalog.=) 0 THEN
-            IF failure_code IS NULL THEN
+            IF failure_code IS NOT NULL THEN
+                RAISE WARNING 'a trigger of table "%" sets column "%" back to null', part, embedding_column;
+            ELSE
                 failure_code := 'triggered_data_change_violation';
                 failure_message := pg_catalog.format('a trigger of table "%s" sets column "%s" back to null', part, embedding_column);
-                failure_detail := '';
                 failure_hint := pg_catalog.format('Disable the trigger for the time of the call: ALTER TABLE %s DISABLE TRIGGER ...;', part);
             END IF;
         ELSIF pass_reset OPERATOR(pg_catalog.>) 0 AND stalled OPERATOR(pg_catalog.<) 10 THEN
@@ -658,9 +703,11 @@ BEGIN
         IF has_rules AND part_stored OPERATOR(pg_catalog.>) 0 AND EXISTS (
             SELECT FROM pg_catalog.pg_trigger t
             WHERE t.tgrelid OPERATOR(pg_catalog.=) part::pg_catalog.oid
-              AND t.tgenabled OPERATOR(pg_catalog.<>) 'D' AND NOT t.tgisinternal
-              -- For each row, before, on update: src/include/catalog/pg_trigger.h.
-              AND t.tgtype OPERATOR(pg_catalog.&) 19::pg_catalog.int2 OPERATOR(pg_catalog.=) 19::pg_catalog.int2
+              AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'
+              AND (NOT t.tgisinternal OR t.tgparentid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid AND t.tgconstrrelid OPERATOR(pg_catalog.=) 0::pg_catalog.oid)
+              -- On update, for each row before it, or after it: src/include/catalog/pg_trigger.h.
+              AND (t.tgtype OPERATOR(pg_catalog.&) 19::pg_catalog.int2 OPERATOR(pg_catalog.=) 19::pg_catalog.int2
+                   OR t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2)
               AND t.tgfoid OPERATOR(pg_catalog.<>) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid)
         THEN
             RAISE WARNING USING
@@ -669,8 +716,10 @@ BEGIN
         END IF;
     END LOOP;
     RAISE NOTICE '% rows embedded', total;
-    IF failure_code IS NOT NULL THEN
+    IF failure_detail IS NOT NULL THEN
         RAISE EXCEPTION USING errcode = failure_code, message = failure_message, detail = failure_detail, hint = failure_hint;
+    ELSIF failure_code IS NOT NULL THEN
+        RAISE EXCEPTION USING errcode = failure_code, message = failure_message, hint = failure_hint;
     END IF;
 END
 $procedure$;

@@ -417,8 +417,8 @@ pub unsafe extern "C-unwind" fn estimate(
         // Of the rows that pass the table's own conditions, joins may leave out more. What is estimated to have no partner is a
         // small difference of large numbers: were it far too small, other plans would embed all texts.
         let rows = (*index.rel).rows;
-        let joins = joined::left(root, &*index.rel);
         let is_text = shape.model.is_some();
+        let joins = joined::left(root, &*index.rel, is_text);
         let left = rows * joins.with * if is_text { 1.0 } else { joins.without };
         let (visited, _) = wanted.of(entries, left);
         let (_, share) = wanted.of(entries, rows * joins.counted_twice);
@@ -491,8 +491,13 @@ pub unsafe extern "C-unwind" fn estimate(
         if more > 1.0 {
             *selectivity /= more;
             if let Wanted::Rows(wanted) = wanted {
-                // The executor takes a limit of more than half of them for one that wants most rows ([`super::runs`]).
-                let least = 2.0 * wanted + 1.0;
+                // The executor takes a limit of more than half of them for one that wants most rows ([`super::runs`]): its own,
+                // whatever one above it wants.
+                let own = match wanted::own_limit(root) {
+                    Wanted::Rows(own) => own.max(wanted),
+                    _ => wanted,
+                };
+                let least = 2.0 * own + 1.0;
                 (*path).path.rows = ((*path).path.rows / more).max(least).min((*path).path.rows);
             }
             let texts = (more - 1.0) * rows * joins.counted_twice;

@@ -26,8 +26,8 @@ const MOST_TABLES: usize = 16;
 const LEAST_WITHOUT: f64 = 0.005;
 
 thread_local! {
-    /// What is known of tables, by their numbers in their query.
-    static KNOWN: RefCell<PerQuery<HashMap<pg_sys::Index, Left>>> = RefCell::default();
+    /// What is known of tables, by their numbers in their query, and for searches of texts or of others.
+    static KNOWN: RefCell<PerQuery<HashMap<(pg_sys::Index, bool), Left>>> = RefCell::default();
 }
 
 /// The shares of a table's rows that joins leave, estimated.
@@ -55,7 +55,7 @@ impl Left {
 /// As [`left`].
 unsafe fn once(
     root: *mut pg_sys::PlannerInfo,
-    table: pg_sys::Index,
+    table: (pg_sys::Index, bool),
     estimate: impl FnOnce() -> Left,
 ) -> Left {
     // SAFETY: by contract.
@@ -69,11 +69,16 @@ unsafe fn once(
     }
 }
 
-/// What the tables that a table is joined with leave of its rows.
+/// What the tables that a table is joined with leave of its rows. Where its texts are searched, conditions that both tables of a join
+/// have are taken for those of a tenant, however many rows each leaves: otherwise all texts of one that has few users might be embedded.
 ///
 /// # Safety
 /// The planner's structures, of a query whose scans are being planned, and of one of its tables.
-pub unsafe fn left(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> Left {
+pub unsafe fn left(
+    root: *mut pg_sys::PlannerInfo,
+    rel: &pg_sys::RelOptInfo,
+    is_text: bool,
+) -> Left {
     // SAFETY: by contract. Entry 0 of the array is unused, and others may be null.
     unsafe {
         let rels = std::slice::from_raw_parts(
@@ -98,19 +103,20 @@ pub unsafe fn left(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> 
         if others.len() >= MOST_TABLES {
             return Left::ALL;
         }
-        once(root, (*own).relid, || {
+        once(root, ((*own).relid, is_text), || {
             others.retain(|other| (***other).tuples > 0.0);
             let others: Vec<_> = others.into_iter().copied().collect();
             let of = |shared| of(root, own, &mut others.clone(), shared);
             let least = |share: f64| share.max(f64::MIN_POSITIVE);
             let twice = of(Shared::CountTwice);
             let once = match twice.has_shared {
-                true => of(Shared::CountOnce),
+                true if is_text => of(Shared::CountOnce),
+                true => of(Shared::CountLarger),
                 false => twice,
             };
             Left {
                 with: least(once.with),
-                without: least(once.without),
+                without: once.without.max(LEAST_WITHOUT),
                 counted_twice: least(twice.with * twice.without),
             }
         })
@@ -121,6 +127,8 @@ pub unsafe fn left(root: *mut pg_sys::PlannerInfo, rel: &pg_sys::RelOptInfo) -> 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shared {
     CountOnce,
+    /// Once, and as the larger of the shares that they leave of both tables.
+    CountLarger,
     CountTwice,
 }
 
@@ -168,12 +176,13 @@ unsafe fn of(
             pause();
             // What is planned hereafter finds it as it was.
             let rows = (*other).rows;
-            let once = shared::rows(root, &*table, &*other, conditions.equalities);
+            let is_larger = shared == Shared::CountLarger;
+            let once = shared::rows(root, &*table, &*other, conditions.equalities, is_larger);
             let its = of(root, other, others, shared);
             left.has_shared |= its.has_shared || once > rows;
             let passing = match shared {
                 Shared::CountTwice => rows,
-                Shared::CountOnce => once,
+                Shared::CountOnce | Shared::CountLarger => once,
             };
             (*other).rows = (passing * its.with * its.without).max(1.0);
             let estimate = |conditions| semijoin(root, table, other, conditions);
@@ -181,7 +190,7 @@ unsafe fn of(
                 Partners::Needed => left.with *= estimate(conditions.equalities),
                 // By equality alone a row would be its own partner, where versions of a document are compared.
                 Partners::Excluded => {
-                    left.without *= (1.0 - estimate(conditions.all)).max(LEAST_WITHOUT);
+                    left.without *= (1.0 - estimate(conditions.all)).max(0.0);
                 }
             }
             (*other).rows = rows;
@@ -227,11 +236,15 @@ impl Conditions {
                 if !pg_sys::bms_equal(condition.required_relids, both) {
                     continue;
                 }
+                let is_equality = !condition.mergeopfamilies.is_null()
+                    || condition.hashjoinoperator != pg_sys::InvalidOid;
+                // What is asked of rows of an outer join is no condition of it.
+                if !is_equality && condition.is_pushed_down {
+                    continue;
+                }
                 // Without the frame, in which the server would keep what it estimates of it here.
                 let clause = condition.clause.cast();
                 found.all = pg_sys::lappend(found.all, clause);
-                let is_equality = !condition.mergeopfamilies.is_null()
-                    || condition.hashjoinoperator != pg_sys::InvalidOid;
                 if is_equality {
                     found.equalities = pg_sys::lappend(found.equalities, clause);
                 }

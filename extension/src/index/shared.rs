@@ -13,6 +13,8 @@ use pgrx::pg_sys::{self, JoinType, NodeTag};
 use crate::pg::lists::{members, node};
 
 /// The rows of `other` that pass its conditions, without those that `table` has as well, which it is joined with by `equalities`.
+/// With `is_larger` no condition adds more than makes its share here what it is there: what leaves a hundredth here and most rows there, as
+/// a state that both have by the same name, is no tenant, and of the rows there no more than about that share can have a partner that passes.
 ///
 /// # Safety
 /// The planner's structures, of a query whose scans are being planned, of two of its tables, and a list of expressions.
@@ -21,6 +23,7 @@ pub unsafe fn rows(
     table: &pg_sys::RelOptInfo,
     other: &pg_sys::RelOptInfo,
     equalities: *mut pg_sys::List,
+    is_larger: bool,
 ) -> f64 {
     // SAFETY: by contract: lists of conditions.
     unsafe {
@@ -54,10 +57,11 @@ pub unsafe fn rows(
                 continue;
             };
             if let Some((_, own)) = own.iter().find(|(own, _)| own.is_alike(&equality)) {
-                // What leaves a hundredth there and most rows here, as a state that both have by the same name, is no tenant: of those
-                // here no more than that share can have a partner that passes.
-                let share = share(condition).max(share(*own));
-                rows /= share.max(f64::MIN_POSITIVE);
+                let mut least = share(condition);
+                if is_larger {
+                    least = least.max(share(*own));
+                }
+                rows /= least.max(f64::MIN_POSITIVE);
             }
         }
         rows.min(other.tuples.max(other.rows))

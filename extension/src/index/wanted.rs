@@ -87,7 +87,7 @@ pub unsafe fn rows(root: *mut pg_sys::PlannerInfo) -> Wanted {
 ///
 /// # Safety
 /// As [`rows`].
-unsafe fn own_limit(root: *mut pg_sys::PlannerInfo) -> Wanted {
+pub unsafe fn own_limit(root: *mut pg_sys::PlannerInfo) -> Wanted {
     // SAFETY: by contract; the expressions have been prepared for planning.
     unsafe {
         let query = &*(*root).parse;

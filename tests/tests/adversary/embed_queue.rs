@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use laser_tests::model::with_two_models;
 use laser_tests::{Cluster, failure, wait_until};
 use postgres::Client;
 use postgres::error::SqlState;
@@ -133,7 +134,7 @@ fn a_partition_that_cannot_be_embedded_does_not_keep_others_from_it() -> Result<
 /// What a partition is kept with by itself is not what the call on the whole table would take.
 #[test]
 fn partitions_with_a_model_of_their_own_are_embedded_by_themselves() -> Result<()> {
-    let cluster = Cluster::new()?;
+    let (_models, cluster) = with_two_models()?;
     let mut client = cluster.database("d")?;
     client.batch_execute(
         "CREATE TABLE t (k integer, body text, e embedding) PARTITION BY LIST (k);
@@ -141,35 +142,48 @@ fn partitions_with_a_model_of_their_own_are_embedded_by_themselves() -> Result<(
          CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);
          INSERT INTO t SELECT 1 + i % 2, 'text ' || i FROM generate_series(1, 20) i",
     )?;
-    let model: String = client
-        .query_one("SELECT name FROM laser_models WHERE is_default", &[])?
-        .get(0);
-    client.execute(
-        "SELECT laser_keep_embedded('t1', 'body', 'e', $1)",
-        &[&model],
-    )?;
+    let mut model = |is_default: bool| -> Result<String> {
+        let named = "SELECT name FROM laser_models WHERE is_default = $1 ORDER BY name LIMIT 1";
+        Ok(client.query_one(named, &[&is_default])?.get(0))
+    };
+    let (usual, other) = (model(true)?, model(false)?);
+    let keep = "SELECT laser_keep_embedded('t1', 'body', 'e', $1)";
+    client.execute(keep, &[&other])?;
     let (code, message, hint) = failure(&mut client, "CALL laser_embed_table('t', 'body', 'e')")?;
     ensure!(
         code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
         "{message}"
     );
     ensure!(
-        message.contains("partition \"t1\" is kept with a model of its own"),
+        message.contains("partition \"t1\" is kept with another model"),
         "{message}"
     );
     ensure!(
         hint.contains("CALL laser_embed_table('t1', 'body', 'e')"),
         "{hint}"
     );
-    client.batch_execute("CALL laser_embed_table('t1', 'body', 'e')")?;
-    // Kept as a whole, all have one model.
-    client.batch_execute("DROP TRIGGER zz_laser_keep_e ON t1")?;
-    client.execute(
-        "SELECT laser_keep_embedded('t', 'body', 'e', $1)",
-        &[&model],
-    )?;
+    ensure!(count(&mut client, "t WHERE e IS NOT NULL")? == 0);
+    // With the one that is taken it may be kept by itself.
+    client.execute(keep, &[&usual])?;
     client.batch_execute("CALL laser_embed_table('t', 'body', 'e')")?;
     ensure!(count(&mut client, "t WHERE e IS NULL")? == 0);
+    Ok(())
+}
+
+/// What an index or a trigger cannot take is no fault of the text.
+#[test]
+fn other_limits_are_errors_as_ever() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (id integer, body text, e embedding);
+         INSERT INTO t SELECT i, 'text ' || i FROM generate_series(1, 100) i;
+         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             RAISE EXCEPTION USING errcode = '54001', message = 'too deep'; END $$;
+         CREATE TRIGGER r BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )?;
+    let (code, message, _) = failure(&mut client, "CALL laser_embed_table('t', 'body', 'e')")?;
+    ensure!(code.code() == "54001" && message == "too deep", "{message}");
     Ok(())
 }
 
