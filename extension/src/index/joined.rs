@@ -108,10 +108,10 @@ pub unsafe fn left(
             let others: Vec<_> = others.into_iter().copied().collect();
             let of = |shared| of(root, own, &mut others.clone(), shared);
             let least = |share: f64| share.max(f64::MIN_POSITIVE);
-            let twice = of(Shared::CountTwice);
+            let twice = of(Shared::Twice);
             let once = match twice.has_shared {
-                true if is_text => of(Shared::CountOnce),
-                true => of(Shared::CountLarger),
+                true if is_text => of(Shared::Once),
+                true => of(Shared::Larger),
                 false => twice,
             };
             Left {
@@ -126,10 +126,10 @@ pub unsafe fn left(
 /// How often conditions count that both tables of a join have ([`shared::rows`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shared {
-    CountOnce,
+    Once,
     /// Once, and as the larger of the shares that they leave of both tables.
-    CountLarger,
-    CountTwice,
+    Larger,
+    Twice,
 }
 
 /// The shares that tables leave, as [`Left`] has them.
@@ -176,13 +176,13 @@ unsafe fn of(
             pause();
             // What is planned hereafter finds it as it was.
             let rows = (*other).rows;
-            let is_larger = shared == Shared::CountLarger;
+            let is_larger = shared == Shared::Larger;
             let once = shared::rows(root, &*table, &*other, conditions.equalities, is_larger);
             let its = of(root, other, others, shared);
             left.has_shared |= its.has_shared || once > rows;
             let passing = match shared {
-                Shared::CountTwice => rows,
-                Shared::CountOnce | Shared::CountLarger => once,
+                Shared::Twice => rows,
+                Shared::Once | Shared::Larger => once,
             };
             (*other).rows = (passing * its.with * its.without).max(1.0);
             let estimate = |conditions| semijoin(root, table, other, conditions);
