@@ -5,7 +5,8 @@ use laser_tests::bench::cost::timed;
 use laser_tests::bench::{Vectors, progress};
 use laser_tests::{Cluster, say, segment_files};
 
-use super::{DATABASE, Settings, fill, machine_load};
+use super::settings::{DATABASE, Settings};
+use super::table::{fill, machine_load};
 
 /// One index of one table.
 pub struct Contender {

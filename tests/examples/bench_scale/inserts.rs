@@ -8,7 +8,8 @@ use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 
-use super::{DATABASE, Settings, fill, machine_load};
+use super::settings::{DATABASE, Settings};
+use super::table::{fill, machine_load};
 
 /// How rows are inserted.
 struct Mode<'a> {

@@ -16,7 +16,7 @@
 //! * `search`: recall@10 and queries a second of one session and of `--clients` by pgbench, at each width; then queries a second
 //!   at each `--recall`, between the widths around it, and laser's at its default width.
 //! * `open`: the first and the second query of eleven new connections, while everything is in memory; and the first of a
-//!   server that has been started anew after its files left memory, those behind it in the same session, and the bytes that were read.
+//!   server that has been started again after its files left memory, those behind it in the same session, and the bytes that were read.
 //! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
 //!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
 //! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
@@ -29,120 +29,22 @@ mod build;
 mod inserts;
 mod open;
 mod search;
+mod settings;
+mod table;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use laser_tests::bench::{
-    Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
-};
+use anyhow::{Context, Result};
+use laser_tests::bench::{Vectors, begin, clusters, normalize, pgvector, progress, sentences};
 use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use settings::{DATABASE, Settings, settings};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const MODEL: &str = "laser-mean-384";
-const DATABASE: &str = "scale";
-const TABLES: [&str; 5] = ["build", "search", "open", "inserts", "load"];
-/// How many nearest rows queries want.
-const K: usize = 10;
-
-struct Settings {
-    tables: Vec<String>,
-    rows: Vec<usize>,
-    dimensions: usize,
-    sentences: Option<PathBuf>,
-    memory: Vec<String>,
-    buffers: String,
-    only_laser: bool,
-    queries: usize,
-    ef: Vec<u32>,
-    recall: Vec<f64>,
-    clients: Vec<usize>,
-    seconds: u64,
-    modes: Vec<String>,
-    limit: usize,
-    load: usize,
-    curves: Option<PathBuf>,
-    output: PathBuf,
-}
-
-impl Settings {
-    fn wants(&self, table: &str) -> bool {
-        self.tables.iter().any(|name| name == table)
-    }
-
-    fn most_rows(&self) -> usize {
-        self.rows.iter().copied().max().unwrap_or(0)
-    }
-}
-
-fn settings() -> Result<Settings> {
-    let mut s = Settings {
-        tables: TABLES.map(str::to_owned).to_vec(),
-        rows: vec![100_000],
-        dimensions: 384,
-        sentences: None,
-        memory: vec!["64MB".to_owned(), "4GB".to_owned()],
-        buffers: "2GB".to_owned(),
-        only_laser: false,
-        queries: 300,
-        ef: vec![40, 100, 200, 400, 600, 800, 1000],
-        recall: vec![0.95, 0.98, 0.99],
-        clients: vec![8],
-        seconds: 10,
-        modes: ["off", "on", "pgvector"].map(str::to_owned).to_vec(),
-        limit: 4096,
-        load: 200_000,
-        curves: None,
-        output: std::env::current_exe()?.with_file_name("../../bench-scale.txt"),
-    };
-    arguments(|name, value| {
-        match name {
-            "--tables" => s.tables = list(&value)?,
-            "--rows" => s.rows = list(&value)?,
-            "--dimensions" => s.dimensions = value.parse()?,
-            "--sentences" => s.sentences = Some(value.into()),
-            "--memory" => s.memory = list(&value)?,
-            "--buffers" => s.buffers = value,
-            "--only" => {
-                ensure!(value == "laser", "--only laser leaves out pgvector");
-                s.only_laser = true;
-            }
-            "--queries" => s.queries = value.parse()?,
-            "--ef" => s.ef = list(&value)?,
-            "--recall" => s.recall = list(&value)?,
-            "--clients" => s.clients = list(&value)?,
-            "--seconds" => s.seconds = value.parse()?,
-            "--modes" => s.modes = list(&value)?,
-            "--limit" => s.limit = value.parse()?,
-            "--load" => s.load = value.parse()?,
-            "--curves" => s.curves = Some(value.into()),
-            "--output" => s.output = value.into(),
-            _ => return Ok(false),
-        }
-        Ok(true)
-    })?;
-    for table in &s.tables {
-        ensure!(
-            TABLES.contains(&table.as_str()),
-            "no table is called {table}"
-        );
-    }
-    let lists = [s.rows.len(), s.memory.len(), s.clients.len(), s.ef.len()];
-    ensure!(
-        lists.iter().all(|length| *length > 0) && s.seconds > 0 && s.queries > 0,
-        "nothing to do"
-    );
-    Ok(s)
-}
-
-fn machine_load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().unwrap_or_default().to_owned()
-}
 
 /// Rows, of which the first of each number are indexed, and the queries behind them.
 fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
@@ -164,21 +66,6 @@ fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
         .chunks_mut(vectors.dimensions)
         .for_each(normalize);
     Ok(vectors)
-}
-
-/// Makes a table with vectors.
-fn fill(
-    client: &mut Client,
-    table: &str,
-    kind: &str,
-    vectors: &Vectors,
-    rows: std::ops::Range<usize>,
-) -> Result<()> {
-    client.batch_execute(&format!(
-        "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v {kind}({}))",
-        vectors.dimensions
-    ))?;
-    load(client, table, false, vectors, rows)
 }
 
 fn main() -> Result<()> {

@@ -11,7 +11,7 @@ use laser_tests::{Cluster, say, segment_files};
 use postgres::Client;
 
 use super::build::Contender;
-use super::{DATABASE, K, Settings};
+use super::settings::{DATABASE, K, Settings};
 
 const CONNECTIONS: usize = 11;
 /// Queries of the cold server behind its first.

@@ -8,7 +8,7 @@ use laser_tests::curve::Curve;
 use laser_tests::{Cluster, say};
 
 use super::build::Contender;
-use super::{DATABASE, K, Settings};
+use super::settings::{DATABASE, K, Settings};
 
 /// Queries a second of one contender, by recall.
 pub struct Speed {

@@ -9,7 +9,7 @@ use postgres::Client;
 
 use crate::{Cluster, wait_until};
 
-/// How often memory is looked at.
+/// How often memory is read.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The cost of a statement.
