@@ -255,6 +255,8 @@ DECLARE
     shortest bigint;
     stalled integer;
     has_rules boolean;
+    -- Of its users, for updates of rows before them, and after them.
+    has_earlier_triggers boolean;
     has_later_triggers boolean;
     deferred pg_catalog.text;
     usual_indexscan pg_catalog.text;
@@ -566,16 +568,17 @@ BEGIN
                 BEGIN
                     -- What is returned is the row as triggers have left it. Where rules add statements,
                     -- the server cannot return rows.
-                    SELECT c.relhasrules, EXISTS (
-                        SELECT FROM pg_catalog.pg_trigger t
-                        WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
-                          -- Those of partitions that their table has are internal up to PostgreSQL 14.
-                          AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'
-                          AND (NOT t.tgisinternal OR t.tgparentid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid AND t.tgconstrrelid OPERATOR(pg_catalog.=) 0::pg_catalog.oid)
-                          -- On update, neither before it nor instead: src/include/catalog/pg_trigger.h.
-                          AND t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2)
-                    INTO has_rules, has_later_triggers FROM pg_catalog.pg_class c
+                    SELECT c.relhasrules INTO has_rules FROM pg_catalog.pg_class c
                     WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid;
+                    -- For each row, before, on update; on update, neither before it nor instead: src/include/catalog/pg_trigger.h.
+                    SELECT COALESCE(pg_catalog.bool_or(t.tgtype OPERATOR(pg_catalog.&) 19::pg_catalog.int2 OPERATOR(pg_catalog.=) 19::pg_catalog.int2
+                               AND t.tgfoid OPERATOR(pg_catalog.<>) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid), false),
+                           COALESCE(pg_catalog.bool_or(t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2), false)
+                    INTO has_earlier_triggers, has_later_triggers FROM pg_catalog.pg_trigger t
+                    WHERE t.tgrelid OPERATOR(pg_catalog.=) part::pg_catalog.oid
+                      AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'
+                      -- Those of partitions that their table has are internal up to PostgreSQL 14.
+                      AND (NOT t.tgisinternal OR t.tgparentid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid AND t.tgconstrrelid OPERATOR(pg_catalog.=) 0::pg_catalog.oid);
                     stored_positions := NULL;
                     stored_texts := NULL;
                     IF has_rules THEN
@@ -728,16 +731,7 @@ BEGIN
                 message = pg_catalog.format('embeddings of %s rows of table "%s" may not be of the text that is stored: triggers change column "%s" with updates', part_changed, part, text_column),
                 hint = pg_catalog.format('Set their embeddings to null and call laser_embed_table again, both with the triggers disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);
         END IF;
-        IF has_rules AND part_stored OPERATOR(pg_catalog.>) 0 AND EXISTS (
-            SELECT FROM pg_catalog.pg_trigger t
-            WHERE t.tgrelid OPERATOR(pg_catalog.=) part::pg_catalog.oid
-              AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'
-              AND (NOT t.tgisinternal OR t.tgparentid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid AND t.tgconstrrelid OPERATOR(pg_catalog.=) 0::pg_catalog.oid)
-              -- On update, for each row before it, or after it: src/include/catalog/pg_trigger.h.
-              AND (t.tgtype OPERATOR(pg_catalog.&) 19::pg_catalog.int2 OPERATOR(pg_catalog.=) 19::pg_catalog.int2
-                   OR t.tgtype OPERATOR(pg_catalog.&) 82::pg_catalog.int2 OPERATOR(pg_catalog.=) 16::pg_catalog.int2)
-              AND t.tgfoid OPERATOR(pg_catalog.<>) pg_catalog.format('%I.laser_forget_embedding()', laser)::pg_catalog.regprocedure::pg_catalog.oid)
-        THEN
+        IF has_rules AND part_stored OPERATOR(pg_catalog.>) 0 AND (has_earlier_triggers OR has_later_triggers) THEN
             RAISE WARNING USING
                 message = pg_catalog.format('embeddings of table "%s" may not be of the text that is stored, if a trigger changes column "%s" with updates: where a table has rules, that is not seen', part, text_column),
                 hint = pg_catalog.format('If one does, set the embeddings to null and call laser_embed_table again, both with the trigger disabled: ALTER TABLE %s DISABLE TRIGGER ...;', part);

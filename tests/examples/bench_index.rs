@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_tests::bench::cost::timed;
-use laser_tests::bench::nearest::{ROUNDING, dot, least_products};
-use laser_tests::bench::speed::{repeated, transactions};
+use laser_tests::bench::nearest::{least_products, recall};
+use laser_tests::bench::speed::{ensure_index, repeated, transactions};
 use laser_tests::bench::{
     Vectors, arguments, begin, clusters, list, load, normalize, pgvector, progress, sentences,
 };
@@ -300,29 +300,14 @@ fn measure(
         "SELECT q.id, x.id FROM {queries} q,
              LATERAL (SELECT i.id FROM {table} i ORDER BY i.v <=> q.v LIMIT {K}) x"
     );
-    let plan: Vec<String> = client
-        .query(&format!("EXPLAIN {lateral}"), &[])?
-        .iter()
-        .map(|row| row.get(0))
-        .collect();
-    ensure!(
-        plan.iter().any(|line| line.contains("_index")),
-        "{}",
-        plan.join("\n")
-    );
+    ensure_index(client, &lateral, &format!("{table}_index"))?;
 
     let (mut searches, mut curve) = (Vec::new(), Vec::new());
     // The first width at which contenders are compared has been measured.
     let mut compared = false;
     for (i, &ef) in s.ef.iter().enumerate() {
         client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
-        let rows = client.query(&lateral, &[])?;
-        let found = rows.iter().filter(|row| {
-            let (q, i): (i32, i32) = (row.get(0), row.get(1));
-            let query = set.vectors.row(s.rows + EXTRA + q as usize);
-            dot(query, set.vectors.row(i as usize)) >= truth[q as usize] - ROUNDING
-        });
-        let recall = found.count() as f64 / (s.queries * K) as f64;
+        let recall = recall(client, &lateral, &set.vectors, s.rows + EXTRA, truth, K)?;
         if s.curves.is_some() {
             curve.push((recall, rounds(client, s, &lateral)?));
         }

@@ -1,7 +1,7 @@
 //! Builds: time, memory and size.
 
 use anyhow::Result;
-use laser_tests::bench::cost::timed;
+use laser_tests::bench::cost::{Cost, timed};
 use laser_tests::bench::{Vectors, progress};
 use laser_tests::{Cluster, say, segment_files};
 
@@ -52,11 +52,6 @@ pub fn contenders(s: &Settings, has_pgvector: bool) -> Vec<Contender> {
     all
 }
 
-pub struct Built {
-    /// Seconds of processors.
-    pub cpu: f64,
-}
-
 /// Makes the contender's table and its index, which no other has then, and prints what that took.
 pub fn build(
     cluster: &Cluster,
@@ -64,7 +59,7 @@ pub fn build(
     vectors: &Vectors,
     rows: usize,
     c: &Contender,
-) -> Result<Built> {
+) -> Result<Cost> {
     let mut client = cluster.connect(DATABASE)?;
     progress(&format!("{rows} rows: table of {}", c.name));
     client.batch_execute("DROP TABLE IF EXISTS ours, theirs, asked")?;
@@ -120,5 +115,5 @@ pub fn build(
         megabytes(cost.memory as f64),
         megabytes(bytes as f64),
     );
-    Ok(Built { cpu: cost.cpu })
+    Ok(cost)
 }

@@ -109,12 +109,12 @@ fn main() -> Result<()> {
             say!("\n{rows} rows");
             speed.clear();
             for contender in build::contenders(&s, has_pgvector) {
-                let built = build::build(&cluster, &s, &vectors, rows, &contender)?;
+                let cost = build::build(&cluster, &s, &vectors, rows, &contender)?;
                 match growth.iter_mut().find(|c| c.name == contender.name) {
-                    Some(curve) => curve.points.push((rows as f64, built.cpu)),
+                    Some(curve) => curve.points.push((rows as f64, cost.cpu)),
                     None => growth.push(Curve {
                         name: contender.name.clone(),
-                        points: vec![(rows as f64, built.cpu)],
+                        points: vec![(rows as f64, cost.cpu)],
                     }),
                 }
                 if s.wants("search") {

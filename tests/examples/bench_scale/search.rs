@@ -1,8 +1,8 @@
 //! Searches: recall against queries a second.
 
-use anyhow::{Result, ensure};
-use laser_tests::bench::nearest::{ROUNDING, dot, least_products};
-use laser_tests::bench::speed::{repeated, transactions};
+use anyhow::Result;
+use laser_tests::bench::nearest::{least_products, recall};
+use laser_tests::bench::speed::{ensure_index, repeated, transactions};
 use laser_tests::bench::{Vectors, progress};
 use laser_tests::curve::Curve;
 use laser_tests::{Cluster, say};
@@ -34,16 +34,7 @@ pub fn search(
     let lateral = format!(
         "SELECT q.id, x.id FROM asked q, LATERAL (SELECT i.id FROM {table} i ORDER BY i.v <=> q.v LIMIT {K}) x"
     );
-    let plan: Vec<String> = client
-        .query(&format!("EXPLAIN {lateral}"), &[])?
-        .iter()
-        .map(|row| row.get(0))
-        .collect();
-    ensure!(
-        plan.iter().any(|line| line.contains("using vi")),
-        "{}",
-        plan.join("\n")
-    );
+    ensure_index(&mut client, &lateral, "vi")?;
     let script = format!(
         "\\set i random(0, {})\nSELECT id FROM {table} ORDER BY v <=> (SELECT v FROM asked WHERE id = :i) LIMIT {K};",
         s.queries - 1
@@ -61,13 +52,7 @@ pub fn search(
     for ef in widths.chain(default) {
         progress(&format!("{rows} rows: {} at {ef}", c.name));
         client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
-        let found = client.query(&lateral, &[])?;
-        let right = found.iter().filter(|row| {
-            let (query, id): (i32, i32) = (row.get(0), row.get(1));
-            let query = query as usize;
-            dot(vectors.row(first + query), vectors.row(id as usize)) >= least[query] - ROUNDING
-        });
-        let recall = right.count() as f64 / (s.queries * K) as f64;
+        let recall = recall(&mut client, &lateral, vectors, first, &least, K)?;
         let count = format!("SELECT count(*) FROM ({lateral}) x");
         let one = repeated(&mut client, &count, s.seconds)? * s.queries as f64;
         let settings = [format!("{}={ef}", c.ef), "enable_seqscan=off".to_owned()];

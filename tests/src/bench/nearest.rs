@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use anyhow::Result;
+use postgres::Client;
+
 use super::Vectors;
 
 /// Cosines that differ by less are equal.
@@ -49,6 +52,28 @@ pub fn least_products(
             .flat_map(|handle| handle.join().expect("no panic"))
             .collect()
     })
+}
+
+/// The share that a statement finds of the `k` nearest rows of each query. It returns numbers of queries, counted from the one behind
+/// `first` others of the vectors, and of rows; `least` is what [`least_products`] says of the queries.
+///
+/// # Errors
+/// When the statement fails.
+pub fn recall(
+    client: &mut Client,
+    statement: &str,
+    vectors: &Vectors,
+    first: usize,
+    least: &[f32],
+    k: usize,
+) -> Result<f64> {
+    let rows = client.query(statement, &[])?;
+    let right = rows.iter().filter(|row| {
+        let (query, id): (i32, i32) = (row.get(0), row.get(1));
+        let query = query as usize;
+        dot(vectors.row(first + query), vectors.row(id as usize)) >= least[query] - ROUNDING
+    });
+    Ok(right.count() as f64 / (least.len() * k) as f64)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use postgres::Client;
 
 use crate::Cluster;
@@ -30,6 +30,22 @@ pub fn transactions(
         .and_then(|rest| rest.split_whitespace().next())
         .context("pgbench prints tps")?;
     Ok(number.parse()?)
+}
+
+/// That a statement is planned with an index.
+///
+/// # Errors
+/// With the plan, when it is not.
+pub fn ensure_index(client: &mut Client, statement: &str, index: &str) -> Result<()> {
+    let lines = client.query(&format!("EXPLAIN {statement}"), &[])?;
+    let plan: Vec<&str> = lines.iter().map(|line| line.get(0)).collect();
+    let uses = format!("using {index} ");
+    ensure!(
+        plan.iter().any(|line| line.contains(&uses)),
+        "{}",
+        plan.join("\n")
+    );
+    Ok(())
 }
 
 /// Times a second that a statement runs, for that many seconds and once at least.
