@@ -194,6 +194,7 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
         (&deferred, "", Some("of 20 rows of table")),
         (&at_once, touched, Some("of 20 rows of table")),
         (ruled, trigger, Some("where a table has rules")),
+        (ruled, &at_once, Some("where a table has rules")),
         (ruled, "", None),
     ] {
         table(&mut client, changing)?;
