@@ -223,7 +223,7 @@ fn a_view_that_takes_the_name_of_a_table_is_not_read() -> Result<()> {
          CREATE SCHEMA other; CREATE FUNCTION taken() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM steal(); RETURN true; END';
          CREATE VIEW other.docs AS SELECT 'x'::text AS body, CASE WHEN taken() THEN NULL::embedding END AS v",
     )?;
-    let change = "LOCK TABLE own.docs IN SHARE UPDATE EXCLUSIVE MODE;
+    let change = "LOCK TABLE own.docs IN SHARE ROW EXCLUSIVE MODE;
                   ALTER SCHEMA own RENAME TO first; ALTER SCHEMA other RENAME TO own";
     let result = raced(
         &cluster,
