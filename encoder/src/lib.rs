@@ -16,7 +16,6 @@ mod batch;
 mod device;
 mod encoder;
 mod error;
-pub mod heap;
 mod input;
 
 pub use device::DeviceChoice;

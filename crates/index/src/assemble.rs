@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use laser_memory::heap;
 use memmap2::Mmap;
 
 use crate::cache::Scratch;
@@ -188,6 +189,7 @@ pub(crate) fn assemble(
     drop(join);
     // Its memory is what the second pass has.
     drop(graph);
+    heap::trim();
     pause();
     if nodes > 0 {
         let graph = header.graph.of_mut(&mut bytes);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use laser_memory::heap;
 use laser_memory::threads::{self, Gate, Thread};
 
 use crate::assemble::{BuiltSegment, Grown, Part, Pushed, assemble, spill_len};
@@ -284,6 +285,8 @@ impl SegmentBuilder {
         let memory = options.memory;
         let most = most(&codec, p.m, options.memory, options.cache).min(u32::MAX as usize - 1);
         let limit = capacity(&codec, p.m, options.memory).min(most);
+        // What was looked at to choose the encoding.
+        heap::trim();
         let mut dead = Vec::new();
         let mut unplaced = Vec::new();
         let mut nodes = HashMap::new();
@@ -544,6 +547,7 @@ impl SegmentBuilder {
             let part = shared.end_part(&graph, &folder)?;
             // The memory of the one is what the other has.
             *graph = Graph::new(shared.encoding.codec, m, first)?;
+            heap::trim();
             shared
                 .parts
                 .lock()

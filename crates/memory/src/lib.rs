@@ -7,6 +7,7 @@
 //! An allocator that has a last resort for those that cannot cope (the extension's ends the session
 //! instead of the server) asks [`attempting`] whether the one that it has no memory for can.
 
+pub mod heap;
 pub mod room;
 pub mod threads;
 

@@ -486,7 +486,7 @@ impl Models {
         }
         // What is free counts for the system until it is given back.
         if dropped {
-            laser_encoder::heap::trim();
+            laser_memory::heap::trim();
         }
     }
 
@@ -551,7 +551,7 @@ fn load(
         let path = stamp.path().to_owned();
         precisions.insert(path, (stamp.clone(), encoder.precision()));
     }
-    laser_encoder::heap::trim();
+    laser_memory::heap::trim();
     let seconds = start.elapsed().as_secs_f64();
     Done::Loaded {
         name,

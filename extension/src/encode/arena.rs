@@ -94,11 +94,7 @@ impl Arena {
             // SAFETY: the unused end of the mapping, to which there are no pointers.
             unsafe { libc::munmap(ptr::with_exposed_provenance_mut(used), end - used) };
         }
-        #[cfg(target_env = "gnu")]
-        // SAFETY: frees what nobody uses.
-        unsafe {
-            libc::malloc_trim(0)
-        };
+        laser_memory::heap::trim();
     }
 
     fn region(&self) -> Range<usize> {
