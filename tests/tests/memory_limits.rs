@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use laser_tests::bench::cost;
 use laser_tests::{Cluster, failure, segment_files};
 use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
@@ -772,4 +773,29 @@ fn move_limit(pid: i32, seed: u64) -> String {
          done 2> /dev/null; true"
     );
     format!("COPY (SELECT WHERE false) TO PROGRAM '{script}'")
+}
+
+/// What a build takes at most is what it was allowed, in pieces or in one, and what any session takes that builds an index.
+#[test]
+fn builds_stay_within_maintenance_work_mem() -> Result<()> {
+    const ALLOWED: u64 = 16 * MIB;
+    // Caches of the catalogue, and pages of the postmaster's that a session writes to.
+    const SESSION: u64 = 5 * MIB;
+    let cluster = Cluster::new()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t (v embedding(256));
+         INSERT INTO t SELECT (SELECT array_agg(random() + (i + d) * 0)::real[] FROM generate_series(1, 256) d)::embedding
+         FROM generate_series(1, 40000) i;
+         SET maintenance_work_mem = '16MB'",
+    )?;
+    let (_, cost) = cost::timed(&cluster, &mut client, |client| {
+        Ok(client.batch_execute("CREATE INDEX ON t USING laser (v) WITH (m = 8)")?)
+    })?;
+    ensure!(
+        cost.memory <= ALLOWED * 11 / 10 + SESSION,
+        "{} MiB",
+        cost.memory / MIB
+    );
+    Ok(())
 }

@@ -83,6 +83,7 @@ mod rewrite;
 mod rights;
 mod rows;
 mod runs;
+mod same_value;
 mod sample;
 mod scan;
 mod shared;

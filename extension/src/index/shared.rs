@@ -3,14 +3,19 @@
 //! Where each table of a query is restricted to one tenant (row-level security, scopes of ORMs), the rows that belong together are
 //! of the same tenant: that the other table has few of its rows left makes no partner less likely. The planner cannot know, and
 //! counts the condition for each table. Here it is taken for the same where columns of the same name are to equal the same, and
-//! tables are joined by what is unique in one of them: without that, the condition may be a part of the key.
+//! tables are joined by what is unique in one of them: without that, the condition may be a part of the key. Where it is one, what
+//! they are joined by must nearly be unique without it, as numbers from a sequence are.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, JoinType, NodeTag};
 
+use super::same_value::has_same_value;
 use crate::pg::lists::{members, node};
+
+/// The share of a table's rows that have a value of their own in a column that is taken for unique.
+const NEARLY: f64 = 0.9;
 
 /// The rows of `other` that pass its conditions, without those that `table` has as well, which it is joined with by `equalities`.
 /// With `is_larger` no condition adds more than makes its share here what it is there: what leaves a hundredth here and most rows there, as
@@ -29,7 +34,7 @@ pub unsafe fn rows(
     unsafe {
         let is_by_key = members(equalities).iter().any(|cell| {
             let equality = node(cell);
-            has_key(table, equality) || has_key(other, equality)
+            has_key(root, table, equality) || has_key(root, other, equality)
         });
         if !is_by_key {
             return other.rows;
@@ -56,7 +61,7 @@ pub unsafe fn rows(
             let Some(equality) = Equality::read(&*root, other, condition) else {
                 continue;
             };
-            if let Some((_, own)) = own.iter().find(|(own, _)| own.is_alike(&equality)) {
+            if let Some((_, own)) = own.iter().find(|(own, _)| own.is_alike(&*root, &equality)) {
                 let mut least = share(condition);
                 if is_larger {
                     least = least.max(share(*own));
@@ -68,11 +73,15 @@ pub unsafe fn rows(
     }
 }
 
-/// Whether a column that an equality compares is unique in its table.
+/// Whether a column that an equality compares is unique in its table, or nearly and a part of what is.
 ///
 /// # Safety
-/// One of the planner's tables, and an expression.
-unsafe fn has_key(table: &pg_sys::RelOptInfo, equality: *mut pg_sys::Node) -> bool {
+/// A query that is being planned, one of its tables, and an expression.
+unsafe fn has_key(
+    root: *mut pg_sys::PlannerInfo,
+    table: &pg_sys::RelOptInfo,
+    equality: *mut pg_sys::Node,
+) -> bool {
     // SAFETY: by contract; nodes are what their tags say, and an index has a number for each key.
     unsafe {
         if (*equality).type_ != NodeTag::T_OpExpr {
@@ -85,13 +94,39 @@ unsafe fn has_key(table: &pg_sys::RelOptInfo, equality: *mut pg_sys::Node) -> bo
             .any(|column| {
                 members(table.indexlist).iter().any(|cell| {
                     let index = &*cell.ptr_value.cast::<pg_sys::IndexOptInfo>();
-                    index.unique
-                        && index.immediate
-                        && index.indpred.is_null()
-                        && index.nkeycolumns == 1
-                        && *index.indexkeys == i32::from(column.varattno)
+                    let is_key = index.unique && index.immediate && index.indpred.is_null();
+                    let keys = std::slice::from_raw_parts(
+                        index.indexkeys,
+                        index.nkeycolumns.max(0) as usize,
+                    );
+                    is_key
+                        && keys.contains(&i32::from(column.varattno))
+                        && (keys.len() == 1 || is_nearly_unique(root, table, column))
                 })
             })
+    }
+}
+
+/// Whether a column has nearly as many different values as its table has rows, by statistics.
+///
+/// # Safety
+/// As [`has_key`]; a column of the table.
+unsafe fn is_nearly_unique(
+    root: *mut pg_sys::PlannerInfo,
+    table: &pg_sys::RelOptInfo,
+    column: &pg_sys::Var,
+) -> bool {
+    // SAFETY: by contract. What is looked up is given back.
+    unsafe {
+        let mut found = pg_sys::VariableStatData::default();
+        let column = std::ptr::from_ref(column).cast_mut().cast();
+        pg_sys::examine_variable(root, column, 0, &raw mut found);
+        let mut is_guess = true;
+        let values = pg_sys::get_variable_numdistinct(&raw mut found, &raw mut is_guess);
+        if let (false, Some(free)) = (found.statsTuple.is_null(), found.freefunc) {
+            free(found.statsTuple);
+        }
+        !is_guess && values >= NEARLY * table.tuples
     }
 }
 
@@ -109,10 +144,12 @@ unsafe fn column<'a>(mut expression: *mut pg_sys::Node) -> Option<&'a pg_sys::Va
     }
 }
 
-/// The condition that a column equals something that no table has.
+/// The condition that a column equals something that no table has, or one of several such things.
 struct Equality<'a> {
     column: &'a CStr,
     value: *mut pg_sys::Node,
+    /// Whether the value is an array of them.
+    is_any: bool,
 }
 
 impl<'a> Equality<'a> {
@@ -128,18 +165,29 @@ impl<'a> Equality<'a> {
         // SAFETY: by contract; nodes are what their tags say.
         unsafe {
             let condition = &*condition;
-            let clause = condition.clause.cast::<pg_sys::OpExpr>();
-            if condition.mergeopfamilies.is_null() || (*clause).xpr.type_ != NodeTag::T_OpExpr {
-                return None;
-            }
-            let [left, right] = members((*clause).args) else {
+            let clause = condition.clause.cast::<pg_sys::Node>();
+            let (arguments, is_equality, is_any) = match (*clause).type_ {
+                NodeTag::T_OpExpr => {
+                    let is_equality = !condition.mergeopfamilies.is_null();
+                    ((*clause.cast::<pg_sys::OpExpr>()).args, is_equality, false)
+                }
+                NodeTag::T_ScalarArrayOpExpr => {
+                    let any = &*clause.cast::<pg_sys::ScalarArrayOpExpr>();
+                    let kind = pg_sys::exprType(node(members(any.args).first()?));
+                    let is_equality = any.useOr && pg_sys::op_mergejoinable(any.opno, kind);
+                    (any.args, is_equality, true)
+                }
+                _ => return None,
+            };
+            let ([left, right], true) = (members(arguments), is_equality) else {
                 return None;
             };
             let (left, right) = (node(left), node(right));
             let is_of_table = |side| pg_sys::contain_var_clause(side);
             let (own, value) = match (is_of_table(left), is_of_table(right)) {
                 (true, false) => (left, right),
-                (false, true) => (right, left),
+                // `3 = ANY (column)` is of the column's elements.
+                (false, true) if !is_any => (right, left),
                 _ => return None,
             };
             let number = column(own)?.varattno;
@@ -148,13 +196,17 @@ impl<'a> Equality<'a> {
             Some(Self {
                 column: CStr::from_ptr(name),
                 value,
+                is_any,
             })
         }
     }
 
-    fn is_alike(&self, other: &Self) -> bool {
-        // SAFETY: expressions of the query.
+    /// # Safety
+    /// Both of the same query, which is being planned.
+    unsafe fn is_alike(&self, root: &pg_sys::PlannerInfo, other: &Self) -> bool {
         self.column == other.column
-            && unsafe { pg_sys::equal(self.value.cast(), other.value.cast()) }
+            && self.is_any == other.is_any
+            // SAFETY: by contract: expressions of the query.
+            && unsafe { has_same_value(root, self.value, other.value) }
     }
 }
