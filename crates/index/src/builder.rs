@@ -285,7 +285,7 @@ impl SegmentBuilder {
         let memory = options.memory;
         let most = most(&codec, p.m, options.memory, options.cache).min(u32::MAX as usize - 1);
         let limit = capacity(&codec, p.m, options.memory).min(most);
-        // What was looked at to choose the encoding.
+        // Of the sample by which the encoding was chosen.
         heap::trim();
         let mut dead = Vec::new();
         let mut unplaced = Vec::new();
