@@ -326,6 +326,40 @@ fn embed_table_keeps_to_the_model_of_the_column() -> Result<()> {
     Ok(())
 }
 
+/// Both lock the label, and the table, in one order.
+#[test]
+fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = cluster.database("d")?;
+    client.batch_execute(
+        "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
+         FROM generate_series(1, 100) i;
+         BEGIN; SELECT laser_lock_table('t'::regclass, true)",
+    )?;
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 't'::regclass";
+    let mut sessions = Vec::new();
+    for (at, sql) in [
+        "SELECT laser_keep_embedded('t', 'body', 'm')",
+        "CALL laser_embed_table('t', 'body', 'm')",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut session = cluster.connect("d")?;
+        sessions.push(std::thread::spawn(move || session.batch_execute(sql)));
+        wait_until("it waits", || {
+            Ok(client.query_one(waiting, &[])?.get::<_, i64>(0) == at as i64 + 1)
+        })?;
+    }
+    client.batch_execute("COMMIT")?;
+    for session in sessions {
+        session.join().expect("no panic")?;
+    }
+    let embedded: i64 = client.query_one("SELECT count(m) FROM t", &[])?.get(0);
+    ensure!(embedded == 100);
+    Ok(())
+}
+
 /// Both calls have checked the column before either sets its label.
 #[test]
 fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
@@ -346,7 +380,8 @@ fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
             }))
         })
         .collect::<Result<_>>()?;
-    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass";
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND 't'::regclass IN (relation, objid)";
     wait_until("both wait", || {
         Ok(client.query_one(waiting, &[])?.get::<_, i64>(0) == 2)
     })?;
