@@ -405,19 +405,18 @@ BEGIN
             hint = pg_catalog.format('Embed partitions one by one, as in CALL laser_embed_table(%L, %L, %L).', part, text_column, embedding_column);
     END IF;
     FOREACH part IN ARRAY pg_catalog.array_prepend(tbl, pg_catalog.array_remove(parts, tbl)) LOOP
+        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
+        INTO part_name USING part::pg_catalog.oid;
         is_owner := pg_catalog.pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c
             WHERE c.oid OPERATOR(pg_catalog.=) part::pg_catalog.oid), 'USAGE');
         EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         IF known IS NULL AND is_owner THEN
             -- Labels are set under this lock: of two calls, one finds the other's label. Maintenance of the table takes
-            -- it not, so that none waits for this transaction while this one waits for it. laser_keep_embedded takes it
-            -- before it locks the table, as is done here.
+            -- it not, so that none waits for this transaction while this one waits for it.
             EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, true)', laser)
             INTO part_name USING part::pg_catalog.oid;
+            EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         END IF;
-        EXECUTE pg_catalog.format('SELECT %I.laser_lock_table($1, false)', laser)
-        INTO part_name USING part::pg_catalog.oid;
-        EXECUTE read_label INTO known USING part::pg_catalog.oid, embedding_column;
         IF known OPERATOR(pg_catalog.=) label OR known OPERATOR(pg_catalog.=) model THEN
             CONTINUE;
         END IF;

@@ -33,6 +33,10 @@ BEGIN
     IF octet_length(trigger_name) > 63 THEN
         trigger_name := 'zz_laser_keep_' || md5(embedding_column::text);
     END IF;
+    IF (SELECT c.relkind IN ('r', 'p') AND pg_has_role(c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = tbl) THEN
+        -- The table first, then the label, as in laser_embed_table: a trigger wants this lock.
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', tbl);
+    END IF;
     named := @extschema@.laser_lock_table(tbl, true);
     IF text_column = embedding_column THEN
         RAISE EXCEPTION USING errcode = 'invalid_parameter_value',

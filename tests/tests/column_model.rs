@@ -326,7 +326,7 @@ fn embed_table_keeps_to_the_model_of_the_column() -> Result<()> {
     Ok(())
 }
 
-/// Both lock the label, and the table, in one order.
+/// Both lock the table, and the label, in one order, and neither has one of them while a migration waits for the other.
 #[test]
 fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
     let (_models, cluster) = with_two_models()?;
@@ -336,7 +336,8 @@ fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
          FROM generate_series(1, 100) i;
          BEGIN; SELECT laser_lock_table('t'::regclass, true)",
     )?;
-    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 't'::regclass";
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND 't'::regclass IN (relation, objid)";
     let mut sessions = Vec::new();
     for (at, sql) in [
         "SELECT laser_keep_embedded('t', 'body', 'm')",
@@ -357,6 +358,23 @@ fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
     }
     let embedded: i64 = client.query_one("SELECT count(m) FROM t", &[])?.get(0);
     ensure!(embedded == 100);
+
+    // What waits for the table has no lock that would keep others from changing it.
+    client.batch_execute(
+        "CREATE TABLE other AS SELECT body, NULL::embedding(32) AS m FROM t;
+         BEGIN; CREATE INDEX ON other (body)",
+    )?;
+    let mut session = cluster.connect("d")?;
+    let call = std::thread::spawn(move || {
+        session.batch_execute("CALL laser_embed_table('other', 'body', 'm')")
+    });
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'other'::regclass";
+    wait_until("it waits", || {
+        Ok(client.query_one(waiting, &[])?.get::<_, i64>(0) == 1)
+    })?;
+    client.batch_execute("ALTER TABLE other ADD COLUMN x int; COMMIT")?;
+    call.join().expect("no panic")?;
     Ok(())
 }
 
@@ -380,8 +398,7 @@ fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
             }))
         })
         .collect::<Result<_>>()?;
-    let waiting =
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND 't'::regclass IN (relation, objid)";
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass";
     wait_until("both wait", || {
         Ok(client.query_one(waiting, &[])?.get::<_, i64>(0) == 2)
     })?;
