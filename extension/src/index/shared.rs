@@ -90,7 +90,7 @@ unsafe fn has_key(
         let sides = members((*equality.cast::<pg_sys::OpExpr>()).args);
         let columns = sides.iter().filter_map(|side| column(node(side)));
         columns
-            .filter(|column| column.varno as pg_sys::Index == table.relid)
+            .filter(|column| column.varno as pg_sys::Index == table.relid && column.varattno > 0)
             .any(|column| {
                 members(table.indexlist).iter().any(|cell| {
                     let index = &*cell.ptr_value.cast::<pg_sys::IndexOptInfo>();
@@ -174,7 +174,9 @@ impl<'a> Equality<'a> {
                 NodeTag::T_ScalarArrayOpExpr => {
                     let any = &*clause.cast::<pg_sys::ScalarArrayOpExpr>();
                     let kind = pg_sys::exprType(node(members(any.args).first()?));
-                    let is_equality = any.useOr && pg_sys::op_mergejoinable(any.opno, kind);
+                    let is_equality = any.useOr
+                        && pg_sys::op_mergejoinable(any.opno, kind)
+                        && !pg_sys::contain_volatile_functions(clause);
                     (any.args, is_equality, true)
                 }
                 _ => return None,
