@@ -333,9 +333,9 @@ fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
     let mut client = cluster.database("d")?;
     client.batch_execute(
         "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
-         FROM generate_series(1, 100) i;
-         BEGIN; SELECT laser_lock_table('t'::regclass, true)",
+         FROM generate_series(1, 100) i",
     )?;
+    client.batch_execute("BEGIN; SELECT laser_lock_table('t'::regclass, true)")?;
     let waiting =
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND 't'::regclass IN (relation, objid)";
     let mut sessions = Vec::new();
@@ -360,10 +360,8 @@ fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
     ensure!(embedded == 100);
 
     // What waits for the table has no lock that would keep others from changing it.
-    client.batch_execute(
-        "CREATE TABLE other AS SELECT body, NULL::embedding(32) AS m FROM t;
-         BEGIN; CREATE INDEX ON other (body)",
-    )?;
+    client.batch_execute("CREATE TABLE other AS SELECT body, NULL::embedding(32) AS m FROM t")?;
+    client.batch_execute("BEGIN; CREATE INDEX ON other (body)")?;
     let mut session = cluster.connect("d")?;
     let call = std::thread::spawn(move || {
         session.batch_execute("CALL laser_embed_table('other', 'body', 'm')")

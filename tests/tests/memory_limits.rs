@@ -782,13 +782,12 @@ fn builds_stay_within_maintenance_work_mem() -> Result<()> {
     // Caches of the catalogue, and pages of the postmaster's that a session writes to.
     const SESSION: u64 = 5 * MIB;
     let cluster = Cluster::new()?;
-    let mut client = cluster.database("d")?;
-    client.batch_execute(
+    cluster.database("d")?.batch_execute(
         "CREATE TABLE t (v embedding(256));
          INSERT INTO t SELECT (SELECT array_agg(random() + (i + d) * 0)::real[] FROM generate_series(1, 256) d)::embedding
          FROM generate_series(1, 40000) i",
     )?;
-    // One that has kept nothing of the rows.
+    // A session that has kept nothing of the rows.
     let mut client = cluster.connect("d")?;
     client.batch_execute("SET maintenance_work_mem = '16MB'")?;
     let (_, cost) = cost::timed(&cluster, &mut client, |client| {
