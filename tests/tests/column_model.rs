@@ -326,15 +326,21 @@ fn embed_table_keeps_to_the_model_of_the_column() -> Result<()> {
     Ok(())
 }
 
+/// A session of a new database with sentences in `t` that are not embedded yet.
+fn with_sentences(cluster: &Cluster, rows: usize) -> Result<Client> {
+    let mut client = cluster.database("d")?;
+    client.batch_execute(&format!(
+        "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
+         FROM generate_series(1, {rows}) i"
+    ))?;
+    Ok(client)
+}
+
 /// Both lock the table, and the label, in one order, and neither has one of them while a migration waits for the other.
 #[test]
 fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
     let (_models, cluster) = with_two_models()?;
-    let mut client = cluster.database("d")?;
-    client.batch_execute(
-        "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
-         FROM generate_series(1, 100) i",
-    )?;
+    let mut client = with_sentences(&cluster, 100)?;
     client.batch_execute("BEGIN; SELECT laser_lock_table('t'::regclass, true)")?;
     let waiting =
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND 't'::regclass IN (relation, objid)";
@@ -380,11 +386,7 @@ fn keeping_and_embedding_at_once_end_without_a_deadlock() -> Result<()> {
 #[test]
 fn two_calls_at_once_do_not_mix_their_models() -> Result<()> {
     let (_models, cluster) = with_two_models()?;
-    let mut client = cluster.database("d")?;
-    client.batch_execute(
-        "CREATE TABLE t AS SELECT i AS id, 'sentence ' || i AS body, NULL::embedding(32) AS m
-         FROM generate_series(1, 5000) i",
-    )?;
+    let mut client = with_sentences(&cluster, 5000)?;
     client.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
     let calls: Vec<_> = ["one", "two"]
         .into_iter()

@@ -41,6 +41,8 @@ pub unsafe fn has_same_value(
 /// Parameters of subqueries that are evaluated once, each with that of the first one which is the same.
 type Names = Vec<(i32, i32)>;
 
+/// The names of a query's parameters; those of subqueries that are volatile have no others.
+///
 /// # Safety
 /// A query that is being planned.
 unsafe fn names(root: &pg_sys::PlannerInfo) -> Names {
