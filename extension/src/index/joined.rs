@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use pgrx::pg_sys::{self, JoinType, RelOptKind};
+use pgrx::pg_sys::{self, JoinType, NodeTag, RelOptKind};
 
 use super::planned::{PerQuery, of_query};
 use super::shared;
@@ -117,7 +117,7 @@ pub unsafe fn left(
             Left {
                 with: least(once.with),
                 without: once.without.max(LEAST_WITHOUT),
-                counted_twice: least(twice.with * twice.without),
+                counted_twice: least(twice.with * twice.without * twice.by_tests),
             }
         })
     }
@@ -137,6 +137,8 @@ enum Shared {
 struct Shares {
     with: f64,
     without: f64,
+    /// What the server takes tests for null to leave of outer joins, beyond what the joins themselves leave.
+    by_tests: f64,
     /// Whether two tables of a join have a condition alike.
     has_shared: bool,
 }
@@ -156,7 +158,7 @@ unsafe fn of(
     unsafe {
         let mut joined = Vec::new();
         others.retain(|&other| {
-            let Some(partners) = Partners::of(&*root, (*table).relid, (*other).relid) else {
+            let Some(partners) = Partners::of(root, &*table, &*other) else {
                 return true;
             };
             let conditions = Conditions::of(root, table, other);
@@ -169,6 +171,7 @@ unsafe fn of(
         let mut left = Shares {
             with: 1.0,
             without: 1.0,
+            by_tests: 1.0,
             has_shared: false,
         };
         for (other, partners, conditions) in joined {
@@ -191,6 +194,13 @@ unsafe fn of(
                 // By equality alone a row would be its own partner, where versions of a document are compared.
                 Partners::Excluded => {
                     left.without *= (1.0 - estimate(conditions.all)).max(0.0);
+                }
+                Partners::Null(share) => {
+                    let without = (1.0 - estimate(conditions.all)).max(0.0);
+                    let left_over = (without + (1.0 - without) * share).max(LEAST_WITHOUT);
+                    left.without *= left_over;
+                    // The server takes the test to be one of the other table's rows, and rounds up to a row.
+                    left.by_tests *= share.max(1.0 / (*table).rows.max(1.0)) / left_over;
                 }
             }
             (*other).rows = rows;
@@ -280,28 +290,31 @@ unsafe fn semijoin(
 }
 
 /// Which rows of a table a join with another one leaves out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum Partners {
     /// Those without a partner there.
     Needed,
     /// Those that have one: `NOT EXISTS`, and outer joins of which only what has no partner is wanted.
     Excluded,
+    /// Those that have one in an outer join whose partners must be null in a column that they are not joined by. The server makes no
+    /// anti-join of it. The share of the other table's rows in which the column is null.
+    Null(f64),
 }
 
 impl Partners {
     /// `None` where all rows are kept: the other table is on the optional side of an outer join.
     ///
     /// # Safety
-    /// As [`left`]; the numbers of two tables.
+    /// As [`left`].
     unsafe fn of(
-        root: &pg_sys::PlannerInfo,
-        table: pg_sys::Index,
-        other: pg_sys::Index,
+        root: *mut pg_sys::PlannerInfo,
+        table: &pg_sys::RelOptInfo,
+        other: &pg_sys::RelOptInfo,
     ) -> Option<Self> {
         let mut partners = Self::Needed;
         // SAFETY: by contract: a list of descriptions of joins.
         unsafe {
-            for cell in members(root.join_info_list) {
+            for cell in members((*root).join_info_list) {
                 let join = &*node(cell).cast::<pg_sys::SpecialJoinInfo>();
                 let sides = |relid: pg_sys::Index| {
                     (
@@ -309,17 +322,51 @@ impl Partners {
                         pg_sys::bms_is_member(relid as i32, join.syn_righthand),
                     )
                 };
-                let ((own_left, own_right), (left, right)) = (sides(table), sides(other));
+                let ((own_left, own_right), (left, right)) =
+                    (sides(table.relid), sides(other.relid));
                 let is_between = right && !own_right;
                 match join.jointype {
                     JoinType::JOIN_FULL if is_between || left && !own_left => return None,
                     JoinType::JOIN_SEMI | JoinType::JOIN_FULL => {}
                     JoinType::JOIN_ANTI if is_between && own_left => partners = Self::Excluded,
+                    _ if is_between && own_left => partners = Self::Null(nulls(root, other)?),
                     _ if is_between => return None,
                     _ => {}
                 }
             }
         }
         Some(partners)
+    }
+}
+
+/// The share of a table's rows that a test for null of one of its columns leaves, which is asked of the rows of outer joins; `None`
+/// without such a test.
+///
+/// # Safety
+/// As [`left`].
+unsafe fn nulls(root: *mut pg_sys::PlannerInfo, table: &pg_sys::RelOptInfo) -> Option<f64> {
+    // SAFETY: by contract: a list of conditions, whose nodes are what their tags say.
+    unsafe {
+        let tests = members(table.joininfo).iter().filter_map(|cell| {
+            let condition = &*cell.ptr_value.cast::<pg_sys::RestrictInfo>();
+            let test = condition.clause.cast::<pg_sys::NullTest>();
+            let is_test = condition.is_pushed_down
+                && (*test.cast::<pg_sys::Node>()).type_ == NodeTag::T_NullTest
+                && (*test).nulltesttype == pg_sys::NullTestType::IS_NULL
+                && (*(*test).arg.cast::<pg_sys::Node>()).type_ == NodeTag::T_Var;
+            (is_test && (*(*test).arg.cast::<pg_sys::Var>()).varno as pg_sys::Index == table.relid)
+                .then_some(test)
+        });
+        let share = |test: *mut pg_sys::NullTest| {
+            let relid = table.relid as i32;
+            pg_sys::clause_selectivity(
+                root,
+                test.cast(),
+                relid,
+                JoinType::JOIN_INNER,
+                std::ptr::null_mut(),
+            )
+        };
+        tests.map(share).reduce(f64::min)
     }
 }
