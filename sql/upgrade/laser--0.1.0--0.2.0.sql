@@ -250,6 +250,8 @@ DECLARE
     pass_stored bigint;
     pass_reset bigint;
     pass_refused bigint;
+    -- Rows that an update of them did not change.
+    pass_missed bigint;
     part_stored bigint;
     part_changed bigint;
     shortest bigint;
@@ -497,6 +499,7 @@ BEGIN
             pass_stored := 0;
             pass_reset := 0;
             pass_refused := 0;
+            pass_missed := 0;
             rows_wanted := batch_size;
             last_block := pg_catalog.pg_relation_size(part)
                           OPERATOR(pg_catalog./) pg_catalog.current_setting('block_size')::bigint;
@@ -683,6 +686,7 @@ BEGIN
                 place := next_place;
                 pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
                 pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
+                pass_missed := pass_missed OPERATOR(pg_catalog.+) rows_read OPERATOR(pg_catalog.-) rows_stored OPERATOR(pg_catalog.-) rows_reset;
                 total := total OPERATOR(pg_catalog.+) rows_stored;
                 COMMIT;
             END LOOP;
@@ -713,6 +717,12 @@ BEGIN
             RAISE WARNING USING
                 message = pg_catalog.format('%s rows of table "%s" stay without an embedding', pass_refused, part),
                 detail = pg_catalog.format('The first is at ctid %L: %s.', refused_place, refused_message);
+        END IF;
+        -- An update that is done instead by a rule is not counted: what it has done is not known.
+        IF pass_missed OPERATOR(pg_catalog.>) 0 THEN
+            RAISE WARNING USING
+                message = pg_catalog.format('the update did not reach %s rows of table "%s", which may stay without an embedding', pass_missed, part),
+                hint = 'Look for triggers that return NULL, policies for UPDATE and rules that do something else instead.';
         END IF;
         IF pass_reset OPERATOR(pg_catalog.>) 0 AND part_stored OPERATOR(pg_catalog.=) 0 THEN
             IF failure_code IS NOT NULL THEN

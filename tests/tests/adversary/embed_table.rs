@@ -217,6 +217,51 @@ fn texts_that_cannot_be_followed_are_told_of() -> Result<()> {
 }
 
 #[test]
+fn rows_that_the_update_does_not_reach_are_told_of() -> Result<()> {
+    let cluster = Cluster::new()?;
+    cluster.database("d")?;
+    let (mut client, notices) = cluster.connect_with_notices("d")?;
+    client.batch_execute("CREATE ROLE writer")?;
+    let half = "BEGIN IF NEW.id % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END";
+    let policies = "ALTER TABLE t ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY seen ON t FOR SELECT USING (true);
+        CREATE POLICY changed ON t FOR UPDATE USING (id <= 100);
+        GRANT SELECT, UPDATE ON t TO writer;
+        SET ROLE writer";
+    for (obstacle, rows, told) in [
+        (
+            "CREATE TRIGGER skip BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION reset()",
+            150,
+            Some("did not reach 150 rows of table \"t\""),
+        ),
+        (
+            "CREATE RULE nothing AS ON UPDATE TO t DO INSTEAD NOTHING",
+            0,
+            Some("did not reach 300 rows of table \"t\""),
+        ),
+        // Rows that must not be updated cannot be locked either: they are not read.
+        (policies, 100, None),
+        ("", 300, None),
+    ] {
+        table(&mut client, half)?;
+        client.batch_execute(obstacle)?;
+        notices.take();
+        client.batch_execute("CALL laser_embed_table('t', 'body', 'e', 70)")?;
+        client.batch_execute("RESET ROLE")?;
+        ensure!(embedded(&mut client)? == rows, "{obstacle}");
+        let said = notices.take();
+        match told {
+            Some(warning) => ensure!(said.iter().any(|s| s.contains(warning)), "{said:?}"),
+            None => ensure!(
+                said.iter().all(|s| !s.contains("did not reach")),
+                "{said:?}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn rules_and_partitions_are_embedded_as_ever() -> Result<()> {
     let cluster = Cluster::new()?;
     let mut client = cluster.database("d")?;
