@@ -1,7 +1,7 @@
 //! What laser's index costs and gives as rows become many, beside pgvector's HNSW in the same run.
 //!
 //! ```text
-//! bench_scale [--tables build,search,open,inserts,load] [--rows 100000] [--dimensions 384] [--sentences FILE]
+//! bench_scale [--tables build,search,open,inserts,load,mining] [--rows 100000] [--dimensions 384] [--sentences FILE]
 //!             [--memory 64MB,4GB] [--buffers 2GB] [--only laser] [--queries 300]
 //!             [--ef 40,100,200,400,600,800,1000] [--recall 0.95,0.98,0.99] [--clients 8] [--seconds 10]
 //!             [--modes off,on,pgvector] [--limit 4096] [--load 200000] [--curves FOLDER] [--output FILE]
@@ -20,6 +20,9 @@
 //! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
 //!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
 //! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
+//! * `mining`: pairs of `--rows` rows and as many others, from all pairs and by indexes, and how many of the former the
+//!   latter finds; then FAISS on the same vectors, where `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, and
+//!   by HNSW and IVF, each as wide as it takes to find as many.
 //!
 //! With `--curves`, recall against queries a second (`scale-speed.svg`), seconds of processors against rows (`scale-build.svg`,
 //! where there are several numbers) and the slowest insert of each second (`scale-inserts.svg`) are drawn. The load of the machine is
@@ -27,6 +30,7 @@
 
 mod build;
 mod inserts;
+mod mining;
 mod open;
 mod search;
 mod settings;
@@ -48,11 +52,13 @@ const MODEL: &str = "laser-mean-384";
 
 /// Rows, of which the first of each number are indexed, and the queries behind them.
 fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
-    let rows = if s.wants("inserts") || s.wants("load") {
-        s.most_rows().max(s.load)
-    } else {
-        s.most_rows()
-    };
+    let mut rows = s.most_rows();
+    if s.wants("inserts") || s.wants("load") {
+        rows = rows.max(s.load);
+    }
+    if s.wants("mining") {
+        rows = rows.max(2 * s.most_rows());
+    }
     let wanted = rows + s.queries;
     if let Some(path) = &s.sentences {
         progress("embedding sentences");
@@ -133,6 +139,11 @@ fn main() -> Result<()> {
         let mut client = cluster.connect(DATABASE)?;
         client.batch_execute("DROP TABLE IF EXISTS ours, theirs")?;
         inserts::all(&cluster, &mut client, &s, &vectors, has_pgvector)?;
+    }
+    if s.wants("mining") {
+        for &rows in &s.rows {
+            mining::mining(&cluster, &s, &vectors, rows)?;
+        }
     }
     if let Some(folder) = &s.curves {
         let rows = s.rows.last().context("a number of rows")?;

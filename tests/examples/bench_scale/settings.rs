@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use laser_tests::bench::{arguments, list};
 
 pub const DATABASE: &str = "scale";
-const TABLES: [&str; 5] = ["build", "search", "open", "inserts", "load"];
+const TABLES: [&str; 6] = ["build", "search", "open", "inserts", "load", "mining"];
 /// How many nearest rows queries want.
 pub const K: usize = 10;
 

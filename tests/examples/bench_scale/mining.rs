@@ -1,0 +1,142 @@
+//! Mining of two tables, by comparing all pairs and by indexes, beside FAISS.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use laser_tests::bench::cost::{Cost, timed};
+use laser_tests::bench::{Vectors, progress};
+use laser_tests::{Cluster, say};
+use postgres::Client;
+
+use super::settings::{DATABASE, Settings};
+use super::table::{fill, machine_load};
+
+/// Neighbours of each row that the margin is taken from.
+const K: i32 = 4;
+const FAISS: &str = include_str!("faiss.py");
+
+/// Mines pairs of the first `rows` vectors and as many behind them, which are each other's best.
+pub fn mining(cluster: &Cluster, s: &Settings, vectors: &Vectors, rows: usize) -> Result<()> {
+    let mut client = cluster.connect(DATABASE)?;
+    client.batch_execute("DROP TABLE IF EXISTS ours, theirs, asked, source, target")?;
+    fill(&mut client, "source", "embedding", vectors, 0..rows)?;
+    fill(&mut client, "target", "embedding", vectors, rows..2 * rows)?;
+    client.batch_execute("VACUUM (ANALYZE) source, target")?;
+    client.batch_execute("CHECKPOINT")?;
+    let memory: String = client.query_one("SHOW laser.mining_memory", &[])?.get(0);
+    say!("mining of {rows} × {rows}, k {K}, laser.mining_memory {memory}");
+
+    let exact = mined(cluster, &mut client, "exact")?;
+    let pairs: i64 = client.query_one("SELECT count(*) FROM exact", &[])?.get(0);
+    ensure!(pairs > 0, "nothing is mined from {rows} rows");
+    print("laser, exact", &exact, &format!(", {pairs} pairs"));
+
+    let setting = s.memory.last().context("a size of memory")?;
+    client.batch_execute(&format!("SET maintenance_work_mem = '{setting}'"))?;
+    progress("indexes of both sides");
+    let ((), cost) = timed(cluster, &mut client, |client| {
+        Ok(client.batch_execute(
+            "CREATE INDEX ON source USING laser (v); CREATE INDEX ON target USING laser (v)",
+        )?)
+    })?;
+    print("laser, indexes of both sides", &cost, "");
+    let by_index = mined(cluster, &mut client, "index")?;
+    let row = client.query_one(
+        "SELECT count(*) FROM exact JOIN index USING (source_id, target_id)",
+        &[],
+    )?;
+    let recall = row.get::<_, i64>(0) as f64 / pairs as f64;
+    print(
+        "laser, by index",
+        &by_index,
+        &format!(", recall {recall:.4}"),
+    );
+    match std::env::var("LASER_BENCH_PYTHON") {
+        Ok(python) => faiss(&mut client, &python, vectors, rows, recall),
+        Err(_) => {
+            say!("FAISS was not measured: LASER_BENCH_PYTHON is not set");
+            Ok(())
+        }
+    }
+}
+
+/// Keeps the pairs of one method in a table of its name.
+fn mined(cluster: &Cluster, client: &mut Client, method: &str) -> Result<Cost> {
+    progress(&format!("mining, {method}"));
+    let statement = format!(
+        "DROP TABLE IF EXISTS {method};
+         CREATE TABLE {method} AS SELECT source_id, target_id FROM laser_mine(
+             'SELECT id, v FROM source', 'SELECT id, v FROM target',
+             k => {K}, retrieval => 'intersect', threshold => -2, method => '{method}')"
+    );
+    let ((), cost) = timed(cluster, client, |client| {
+        Ok(client.batch_execute(&statement)?)
+    })?;
+    Ok(cost)
+}
+
+fn print(name: &str, cost: &Cost, more: &str) {
+    say!(
+        "{name}: {:.1} s ({:.1} CPU-s, load {}), {:.0} MB{more}",
+        cost.wall,
+        cost.cpu,
+        machine_load(),
+        cost.memory as f64 / 1e6
+    );
+}
+
+/// Runs FAISS on the same vectors until its indexes find as many of the pairs.
+fn faiss(
+    client: &mut Client,
+    python: &str,
+    vectors: &Vectors,
+    rows: usize,
+    recall: f64,
+) -> Result<()> {
+    progress("FAISS");
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| folder.path().join(name);
+    for (name, first) in [("source", 0), ("target", rows)] {
+        let values = &vectors.data[first * vectors.dimensions..(first + rows) * vectors.dimensions];
+        write(
+            &file(name),
+            values.iter().flat_map(|value| value.to_le_bytes()),
+        )?;
+    }
+    let pairs = client.query("SELECT source_id, target_id FROM exact", &[])?;
+    let numbers = pairs
+        .iter()
+        .flat_map(|row| [row.get::<_, i64>(0), row.get(1)]);
+    write(&file("exact"), numbers.flat_map(i64::to_le_bytes))?;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let mut child = Command::new(python)
+        .args(["-c", FAISS])
+        .args([file("source"), file("target"), file("exact")])
+        .args([vectors.dimensions, K as usize, threads].map(|n| n.to_string()))
+        .arg(recall.to_string())
+        .env("OMP_NUM_THREADS", threads.to_string())
+        .env("OPENBLAS_NUM_THREADS", threads.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("running {python}"))?;
+    let output = child.stdout.take().context("its output")?;
+    for line in BufReader::new(output).lines() {
+        say!("{}", line?);
+    }
+    ensure!(
+        child.wait()?.success(),
+        "{python} failed (faiss-cpu and numpy are needed)"
+    );
+    Ok(())
+}
+
+fn write(path: &Path, bytes: impl Iterator<Item = u8>) -> Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    for byte in bytes {
+        file.write_all(&[byte])?;
+    }
+    Ok(file.flush()?)
+}
