@@ -452,9 +452,9 @@ BEGIN
         END IF;
         IF known IS NOT NULL THEN
             RAISE EXCEPTION USING errcode = 'object_not_in_prerequisite_state',
-                message = pg_catalog.format('column "%s" of table "%s" holds embeddings of a model other than the one %s', embedding_column, part,
+                message = pg_catalog.format('column "%s" of table "%s" is labelled with a model other than the one %s', embedding_column, part,
                     CASE WHEN kept_model IS NULL THEN 'of this session' ELSE 'it is kept with' END),
-                detail = pg_catalog.format('The embeddings are of model %s, the other model is %s.', known, label),
+                detail = pg_catalog.format('The label of the column says %s, the other model is %s.', known, label),
                 hint = pg_catalog.format(CASE WHEN kept_model IS NULL THEN 'SET laser.model = %L.'
                                               ELSE 'Call laser_keep_embedded with model => %L.' END
                                          OPERATOR(pg_catalog.||) ' To embed all of them with the other model, set the column to null and remove its label: SECURITY LABEL FOR laser ON COLUMN %s.%I IS NULL;',

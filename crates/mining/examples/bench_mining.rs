@@ -1,11 +1,11 @@
 //! Benchmarks of the exact search.
 //!
 //!     bench_mining [--rows N] [--dimensions D] [--k K] [--threads T] [--repeat R]
-//!                  [--kernel NAME | --device cpu | --device cuda]
+//!                  [--kernel NAME | --device cpu | --device cuda] [--only laser]
 //!
 //! compares one search in both directions with the two flat searches of FAISS on the same data
 //! and threads in the same run; `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy
-//! (default `python3`). With `--curve MEGABYTES` it shows instead how time and memory grow with
+//! (default `python3`), and `--only laser` leaves FAISS out. With `--curve MEGABYTES` it shows instead how time and memory grow with
 //! the number of rows when the search may use only that much memory. Devices need the features
 //! `candle` and `cuda`.
 #![allow(clippy::disallowed_methods, clippy::disallowed_macros)]
@@ -31,6 +31,7 @@ struct Setup {
     kernel: Kernel,
     device: Option<Device>,
     repeat: usize,
+    only_laser: bool,
     curve: Option<usize>,
     one_size: bool,
 }
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
         kernel: Kernel::Auto,
         device: None,
         repeat: 3,
+        only_laser: false,
         curve: None,
         one_size: false,
     };
@@ -60,6 +62,7 @@ fn main() -> Result<()> {
             "--k" => setup.k = value.parse()?,
             "--threads" => setup.threads = value.parse()?,
             "--repeat" => setup.repeat = value.parse()?,
+            "--only" if value == "laser" => setup.only_laser = true,
             "--curve" => setup.curve = Some(value.parse()?),
             "--device" => setup.device = Some(device(&value)?),
             "--kernel" => {
@@ -197,6 +200,18 @@ fn against_faiss(setup: &Setup) -> Result<()> {
     // Half of the runs before FAISS and half after it: a shared machine is not equally busy.
     for _ in 0..setup.repeat.div_ceil(2) {
         measure(&mut ours, &mut lists)?;
+    }
+
+    if setup.only_laser {
+        for _ in 0..setup.repeat / 2 {
+            measure(&mut ours, &mut lists)?;
+        }
+        let (cpu, wall) = ours.expect("measured");
+        println!(
+            "laser {ours_is:<19} {wall:8.2} s  {cpu:8.2} CPU-seconds, {:.0} MB at most",
+            peak_megabytes()
+        );
+        return Ok(());
     }
 
     let folder = tempfile::tempdir()?;
