@@ -528,6 +528,34 @@ fn the_encoder_process_searches_as_the_session_does() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_long_search_says_what_it_will_take() -> Result<()> {
+    let cluster = Cluster::new()?;
+    many_rows(&mut cluster.database("mining")?)?;
+    let (mut client, notices) = cluster.connect_with_notices("mining")?;
+    client.batch_execute("SET laser.mining_place = 'session'; SET laser.mining_threads = 1")?;
+    let cancel = client.cancel_token();
+    let worker = std::thread::spawn(move || {
+        client.batch_execute(
+            "SELECT count(*) FROM laser_mine(
+                'SELECT a.id * 128 + i, a.e FROM many a, generate_series(0, 127) i', 'SELECT id, e FROM many')",
+        )
+    });
+    let mut said = Vec::new();
+    wait_until("a forecast comes", || {
+        said.extend(notices.take());
+        Ok(!said.is_empty() || worker.is_finished())
+    })?;
+    cancel.cancel_query(NoTls)?;
+    let ended = worker.join().expect("no panic");
+    ensure!(ended.is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED)));
+    ensure!(
+        said.len() == 1 && said[0].contains("comparing 2.048e11 pairs of rows will take about"),
+        "{said:?}"
+    );
+    Ok(())
+}
+
 /// Rows of a small join.
 fn joined_rows(client: &mut Client) -> Result<i64> {
     let sql = "SELECT count(*) FROM laser_knn_join(
