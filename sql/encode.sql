@@ -658,7 +658,7 @@ BEGIN
                 place := next_place;
                 pass_stored := pass_stored OPERATOR(pg_catalog.+) rows_stored;
                 pass_reset := pass_reset OPERATOR(pg_catalog.+) rows_reset;
-                pass_missed := pass_missed OPERATOR(pg_catalog.+) rows_read OPERATOR(pg_catalog.-) rows_stored OPERATOR(pg_catalog.-) rows_reset;
+                pass_missed := pass_missed OPERATOR(pg_catalog.+) GREATEST(rows_read OPERATOR(pg_catalog.-) rows_stored OPERATOR(pg_catalog.-) rows_reset, 0);
                 total := total OPERATOR(pg_catalog.+) rows_stored;
                 COMMIT;
             END LOOP;
@@ -690,11 +690,11 @@ BEGIN
                 message = pg_catalog.format('%s rows of table "%s" stay without an embedding', pass_refused, part),
                 detail = pg_catalog.format('The first is at ctid %L: %s.', refused_place, refused_message);
         END IF;
-        -- An update that is done instead by a rule is not counted: what it has done is not known.
+        -- Of what a rule does instead, the server counts updates of whatever it names, and nothing else.
         IF pass_missed OPERATOR(pg_catalog.>) 0 THEN
             RAISE WARNING USING
                 message = pg_catalog.format('the update did not reach %s rows of table "%s", which may stay without an embedding', pass_missed, part),
-                hint = 'Look for triggers that return NULL, policies for UPDATE and rules that do something else instead.';
+                hint = 'Look for triggers that return NULL, and rules that do something else instead.';
         END IF;
         IF pass_reset OPERATOR(pg_catalog.>) 0 AND part_stored OPERATOR(pg_catalog.=) 0 THEN
             IF failure_code IS NOT NULL THEN

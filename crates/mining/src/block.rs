@@ -54,7 +54,8 @@ impl<'a> Set<'a> {
         for first in (0..count).step_by(READ) {
             control.check()?;
             let range = first..(first + READ).min(count);
-            for row in input.rows.read(range, dimensions)?.chunks_exact(dimensions) {
+            let rows = input.rows.read(range, dimensions, || Ok(()))?;
+            for row in rows.chunks_exact(dimensions) {
                 let square = cosine::square(row);
                 if !square.is_finite() {
                     return Err(Error::NotFinite {
@@ -101,7 +102,8 @@ impl<'a> Block<'a> {
         run: &Run<'_>,
     ) -> Result<Self, Error> {
         let rows = rows.min(set.count - first);
-        let values = set.input.rows.read(first..first + rows, dimensions)?;
+        let range = first..first + rows;
+        let values = (set.input.rows).read(range, dimensions, || run.control.check())?;
         let stripe = run.engine.stripe(set.side);
         let slots: Vec<Mutex<Option<(Packed, f64)>>> =
             laser_memory::collect((0..rows.div_ceil(stripe)).map(|_| Mutex::new(None)))?;

@@ -10,6 +10,8 @@ use crate::{Error, Side};
 
 /// Bytes collected before they are written once a store has spilled.
 const WRITE_BUFFER: usize = 1 << 20;
+/// Values that are read at a time, from where rows are in a file: some milliseconds.
+const PIECE: usize = 1 << 20;
 
 /// Embeddings that are collected row by row. Past its memory limit they go to a temporary file
 /// without a name, which vanishes with the store or with the process.
@@ -137,10 +139,15 @@ impl RowStore {
     /// # Panics
     /// When there is no such row.
     pub fn row(&self, at: usize) -> Result<Cow<'_, [f32]>, Error> {
-        self.read(at..at + 1)
+        self.read(at..at + 1, || Ok(()))
     }
 
-    fn read(&self, range: Range<usize>) -> Result<Cow<'_, [f32]>, Error> {
+    /// Reads rows; `check` is asked between pieces whether to go on.
+    fn read(
+        &self,
+        range: Range<usize>,
+        check: impl Fn() -> Result<(), Error>,
+    ) -> Result<Cow<'_, [f32]>, Error> {
         let Some(file) = &self.file else {
             return Ok(Cow::Borrowed(
                 &self.memory[range.start * self.dimensions..range.end * self.dimensions],
@@ -148,13 +155,16 @@ impl RowStore {
         };
         let mut values = laser_memory::filled(0.0f32, range.len() * self.dimensions)?;
         let from_file = range.end.min(self.in_file).saturating_sub(range.start);
-        let split = from_file * self.dimensions;
-        let at = range.start * self.dimensions * size_of::<f32>();
-        file.read_exact_at(bytemuck::cast_slice_mut(&mut values[..split]), at as u64)?;
+        let (read, copied) = values.split_at_mut(from_file * self.dimensions);
+        let mut at = (range.start * self.dimensions * size_of::<f32>()) as u64;
+        for piece in read.chunks_mut(PIECE) {
+            check()?;
+            file.read_exact_at(bytemuck::cast_slice_mut(piece), at)?;
+            at += size_of_val(piece) as u64;
+        }
         if from_file < range.len() {
             let first = (range.start.max(self.in_file) - self.in_file) * self.dimensions;
-            let length = values.len() - split;
-            values[split..].copy_from_slice(&self.memory[first..first + length]);
+            copied.copy_from_slice(&self.memory[first..first + copied.len()]);
         }
         Ok(Cow::Owned(values))
     }
@@ -210,16 +220,18 @@ impl<'a> Rows<'a> {
         matches!(self, Rows::Store(store) if store.spilled())
     }
 
+    /// Reads rows; `check` is asked now and then whether to go on.
     pub(crate) fn read(
         &self,
         range: Range<usize>,
         dimensions: usize,
+        check: impl Fn() -> Result<(), Error>,
     ) -> Result<Cow<'a, [f32]>, Error> {
         match self {
             Rows::Slice(values) => Ok(Cow::Borrowed(
                 &values[range.start * dimensions..range.end * dimensions],
             )),
-            Rows::Store(store) => store.read(range),
+            Rows::Store(store) => store.read(range, check),
         }
     }
 }

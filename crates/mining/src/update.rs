@@ -241,7 +241,7 @@ fn shrink(
         let limit = options.memory.map_or(usize::MAX, |memory| memory / 4);
         let mut rows = RowStore::new(dimensions, limit, options.folder.clone());
         for &row in &short {
-            rows.push(&own.read(row as usize..row as usize + 1, dimensions)?)?;
+            rows.push(&own.read(row as usize..row as usize + 1, dimensions, || Ok(()))?)?;
         }
         let found = knn::forward((&rows).into(), others, dimensions, k, options)?;
         for (from, &row) in short.iter().enumerate() {

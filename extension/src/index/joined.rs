@@ -190,7 +190,10 @@ unsafe fn of(
             (*other).rows = (passing * its.with * its.without).max(1.0);
             let estimate = |conditions| semijoin(root, table, other, conditions);
             match partners {
-                Partners::Needed => left.with *= estimate(conditions.equalities),
+                Partners::Needed => {
+                    left.with *= estimate(conditions.equalities);
+                    left.by_tests *= its.by_tests;
+                }
                 // By equality alone a row would be its own partner, where versions of a document are compared.
                 Partners::Excluded => {
                     left.without *= (1.0 - estimate(conditions.all)).max(0.0);

@@ -78,6 +78,7 @@ fn laser_mine(
     let mut call = Call::begin(fcinfo);
     let (found, source, target) = match &*method {
         "exact" => {
+            call.progress.forecast.has_index_method = true;
             let (source, target) = load::load([source, target], unify, &mut call);
             (both(&source, &target, k, &mut call), source, target)
         }

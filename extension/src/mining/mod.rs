@@ -6,7 +6,7 @@
 //! 1. runs its queries through SPI cursors, in the rights and in the snapshot of the caller
 //!    (`query`, `row`), and collects their rows, embedding texts on the way (`load`);
 //! 2. searches in threads that know nothing of the server, while the session's own thread waits,
-//!    looks for interrupts and reports progress (`work`, `progress`), or in the encoder process
+//!    looks for interrupts and reports progress (`work`, `progress`, `forecast`), or in the encoder process
 //!    (`remote`), or has laser indexes propose candidates (`index`);
 //! 3. selects pairs (`pairs`) and returns rows (`functions`, `shards`, `measures`), or writes
 //!    neighbourhoods that can be updated (`state`).
@@ -15,6 +15,7 @@
 
 mod call;
 mod errors;
+mod forecast;
 mod functions;
 mod guc;
 mod index;

@@ -1,4 +1,4 @@
-//! What `laser_mining_progress` shows, and a forecast of what a search takes.
+//! What `laser_mining_progress` shows.
 //!
 //! Shared memory is only there when the library was preloaded, and `pg_stat_progress_*` have a
 //! fixed list of commands. So each mining session keeps a small file in the server's folder for
@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
 
+use super::forecast::Forecast;
 use super::guc;
 use crate::pg::catalogs::reads_all_statistics;
 
@@ -24,10 +23,6 @@ const FOLDER: &str = "pg_stat_tmp";
 const PREFIX: &str = "laser_mining.";
 /// How often the file is written.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// How long a search has run when what it takes can be told.
-const FORECAST_AFTER: Duration = Duration::from_secs(2);
-/// What a search must still take to be worth a notice.
-const WORTH_A_FORECAST: Duration = Duration::from_secs(30);
 
 /// The progress of the function that this session is running.
 pub struct Progress {
@@ -38,8 +33,8 @@ pub struct Progress {
     rows: [usize; 2],
     done: u64,
     total: u64,
-    phase_began: Instant,
-    has_forecast: bool,
+    /// What searches will take.
+    pub forecast: Forecast,
 }
 
 impl Progress {
@@ -55,8 +50,7 @@ impl Progress {
             rows: [0; 2],
             done: 0,
             total: 0,
-            phase_began: Instant::now(),
-            has_forecast: false,
+            forecast: Forecast::default(),
         }
     }
 
@@ -64,7 +58,7 @@ impl Progress {
     pub fn phase(&mut self, phase: &'static str) {
         self.phase = phase;
         (self.done, self.total) = (0, 0);
-        self.phase_began = Instant::now();
+        self.forecast.begin();
         self.write();
     }
 
@@ -78,34 +72,7 @@ impl Progress {
     pub fn search(&mut self, done: u64, total: u64) {
         (self.done, self.total) = (done, total);
         self.write_sometimes();
-        self.forecast();
-    }
-
-    /// Says once a function what a long search will take, by what it has done.
-    fn forecast(&mut self) {
-        let elapsed = self.phase_began.elapsed();
-        if self.has_forecast || elapsed < FORECAST_AFTER || self.done == 0 {
-            return;
-        }
-        self.has_forecast = true;
-        let all = elapsed.as_secs_f64() * self.total as f64 / self.done as f64;
-        if all - elapsed.as_secs_f64() < WORTH_A_FORECAST.as_secs_f64() {
-            return;
-        }
-        ErrorReport::new(
-            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            format!(
-                "comparing {:.3e} pairs of rows will take about {}",
-                self.total as f64,
-                approximately(all)
-            ),
-            function_name!(),
-        )
-        .set_hint(
-            "laser_mining_progress shows how far it is. With laser indexes on both tables, \
-             laser_mine(..., method => 'index') does not compare all pairs.",
-        )
-        .report(PgLogLevel::NOTICE);
+        self.forecast.look(done, total);
     }
 
     /// Pairs of rows that the last search compared.
@@ -146,16 +113,6 @@ impl Progress {
         if fs::write(&new, text).is_ok() {
             let _ = fs::rename(&new, &self.path);
         }
-    }
-}
-
-/// A time in words, from seconds.
-fn approximately(seconds: f64) -> String {
-    match seconds {
-        ..120.0 => format!("{seconds:.0} seconds"),
-        ..7_200.0 => format!("{:.0} minutes", seconds / 60.0),
-        ..172_800.0 => format!("{:.0} hours", seconds / 3_600.0),
-        _ => format!("{:.0} days", seconds / 86_400.0),
     }
 }
 
