@@ -52,7 +52,7 @@ impl Forecast {
         let hint = "laser_mining_progress shows how far it is.";
         let hint = match self.has_index_method {
             true => format!(
-                "{hint} With laser indexes on both tables, method => 'index' does not compare all pairs."
+                "{hint} With laser indexes on both tables, method => 'index' and a small laser.ef_search compare less."
             ),
             false => hint.to_owned(),
         };

@@ -20,8 +20,8 @@
 //! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
 //!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
 //! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
-//! * `mining`: pairs of `--rows` rows and as many others, from all pairs and by indexes, and how many of the former the
-//!   latter finds; then FAISS on the same vectors, where `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, and
+//! * `mining`: pairs of `--rows` rows and as many others, from all pairs and by indexes at each width (0: the default), and how
+//!   many of the former the latter finds; then FAISS on the same vectors, where `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, and
 //!   by HNSW and IVF, each as wide as it takes to find as many.
 //!
 //! With `--curves`, recall against queries a second (`scale-speed.svg`), seconds of processors against rows (`scale-build.svg`,

@@ -48,7 +48,7 @@ pub fn search(
         many: s.clients.iter().map(|_| curve()).collect(),
     };
     let default = c.has_default.then_some(0);
-    let widths = s.ef.iter().copied().filter(|ef| *ef <= c.widest);
+    let widths = (s.ef.iter().copied()).filter(|ef| (1..=c.widest).contains(ef));
     for ef in widths.chain(default) {
         progress(&format!("{rows} rows: {} at {ef}", c.name));
         client.batch_execute(&format!("SET {} = {ef}", c.ef))?;
