@@ -198,14 +198,15 @@ fn against_faiss(setup: &Setup) -> Result<()> {
         Ok(())
     };
     // Half of the runs before FAISS and half after it: a shared machine is not equally busy.
-    for _ in 0..setup.repeat.div_ceil(2) {
+    let before = match setup.only_laser {
+        true => setup.repeat,
+        false => setup.repeat.div_ceil(2),
+    };
+    for _ in 0..before {
         measure(&mut ours, &mut lists)?;
     }
 
     if setup.only_laser {
-        for _ in 0..setup.repeat / 2 {
-            measure(&mut ours, &mut lists)?;
-        }
         let (cpu, wall) = ours.expect("measured");
         println!(
             "laser {ours_is:<19} {wall:8.2} s  {cpu:8.2} CPU-seconds, {:.0} MB at most",

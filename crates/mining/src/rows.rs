@@ -250,9 +250,37 @@ impl<'a> From<&'a RowStore> for Rows<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::io::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn rows_in_a_file_are_read_in_pieces() {
+        let mut store = RowStore::new(1000, 1 << 20, None);
+        for row in 0..3000 {
+            store.push(&[row as f32; 1000]).unwrap();
+        }
+        assert!(store.spilled());
+        let asked = Cell::new(0);
+        let read = |most: usize| {
+            asked.set(0);
+            store.read(1..3000, || {
+                asked.set(asked.get() + 1);
+                match asked.get() > most {
+                    true => Err(Error::Cancelled),
+                    false => Ok(()),
+                }
+            })
+        };
+        let values = read(usize::MAX).unwrap();
+        assert_eq!(values.len(), 2999 * 1000);
+        for (row, values) in values.chunks_exact(1000).enumerate() {
+            assert!(values.iter().all(|value| *value == row as f32 + 1.0));
+        }
+        assert!(asked.get() > 1);
+        assert!(matches!(read(1), Err(Error::Cancelled)));
+    }
 
     /// A device that is always full, so that no file system has to be.
     #[test]
