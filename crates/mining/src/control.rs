@@ -14,6 +14,8 @@ pub struct Control {
     pub done: AtomicU64,
     /// Pairs of rows to compare by the searches that have begun.
     pub total: AtomicU64,
+    /// Whether a search is finding out how many of these it need not compare.
+    pub is_unmeasured: AtomicBool,
 }
 
 impl Control {

@@ -150,6 +150,38 @@ pub(crate) fn search(
     if dimensions == 0 {
         return Err(Error::ZeroDimensions);
     }
+    if let Some(control) = options.control {
+        let pairs = source.rows.count(dimensions, Side::Source)? as u64
+            * target.rows.count(dimensions, Side::Target)? as u64;
+        control.total.fetch_add(pairs, Ordering::Relaxed);
+    }
+    add(source, target, dimensions, k, lists, wanted, options)
+}
+
+/// [`forward`], of pairs that the control's total has already.
+pub(crate) fn nearest(
+    source: Input<'_>,
+    target: Input<'_>,
+    dimensions: usize,
+    k: usize,
+    options: &Options<'_>,
+) -> Result<Neighbours, Error> {
+    let mut forward = None;
+    let lists = [&mut forward, &mut None];
+    add(source, target, dimensions, k, lists, [true, false], options)?;
+    Ok(forward.expect("made by the search"))
+}
+
+/// [`search`], of pairs that the control's total has already.
+pub(crate) fn add(
+    source: Input<'_>,
+    target: Input<'_>,
+    dimensions: usize,
+    k: usize,
+    lists: [&mut Option<Neighbours>; 2],
+    wanted: [bool; 2],
+    options: &Options<'_>,
+) -> Result<(), Error> {
     let unwatched = Control::default();
     let control = options.control.unwrap_or(&unwatched);
     let run = Run {
@@ -159,9 +191,6 @@ pub(crate) fn search(
     };
     let source = Set::new(source, Side::Source, dimensions, control)?;
     let target = Set::new(target, Side::Target, dimensions, control)?;
-    control
-        .total
-        .fetch_add(source.count as u64 * target.count as u64, Ordering::Relaxed);
 
     let [forward, backward] = lists;
     let forward = prepare_lists(forward, wanted[0], &source, target.count, k)?;

@@ -1,6 +1,6 @@
 //! Margin-based bitext mining (Artetxe & Schwenk, "Margin-based Parallel Corpus Mining with
-//! Multilingual Sentence Embeddings", ACL 2019): exact cosine nearest neighbours of two sets of
-//! embeddings in both directions, margins, selection of pairs, and the measures built on them.
+//! Multilingual Sentence Embeddings", ACL 2019): nearest neighbours of two sets of
+//! embeddings by cosine in both directions, exact or approximate, margins, selection of pairs, and the measures built on them.
 //!
 //! Nothing here knows of PostgreSQL or of an encoder. Matrices are flat row-major `f32` slices,
 //! one embedding per row, and are L2-normalised inside.
@@ -19,6 +19,7 @@
 //! # Map
 //!
 //! * [`knn`] – the search; `block`, `tile`, `engine`, `run` – its blocks of rows, the candidates of a tile, the threads
+//! * [`approximate`] – the search of rows in cells; `cells` – cells
 //! * `kernel` – approximate cosines with a bound on their error; `cosine` – exact ones
 //! * `neighbours` – lists; `update` – lists that follow their sets
 //! * `margin`, `select` – scores and pairs; `evaluate` – measures
@@ -33,7 +34,9 @@
 //! highest first, then by source position, then by target position.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_macros))]
 
+pub mod approximate;
 mod block;
+mod cells;
 mod control;
 mod cosine;
 mod engine;

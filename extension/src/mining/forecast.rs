@@ -19,7 +19,7 @@ pub struct Forecast {
     last: u64,
     is_said: bool,
     /// Whether the function has a way that compares less.
-    pub has_index_method: bool,
+    pub has_other_method: bool,
 }
 
 impl Forecast {
@@ -50,10 +50,8 @@ impl Forecast {
 
     fn say(&self, total: u64, left: f64) {
         let hint = "laser_mining_progress shows how far it is.";
-        let hint = match self.has_index_method {
-            true => format!(
-                "{hint} With laser indexes on both tables, method => 'index' and a small laser.ef_search compare less."
-            ),
+        let hint = match self.has_other_method {
+            true => format!("{hint} method => 'approximate' may compare less."),
             false => hint.to_owned(),
         };
         ErrorReport::new(

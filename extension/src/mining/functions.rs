@@ -9,7 +9,7 @@ use super::load::{self, Loaded};
 use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
 use super::remote::{self, Found};
-use super::{errors, index, work};
+use super::{errors, guc, index, work};
 use crate::pg::encoding::name;
 use crate::pg::errors::raise_hint;
 use crate::pg::interrupts::pause;
@@ -60,6 +60,34 @@ fn both(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbou
     }
 }
 
+/// Neighbours of two loaded sides in both directions, of which some may be missed.
+fn approximate(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbourhoods {
+    let dimensions = load::common_dimensions(source.dimensions(), target.dimensions());
+    load::check_lists(source.ids.len(), target.ids.len(), k);
+    let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
+    let memory = load::memory_left([&source.rows, &target.rows]);
+    let recall = guc::recall();
+    let found = work::search(&mut call.progress, memory, |options| {
+        laser_mining::approximate::both_rows(x, y, dimensions, k, recall, options)
+    })
+    .unwrap_or_else(|error| load::search_of_failed(error, source, target));
+    match found {
+        Some(by_cells) => {
+            pgrx::debug1!(
+                "compared rows with those of {} of {} cells, where {:.4} of the neighbours of a sample are",
+                by_cells.probes,
+                by_cells.cells,
+                by_cells.recall
+            );
+            by_cells.found
+        }
+        None => {
+            pgrx::debug1!("comparing all pairs of rows: cells would spare too little");
+            both(source, target, k, call)
+        }
+    }
+}
+
 #[pg_extern(sql = "")]
 #[allow(clippy::too_many_arguments, reason = "the SQL signature")]
 fn laser_mine(
@@ -78,12 +106,16 @@ fn laser_mine(
     let mut call = Call::begin(fcinfo);
     let (found, source, target) = match &*method {
         "exact" => {
-            call.progress.forecast.has_index_method = true;
+            call.progress.forecast.has_other_method = true;
             let (source, target) = load::load([source, target], unify, &mut call);
             (both(&source, &target, k, &mut call), source, target)
         }
+        "approximate" => {
+            let (source, target) = load::load([source, target], unify, &mut call);
+            (approximate(&source, &target, k, &mut call), source, target)
+        }
         "index" => index::neighbours([source, target], k, unify, &mut call),
-        _ => errors::bad_name("method", &method, "exact, index"),
+        _ => errors::bad_name("method", &method, "exact, approximate, index"),
     };
     call.progress.phase("selecting");
     let rows = choice.pairs(&found, &source.ids, &target.ids);

@@ -24,6 +24,7 @@ static PLACE: GucSetting<Place> = GucSetting::<Place>::new(Place::Auto);
 static MEMORY: GucSetting<i32> = GucSetting::<i32>::new(256 * 1024);
 static MEMORY_LIMIT: GucSetting<i32> = GucSetting::<i32>::new(0);
 static THREADS: GucSetting<i32> = GucSetting::<i32>::new(0);
+static RECALL: GucSetting<f64> = GucSetting::<f64>::new(0.99);
 
 /// What to do where `laser.mining_memory` is too little.
 pub const MORE_MEMORY: &str =
@@ -83,6 +84,11 @@ pub fn place() -> Place {
     PLACE.get()
 }
 
+/// Share of the neighbours that approximate searches are to find.
+pub fn recall() -> f64 {
+    RECALL.get()
+}
+
 /// Threads of a search.
 pub fn threads() -> usize {
     match THREADS.get() {
@@ -136,6 +142,16 @@ pub fn define() {
         &THREADS,
         0,
         1024,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_float_guc(
+        c"laser.mining_recall",
+        c"Share of the neighbours that mining with method => 'approximate' finds.",
+        c"How much is compared for it is measured on a sample of the rows. 1 compares all.",
+        &RECALL,
+        0.5,
+        1.0,
         GucContext::Userset,
         GucFlags::default(),
     );

@@ -75,6 +75,13 @@ impl Progress {
         self.forecast.look(done, total);
     }
 
+    /// The same of a search that is finding out how many of these it need not compare, so that there is no forecast.
+    pub fn measuring(&mut self, done: u64, total: u64) {
+        (self.done, self.total) = (done, total);
+        self.write_sometimes();
+        self.forecast.begin();
+    }
+
     /// Pairs of rows that the last search compared.
     pub fn compared(&self) -> u64 {
         self.total

@@ -6,7 +6,7 @@
 //! threads to stop and waits for them, a few milliseconds.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -87,8 +87,12 @@ pub fn search<T: Send>(
 }
 
 fn report(progress: &mut Progress, control: &Control) {
-    let (done, total) = (&control.done, &control.total);
-    progress.search(done.load(Ordering::Relaxed), total.load(Ordering::Relaxed));
+    let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (done, total) = (number(&control.done), number(&control.total));
+    match control.is_unmeasured.load(Ordering::Relaxed) {
+        true => progress.measuring(done, total),
+        false => progress.search(done, total),
+    }
 }
 
 /// Whether the session was told to end.

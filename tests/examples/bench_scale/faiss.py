@@ -1,10 +1,10 @@
 """The peer of bench_scale's mining: FAISS, flat and by its indexes.
 
-    faiss.py SOURCE TARGET EXACT DIMENSIONS K THREADS RECALL
+    faiss.py SOURCE TARGET EXACT DIMENSIONS K THREADS IVF HNSW
 
 SOURCE and TARGET are matrices of float32, EXACT the pairs (int64) that the exact way of laser has found. Pairs are
-each other's best by the ratio margin. Each index is searched with wider and wider settings until it has RECALL of
-these pairs. Prints a line for each search that counts.
+each other's best by the ratio margin. Each index is searched with wider and wider settings until it has the share of
+these pairs that IVF and HNSW are; one whose share is 0 is left out. Prints a line for each search that counts.
 """
 import resource
 import sys
@@ -15,7 +15,7 @@ import numpy
 
 source, target, exact = sys.argv[1:4]
 dimensions, k, threads = map(int, sys.argv[4:7])
-wanted = float(sys.argv[7])
+shares = map(float, sys.argv[7:9])
 faiss.omp_set_num_threads(threads)
 x = numpy.fromfile(source, dtype=numpy.float32).reshape(-1, dimensions)
 y = numpy.fromfile(target, dtype=numpy.float32).reshape(-1, dimensions)
@@ -89,10 +89,13 @@ def inverted():
 
 
 report("flat", *timed(flat))
-for name, make, width in (
-    ("HNSW (M 16, efConstruction 64)", hnsw, lambda index, value: setattr(index.hnsw, "efSearch", value)),
+ways = (
     ("IVF (4 lists for each root of the rows)", inverted, lambda index, value: setattr(index, "nprobe", value)),
-):
+    ("HNSW (M 16, efConstruction 64)", hnsw, lambda index, value: setattr(index.hnsw, "efSearch", value)),
+)
+for (name, make, width), wanted in zip(ways, shares):
+    if not wanted:
+        continue
     indexes, build_wall, build_cpu = timed(lambda: built(make))
     print(f"FAISS {faiss.__version__}, {name}: built in {build_wall:.1f} s ({build_cpu:.1f} CPU-s)", flush=True)
     value = 8

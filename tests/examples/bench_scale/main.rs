@@ -4,7 +4,8 @@
 //! bench_scale [--tables build,search,open,inserts,load,mining] [--rows 100000] [--dimensions 384] [--sentences FILE]
 //!             [--memory 64MB,4GB] [--buffers 2GB] [--only laser] [--queries 300]
 //!             [--ef 40,100,200,400,600,800,1000] [--recall 0.95,0.98,0.99] [--clients 8] [--seconds 10]
-//!             [--modes off,on,pgvector] [--limit 4096] [--load 200000] [--curves FOLDER] [--output FILE]
+//!             [--modes off,on,pgvector] [--limit 4096] [--load 200000] [--methods exact,approximate,index]
+//!             [--curves FOLDER] [--output FILE]
 //! ```
 //!
 //! Vectors are lines of `--sentences` embedded by the model that ships, or Gaussian clusters of length 1; the order is
@@ -20,9 +21,10 @@
 //! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
 //!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
 //! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
-//! * `mining`: pairs of `--rows` rows and as many others, from all pairs and by indexes at each width (0: the default), and how
-//!   many of the former the latter finds; then FAISS on the same vectors, where `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, and
-//!   by HNSW and IVF, each as wide as it takes to find as many.
+//! * `mining`: pairs of `--rows` rows and as many others by each of `--methods`, the approximate one with each `--recall` as `laser.mining_recall` and
+//!   indexes at each width (0: the default), and how many of the pairs of all rows they find; then, with all pairs, FAISS on the same vectors, where
+//!   `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, by IVF until it finds as many as the approximate method at its first
+//!   recall, and by HNSW until it finds as many as the indexes.
 //!
 //! With `--curves`, recall against queries a second (`scale-speed.svg`), seconds of processors against rows (`scale-build.svg`,
 //! where there are several numbers) and the slowest insert of each second (`scale-inserts.svg`) are drawn. The load of the machine is

@@ -1,4 +1,4 @@
-//! Mining of two tables, by comparing all pairs and by indexes, beside FAISS.
+//! Mining of two tables, by comparing all pairs, by cells and by indexes, beside FAISS.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -29,43 +29,76 @@ pub fn mining(cluster: &Cluster, s: &Settings, vectors: &Vectors, rows: usize) -
     let memory: String = client.query_one("SHOW laser.mining_memory", &[])?.get(0);
     say!("mining of {rows} × {rows}, k {K}, laser.mining_memory {memory}");
 
-    let exact = mined(cluster, &mut client, "exact")?;
-    let pairs: i64 = client.query_one("SELECT count(*) FROM exact", &[])?.get(0);
-    ensure!(pairs > 0, "nothing is mined from {rows} rows");
-    print("laser, exact", &exact, &format!(", {pairs} pairs"));
-
-    let setting = s.memory.last().context("a size of memory")?;
-    client.batch_execute(&format!("SET maintenance_work_mem = '{setting}'"))?;
-    progress("indexes of both sides");
-    let ((), cost) = timed(cluster, &mut client, |client| {
-        Ok(client.batch_execute(
-            "CREATE INDEX ON source USING laser (v); CREATE INDEX ON target USING laser (v)",
-        )?)
-    })?;
-    print("laser, indexes of both sides", &cost, "");
-    let mut best = 0.0f64;
-    for ef in &s.ef {
-        client.batch_execute(&format!("SET laser.ef_search = {ef}"))?;
-        let by_index = mined(cluster, &mut client, "index")?;
-        let row = client.query_one(
-            "SELECT count(*) FROM exact JOIN index USING (source_id, target_id)",
-            &[],
-        )?;
-        let recall = row.get::<_, i64>(0) as f64 / pairs as f64;
-        best = best.max(recall);
-        let name = match ef {
-            0 => "laser, by index, at the default width".to_owned(),
-            _ => format!("laser, by index, at {ef}"),
-        };
-        print(&name, &by_index, &format!(", recall {recall:.4}"));
+    let mut pairs = None;
+    if wants(s, "exact") {
+        let exact = mined(cluster, &mut client, "exact")?;
+        let count: i64 = client.query_one("SELECT count(*) FROM exact", &[])?.get(0);
+        ensure!(count > 0, "nothing is mined from {rows} rows");
+        print("laser, exact", &exact, &format!(", {count} pairs"));
+        pairs = Some(count);
+    }
+    let mut recalls = [None; 2];
+    if wants(s, "approximate") {
+        for wanted in &s.recall {
+            client.batch_execute(&format!("SET laser.mining_recall = {wanted}"))?;
+            let cost = mined(cluster, &mut client, "approximate")?;
+            let recall = recall(&mut client, "approximate", pairs)?;
+            recalls[0] = recalls[0].or(recall);
+            print(
+                &format!("laser, approximate, {wanted}"),
+                &cost,
+                &found(recall),
+            );
+        }
+    }
+    if wants(s, "index") {
+        let setting = s.memory.last().context("a size of memory")?;
+        client.batch_execute(&format!("SET maintenance_work_mem = '{setting}'"))?;
+        progress("indexes of both sides");
+        let ((), cost) = timed(cluster, &mut client, |client| {
+            Ok(client.batch_execute(
+                "CREATE INDEX ON source USING laser (v); CREATE INDEX ON target USING laser (v)",
+            )?)
+        })?;
+        print("laser, indexes of both sides", &cost, "");
+        for ef in &s.ef {
+            client.batch_execute(&format!("SET laser.ef_search = {ef}"))?;
+            let cost = mined(cluster, &mut client, "index")?;
+            let recall = recall(&mut client, "index", pairs)?;
+            // A width finds no less than a narrower one but by chance.
+            recalls[1] = recall.or(recalls[1]);
+            let name = match ef {
+                0 => "laser, by index, at the default width".to_owned(),
+                _ => format!("laser, by index, at {ef}"),
+            };
+            print(&name, &cost, &found(recall));
+        }
     }
     match std::env::var("LASER_BENCH_PYTHON") {
-        Ok(python) => faiss(&mut client, &python, vectors, rows, best),
-        Err(_) => {
-            say!("FAISS was not measured: LASER_BENCH_PYTHON is not set");
+        Ok(python) if pairs.is_some() => faiss(&mut client, &python, vectors, rows, recalls),
+        _ => {
+            say!("FAISS was not measured: that takes LASER_BENCH_PYTHON and all pairs");
             Ok(())
         }
     }
+}
+
+fn wants(s: &Settings, method: &str) -> bool {
+    s.methods.iter().any(|name| name == method)
+}
+
+/// The share of the `pairs` of all that a method has found.
+fn recall(client: &mut Client, method: &str, pairs: Option<i64>) -> Result<Option<f64>> {
+    let Some(pairs) = pairs else {
+        return Ok(None);
+    };
+    let sql = format!("SELECT count(*) FROM exact JOIN {method} USING (source_id, target_id)");
+    let found: i64 = client.query_one(&sql, &[])?.get(0);
+    Ok(Some(found as f64 / pairs as f64))
+}
+
+fn found(recall: Option<f64>) -> String {
+    recall.map_or(String::new(), |recall| format!(", recall {recall:.4}"))
 }
 
 /// Keeps the pairs of one method in a table of its name.
@@ -93,13 +126,13 @@ fn print(name: &str, cost: &Cost, more: &str) {
     );
 }
 
-/// Runs FAISS on the same vectors until its indexes find as many of the pairs.
+/// Runs FAISS on the same vectors until IVF and HNSW find as many of the pairs as `recalls`.
 fn faiss(
     client: &mut Client,
     python: &str,
     vectors: &Vectors,
     rows: usize,
-    recall: f64,
+    recalls: [Option<f64>; 2],
 ) -> Result<()> {
     progress("FAISS");
     let folder = tempfile::tempdir()?;
@@ -121,7 +154,7 @@ fn faiss(
         .args(["-c", FAISS])
         .args([file("source"), file("target"), file("exact")])
         .args([vectors.dimensions, K as usize, threads].map(|n| n.to_string()))
-        .arg(recall.to_string())
+        .args(recalls.map(|recall| recall.unwrap_or(0.0).to_string()))
         .env("OMP_NUM_THREADS", threads.to_string())
         .env("OPENBLAS_NUM_THREADS", threads.to_string())
         .stdout(Stdio::piped())

@@ -7,6 +7,7 @@ use laser_tests::bench::{arguments, list};
 
 pub const DATABASE: &str = "scale";
 const TABLES: [&str; 6] = ["build", "search", "open", "inserts", "load", "mining"];
+const METHODS: [&str; 3] = ["exact", "approximate", "index"];
 /// How many nearest rows queries want.
 pub const K: usize = 10;
 
@@ -25,6 +26,7 @@ pub struct Settings {
     pub seconds: u64,
     pub modes: Vec<String>,
     pub limit: usize,
+    pub methods: Vec<String>,
     pub load: usize,
     pub curves: Option<PathBuf>,
     pub output: PathBuf,
@@ -56,6 +58,7 @@ pub fn settings() -> Result<Settings> {
         seconds: 10,
         modes: ["off", "on", "pgvector"].map(str::to_owned).to_vec(),
         limit: 4096,
+        methods: METHODS.map(str::to_owned).to_vec(),
         load: 200_000,
         curves: None,
         output: std::env::current_exe()?.with_file_name("../../bench-scale.txt"),
@@ -79,6 +82,7 @@ pub fn settings() -> Result<Settings> {
             "--seconds" => s.seconds = value.parse()?,
             "--modes" => s.modes = list(&value)?,
             "--limit" => s.limit = value.parse()?,
+            "--methods" => s.methods = list(&value)?,
             "--load" => s.load = value.parse()?,
             "--curves" => s.curves = Some(value.into()),
             "--output" => s.output = value.into(),
@@ -90,6 +94,12 @@ pub fn settings() -> Result<Settings> {
         ensure!(
             TABLES.contains(&table.as_str()),
             "no table is called {table}"
+        );
+    }
+    for method in &s.methods {
+        ensure!(
+            METHODS.contains(&method.as_str()),
+            "no method is called {method}"
         );
     }
     let lists = [s.rows.len(), s.memory.len(), s.clients.len(), s.ef.len()];
