@@ -107,14 +107,14 @@ pub fn both_rows(
     control.is_unmeasured.store(true, Ordering::Relaxed);
     let means = Means::find(others.0, others.1, dimensions, plan, search.options)?;
     let cell_of = means.nearest(others.0, 1, search.options)?;
-    let measured = search.measure(&means, &cell_of, recall)?;
+    let cells = Sorted::new(means.count(), |row| cell_of.positions(row), others.1)?;
+    let measured = search.measure(&means, (&cells, &cell_of), recall)?;
     control.total.fetch_sub(all, Ordering::Relaxed);
     control.is_unmeasured.store(false, Ordering::Relaxed);
     let Some(probing) = measured.filter(|probing| spares(probing.share, probing.probes)) else {
         return Ok(None);
     };
     plan_for((all as f64 * probing.share) as u64);
-    let cells = Sorted::new(means.count(), |row| cell_of.positions(row), others.1)?;
     drop(cell_of);
     let [forward, backward] = search.probe(&means, &cells, probing.probes)?;
     let found = match is_swapped {
@@ -212,16 +212,12 @@ impl Search<'_> {
     fn measure(
         &self,
         means: &Means,
-        cell_of: &Neighbours,
+        (cells, cell_of): (&Sorted, &Neighbours),
         recall: f64,
     ) -> Result<Option<Probing>, Error> {
         let most = means.count() / SPARED as usize;
         if most == 0 {
             return Ok(None);
-        }
-        let mut sizes = laser_memory::filled(0u64, means.count())?;
-        for row in 0..cell_of.rows() {
-            sizes[cell_of.positions(row)[0] as usize] += 1;
         }
         // Rows that probe, and those whose cells they are to find.
         let own = self.neighbours(self.rows, self.others.0)?;
@@ -244,7 +240,7 @@ impl Search<'_> {
                     places.push(place.map_or(usize::MAX, |place| place + 1));
                     let mut sum = 0;
                     for (compared, &probe) in compared.iter_mut().zip(order).filter(|_| is_own) {
-                        sum += sizes[probe as usize];
+                        sum += cells.of(probe as usize).len() as u64;
                         *compared += sum;
                     }
                 }

@@ -1,6 +1,7 @@
 //! The SQL functions that search: pairs, neighbours, scores of given pairs, similarity error.
 
-use laser_mining::{Neighbourhoods, best, knn};
+use laser_mining::knn::Options;
+use laser_mining::{Error, Neighbourhoods, Rows, best, knn};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -8,6 +9,7 @@ use super::call::{Call, watch};
 use super::load::{self, Loaded};
 use super::measures::read_pairs;
 use super::pairs::{Choice, MinedRows, margin_of};
+use super::progress::Progress;
 use super::remote::{self, Found};
 use super::{errors, guc, index, work};
 use crate::pg::encoding::name;
@@ -23,6 +25,18 @@ pub fn k_of(k: i32) -> usize {
     k as usize
 }
 
+/// Searches the rows of two loaded sides in threads of the session.
+fn in_session<T: Send>(
+    source: &Loaded,
+    target: &Loaded,
+    progress: &mut Progress,
+    job: impl FnOnce(Rows<'_>, Rows<'_>, &Options<'_>) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
+    let memory = load::memory_left([&source.rows, &target.rows]);
+    work::search(progress, memory, |options| job(x, y, options))
+}
+
 /// Searches the `k` nearest target rows of each source row and, if wanted, the `k` nearest source
 /// rows of each target row.
 fn search(source: &Loaded, target: &Loaded, k: usize, backward: bool, call: &mut Call) -> Found {
@@ -31,9 +45,7 @@ fn search(source: &Loaded, target: &Loaded, k: usize, backward: bool, call: &mut
     let progress = &mut call.progress;
     remote::search(source, target, dimensions, k, backward, progress)
         .unwrap_or_else(|| {
-            let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
-            let memory = load::memory_left([&source.rows, &target.rows]);
-            work::search(progress, memory, |options| {
+            in_session(source, target, progress, |x, y, options| {
                 if backward {
                     let (forward, backward) = knn::both_rows(x, y, dimensions, k, options)?;
                     Ok(Found {
@@ -64,10 +76,8 @@ fn both(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbou
 fn approximate(source: &Loaded, target: &Loaded, k: usize, call: &mut Call) -> Neighbourhoods {
     let dimensions = load::common_dimensions(source.dimensions(), target.dimensions());
     load::check_lists(source.ids.len(), target.ids.len(), k);
-    let (x, y) = (source.rows.as_rows(), target.rows.as_rows());
-    let memory = load::memory_left([&source.rows, &target.rows]);
     let recall = guc::recall();
-    let found = work::search(&mut call.progress, memory, |options| {
+    let found = in_session(source, target, &mut call.progress, |x, y, options| {
         laser_mining::approximate::both_rows(x, y, dimensions, k, recall, options)
     })
     .unwrap_or_else(|error| load::search_of_failed(error, source, target));
