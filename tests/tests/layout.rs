@@ -115,10 +115,11 @@ fn crates() -> BTreeSet<String> {
 }
 
 /// The crates of this repository from the bottom up, each with those that it depends on itself.
-const CRATES: [(&str, &[&str]); 15] = [
+const CRATES: [(&str, &[&str]); 16] = [
     ("laser-cpu", &[]),
     ("laser-memory", &[]),
     ("laser-protocol", &[]),
+    ("laser-sampling", &[]),
     ("laser-vector", &["laser-cpu"]),
     ("laser-kernels", &["laser-cpu", "laser-memory"]),
     ("laser-cuda", &["laser-kernels"]),
@@ -127,11 +128,21 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("laser-import", &["laser-model"]),
     (
         "laser-index",
-        &["laser-cpu", "laser-memory", "laser-vector"],
+        &[
+            "laser-cpu",
+            "laser-memory",
+            "laser-sampling",
+            "laser-vector",
+        ],
     ),
     (
         "laser-mining",
-        &["laser-cpu", "laser-kernels", "laser-memory"],
+        &[
+            "laser-cpu",
+            "laser-kernels",
+            "laser-memory",
+            "laser-sampling",
+        ],
     ),
     (
         "laser-encoder",
@@ -153,6 +164,7 @@ const CRATES: [(&str, &[&str]); 15] = [
             "laser-kernels",
             "laser-mining",
             "laser-model",
+            "laser-sampling",
         ],
     ),
     (
@@ -163,6 +175,7 @@ const CRATES: [(&str, &[&str]); 15] = [
             "laser-mining",
             "laser-model",
             "laser-protocol",
+            "laser-sampling",
             "laser-vector",
         ],
     ),

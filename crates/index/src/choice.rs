@@ -9,6 +9,7 @@
 //! the sample's distances (Levina & Bickel 2004): in the mean over the queries, or around a query itself where that is
 //! more, as in a dense place whose rows differ in more ways than those around it.
 
+use laser_sampling::stratified;
 use laser_vector::kernels::{f32_l2_squared, norm};
 
 use crate::codec::{Codec, Format};
@@ -17,7 +18,6 @@ use crate::kernels::dot_i8;
 use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
-use crate::sampling::stratified;
 use crate::space::Space;
 use crate::trial::{self, NormDistribution};
 

@@ -1,10 +1,10 @@
 //! How much the lengths of a graph's nodes vary, which decides what walks for inner products need.
 
+use laser_sampling::scattered;
 use laser_vector::kernels::norm;
 
 use crate::codec::Codec;
 use crate::metric::Metric;
-use crate::sampling::scattered;
 use crate::space::Space;
 use crate::walk::Walk;
 

@@ -17,7 +17,7 @@
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`assemble`], [`maintain`], [`sweep`], [`check`] – building, the file of a segment, merging and deleting,
-//!   giving back pages, checking; [`sampling`] – which rows stand for all; `disk_space` – whether there is room for a merge
+//!   giving back pages, checking; `disk_space` – whether there is room for a merge
 //! * [`scan`] – searching; [`reorder`] – rows that wait for their exact distances
 //! * [`size`] – how large an index will be
 
@@ -49,7 +49,6 @@ pub mod raw;
 pub mod reach;
 pub mod refine;
 pub mod reorder;
-pub mod sampling;
 pub mod scan;
 mod seeds;
 pub mod segment;

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use laser_sampling::stratified;
 use laser_vector::kernels::{f32_dot, norm};
 
 use crate::codec::{Codec, Format};
@@ -19,7 +20,6 @@ use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
 use crate::refine::{Form, refine};
-use crate::sampling::stratified;
 use crate::space::Space;
 use crate::walk::Walk;
 

@@ -20,7 +20,6 @@ use laser_cpu::prefetch;
 
 use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, level_at, u32_at};
-use crate::sampling;
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
 /// vectors go.
@@ -431,7 +430,7 @@ impl Walk {
         state.fresh.clear();
         state
             .fresh
-            .extend(sampling::scattered(self.nodes).take(scattered));
+            .extend(laser_sampling::scattered(self.nodes).take(scattered));
         state.found.clear();
         let State { fresh, found, .. } = &mut *state;
         self.measure(graph, fresh, &mut distance, found);

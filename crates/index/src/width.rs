@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use laser_sampling::scattered;
+
 use crate::codec::{Codec, Format};
 use crate::encoding::Encoding;
 use crate::error::Result;
@@ -16,7 +18,6 @@ use crate::lengths::Lengths;
 use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
-use crate::sampling::scattered;
 use crate::seeds;
 use crate::space::Space;
 use crate::stranded::are_stranded;
@@ -25,7 +26,7 @@ use crate::walk::Walk;
 /// Nodes that are searched for.
 const QUERIES: usize = 100;
 /// Nearest nodes that are to be found.
-const NEAREST: usize = 10;
+pub const NEAREST: usize = 10;
 /// Share of them that is to be found. Queries from elsewhere are harder than nodes, among a million
 /// sentences by half of one per cent.
 const WANTED: f64 = 0.996;

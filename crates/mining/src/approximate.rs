@@ -9,8 +9,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use laser_sampling::stratified;
+
 use crate::block::Set;
-use crate::cells::{Means, Plan, Sorted, gather, spread};
+use crate::cells::{Means, Plan, Sorted, gather, sample_of};
 use crate::engine::Engine;
 use crate::knn::{self, Control, Input, Options};
 use crate::run::Run;
@@ -188,14 +190,14 @@ impl Search<'_> {
         (from, count): (Rows<'_>, usize),
         to: Rows<'_>,
     ) -> Result<Vec<(u32, u32)>, Error> {
-        let sample = laser_memory::collect(spread(count, SAMPLE.min(count)))?;
+        let sample = laser_memory::collect(sample_of(count, SAMPLE))?;
         let check = || self.check();
         let values = gather(from, sample.iter().copied(), self.dimensions, check)?;
         let rows = Input::whole(Rows::Slice(&values));
         let to = Input::whole(to);
         let lists = knn::nearest(rows, to, self.dimensions, self.k, self.options)?;
         let all: usize = (0..lists.rows()).map(|at| lists.positions(at).len()).sum();
-        let mut chosen = spread(all, PAIRS.min(all)).peekable();
+        let mut chosen = stratified(all, PAIRS).peekable();
         let (mut pairs, mut number) = (Vec::new(), 0);
         for (at, &row) in sample.iter().enumerate() {
             for &neighbour in lists.positions(at) {

@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use laser_sampling::stratified;
+
 use crate::cosine;
 use crate::knn::{self, Control, Input, Options};
 use crate::{Error, Neighbours, Rows};
@@ -41,22 +43,9 @@ impl Plan {
     }
 }
 
-/// `count` of `rows` positions, ascending, one in each of as many stretches of equal lengths. Where in its stretch each lies has no period, as
-/// rows often have.
-pub(crate) fn spread(rows: usize, count: usize) -> impl ExactSizeIterator<Item = u32> {
-    (0..count).map(move |at| {
-        let border = |at: usize| at as u128 * rows as u128 / count as u128;
-        let (first, end) = (border(at), border(at + 1));
-        (first + u128::from(scrambled(at as u64)) * (end - first) / (1 << 64)) as u32
-    })
-}
-
-/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
-fn scrambled(number: u64) -> u64 {
-    let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// Positions of a stratified sample of rows.
+pub(crate) fn sample_of(rows: usize, wanted: usize) -> impl ExactSizeIterator<Item = u32> {
+    stratified(rows, wanted).map(|position| position as u32)
 }
 
 /// The values of the given rows, one after the other; `check` is asked whether to go on.
@@ -94,11 +83,11 @@ impl Means {
         let unwatched = Control::default();
         let control = options.control.unwrap_or(&unwatched);
         let check = || control.check();
-        let mut sample = gather(rows, spread(count, plan.sample), dimensions, check)?;
+        let mut sample = gather(rows, sample_of(count, plan.sample), dimensions, check)?;
         for row in sample.chunks_exact_mut(dimensions) {
             normalize(row);
         }
-        let first = spread(plan.sample, plan.cells);
+        let first = sample_of(plan.sample, plan.cells);
         let mut means = Self {
             values: gather(Rows::Slice(&sample), first, dimensions, check)?,
             dimensions,
@@ -266,17 +255,5 @@ mod tests {
         let plan = Plan::of(1_000_000, 1024, Some(4 << 20));
         assert_eq!((plan.cells, plan.sample), (128, 1024));
         assert_eq!(Plan::of(1, 100_000, Some(1)).cells, 1);
-    }
-
-    #[test]
-    fn samples_are_of_all_and_have_no_period() {
-        assert!(spread(1000, 1000).eq(0..1000));
-        let sample: Vec<u32> = spread(1000, 250).collect();
-        let stretches = sample.iter().map(|position| position / 4);
-        assert!(stretches.eq(0..250), "{sample:?}");
-        for place in 0..4 {
-            let count = sample.iter().filter(|at| *at % 4 == place).count();
-            assert!((40..90).contains(&count), "{place}: {count}");
-        }
     }
 }

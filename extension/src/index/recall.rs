@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use laser_index::meta::{Meta, Parameters};
 use laser_index::metric::Metric;
 use laser_index::query::Query;
-use laser_index::sampling::{SPLIT_MIX_STEP, split_mix};
 use laser_index::scan::{Distance, Scan, Settings};
+use laser_sampling::SplitMix64;
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -82,21 +82,6 @@ impl Queries {
     }
 }
 
-/// States of [`split_mix`].
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        Self(laser_index::meta::nonce())
-    }
-
-    /// A number below `bound`.
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(SPLIT_MIX_STEP);
-        (split_mix(self.0) % bound as u64) as usize
-    }
-}
-
 /// A query.
 struct Sample {
     vector: Vec<f32>,
@@ -141,7 +126,7 @@ impl Sample {
 /// Vectors of random rows, each row equally likely (reservoir sampling, Vitter's algorithm R), and
 /// the addresses of all rows, ascending.
 fn draw(table: &Table, parameters: &Parameters, samples: usize) -> (Vec<Sample>, Vec<u64>) {
-    let mut random = Random::new();
+    let mut random = SplitMix64::new(laser_index::meta::nonce());
     let mut chosen: Vec<Sample> = Vec::new();
     let mut rows = Vec::new();
     table.vectors(parameters, |tid, x| {
@@ -186,7 +171,7 @@ fn recollect(
         );
     }
     // The first ones of a random order (Fisher-Yates).
-    let mut random = Random::new();
+    let mut random = SplitMix64::new(laser_index::meta::nonce());
     let chosen = samples.min(asked.len());
     for place in 0..chosen {
         let other = place + random.below(asked.len() - place);

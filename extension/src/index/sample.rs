@@ -9,8 +9,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use laser_index::builder::BuildOptions;
 use laser_index::meta::UNDECIDED;
-use laser_index::sampling::stratified;
 use laser_index::space;
+use laser_sampling::stratified;
 use pgrx::pg_sys;
 
 use super::element::{self, Element, TextBatch};

@@ -168,8 +168,8 @@ impl Dedup {
 
 #[cfg(test)]
 mod tests {
-    use super::super::permutation::mix;
     use super::*;
+    use laser_sampling::mix;
     use proptest::prelude::*;
     use std::collections::HashSet;
 

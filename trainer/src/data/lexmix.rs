@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use laser_sampling::mix;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::permutation::{Permutation, mix};
+use super::permutation::Permutation;
 use super::{Group, hash64};
 
 /// Longest entry, in words of the pivot language.

@@ -10,12 +10,13 @@
 
 use std::collections::BTreeMap;
 
+use laser_sampling::mix;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::packed::{LanguageId, PackedCorpus, SentenceId, SourceId};
-use super::permutation::{Permutation, mix};
+use super::permutation::Permutation;
 use super::sampler::{SamplerOptions, SamplerState, pick};
 use super::{DataError, Result};
 

@@ -4,6 +4,8 @@
 //! Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, section 3). The sampler visits every
 //! sentence of a stratum once before any a second time, and its position is one number.
 
+use laser_sampling::mix;
+
 /// Permutation of `0..n`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
@@ -53,15 +55,6 @@ impl Permutation {
         }
         left << self.half_bits | right
     }
-}
-
-/// Finaliser of SplitMix64: a bijection of u64 with good avalanche.
-#[must_use]
-pub fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@
 //! be good English. A rule that would often keep the meaning does not apply: words joined by
 //! "and" are not swapped.
 
+use laser_sampling::mix;
+
 use super::hash64;
-use super::permutation::mix;
 
 /// What distinguishes a sentence from the one it was made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

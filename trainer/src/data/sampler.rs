@@ -11,12 +11,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use laser_sampling::mix;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::packed::{LanguageId, PackedCorpus, Ragged, SentenceId, SourceId};
-use super::permutation::{Permutation, mix};
+use super::permutation::Permutation;
 use super::{DataError, Result};
 
 /// How batches are drawn. Deserialised from the `[sampling]` table of a training configuration.

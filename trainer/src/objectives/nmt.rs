@@ -9,11 +9,11 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use laser_sampling::mix;
 use serde::{Deserialize, Serialize};
 
 use super::sampled::Types;
 use crate::data::Ragged;
-use crate::data::permutation::mix;
 use crate::models::Parameters;
 use crate::models::parameters::random;
 use crate::ops::lstm::Steps;

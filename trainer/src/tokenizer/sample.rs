@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::data::permutation::mix;
+use laser_sampling::mix;
+
 use crate::data::pipeline::Pipeline;
 use crate::data::{DataError, Result};
 

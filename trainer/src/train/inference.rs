@@ -1,8 +1,10 @@
 //! Labelled pairs of the inference objective: read, tokenised, drawn.
 
+use laser_sampling::mix;
+
 use super::config::NliOptions;
 use crate::data::labelled::{self, Labelled};
-use crate::data::permutation::{Permutation, mix};
+use crate::data::permutation::Permutation;
 use crate::data::{DataError, Ragged};
 use crate::models::perceptron::Perceptron;
 use crate::tokenizer::Loaded;

@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use laser_sampling::mix;
+
 use super::config::{Denoise, NliOptions, NmtOptions, Sides, TrainConfig, TransferOptions};
 use super::run;
 use super::tests::{MEAN, World, ends_alike, one, quiet};
-use crate::data::permutation::mix;
 use crate::objectives::nli::ClassifierSizes;
 use crate::objectives::nmt::DecoderSizes;
 use crate::objectives::transfer::Distance;

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use laser_kernels::slices::{add, scale};
 use laser_model::Languages;
+use laser_sampling::mix;
 
 use super::TrainError;
 use super::checkpoint::{self, Checkpoint, Part};
@@ -20,7 +21,6 @@ use super::step::{drop_tokens, seed_of, stream};
 use super::training_target::TrainingTarget;
 use super::update::Update;
 use crate::data::paths::{PathBatch, Side};
-use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, PathSampler, Ragged, SamplerState};
 use crate::models::{Model, Parameters, Regularization, Saved};
 use crate::objectives::nmt::{Decoder, DecoderSizes, Noise, Targets};

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use laser_sampling::mix;
+
 use super::config::TrainConfig;
 use super::languages::{LanguageGradients, LanguageStepper, prepare};
 use super::tests::{ends_alike, one, quiet, tokenizer};
@@ -10,7 +12,6 @@ use super::{Options, run};
 use crate::data::PackedCorpus;
 use crate::data::pack_writer::{PackWriter, PackedSentence};
 use crate::data::paths::{PathBatch, Side};
-use crate::data::permutation::mix;
 use crate::models::Parameters;
 use crate::ops::threads::Threads;
 use laser_kernels::slices::{axpy, dot};

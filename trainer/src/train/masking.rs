@@ -1,8 +1,9 @@
 //! What a masked language model reads and predicts.
 
+use laser_sampling::mix;
+
 use super::config::MlmOptions;
 use crate::data::Ragged;
-use crate::data::permutation::mix;
 
 /// Sequences with some of their tokens hidden.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! Noise of denoising auto-encoders, by the token.
 
+use laser_sampling::mix;
+
 use super::config::Denoise;
 use crate::data::Ragged;
-use crate::data::permutation::mix;
 
 /// The sentences with noise: tokens are replaced, neighbours swapped, tokens left out, in this order. A function
 /// of the seed; a sentence that has tokens keeps one at least.

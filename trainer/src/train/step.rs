@@ -2,6 +2,8 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use laser_sampling::mix;
+
 use super::TrainError;
 use super::config::{DualOptions, MlmOptions, Sides, TrainConfig};
 use super::inference::Inference;
@@ -10,7 +12,6 @@ use super::noise::noisy;
 use super::progress::{Outcome, Pending};
 use super::teacher::Teacher;
 use super::update::Update;
-use crate::data::permutation::mix;
 use crate::data::{PackedCorpus, Pair, Ragged, Sampler, SentenceId};
 use crate::models::perceptron::InputDropout;
 use crate::models::{Model, Regularization};

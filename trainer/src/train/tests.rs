@@ -23,7 +23,7 @@ pub(crate) struct World {
 
 /// Numbers that look random.
 fn dice(x: u64) -> u64 {
-    crate::data::permutation::mix(x)
+    laser_sampling::mix(x)
 }
 
 /// A tokenizer.json of words; where `<s>` is among them, every text begins with it.

@@ -1,5 +1,6 @@
 //! The vectors by which a merge decides how others are stored.
 
+use laser_sampling::stratified;
 use laser_vector::kernels::norm;
 
 use crate::choice::{LONGEST, SAMPLE, SEARCHED};
@@ -8,7 +9,6 @@ use crate::meta::{Parameters, Pending};
 use crate::metric::Metric;
 use crate::page::UNPLACED;
 use crate::pending;
-use crate::sampling::stratified;
 use crate::space;
 use crate::store::PageStore;
 use crate::view::SegmentView;

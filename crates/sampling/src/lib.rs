@@ -1,4 +1,5 @@
-//! Samples from all over many things that are in step with nothing in their order.
+//! Numbers that look random and are the same every time, and samples from all over many things that are in step with
+//! nothing in their order.
 //!
 //! Rows come in turn from several sources, in batches, by hours: every n-th of them may be of one kind.
 
@@ -23,23 +24,50 @@ fn scrambled(i: u32) -> u32 {
 }
 
 /// From one state of SplitMix64 to the next.
-pub const SPLIT_MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What SplitMix64 (Steele, Lea & Flood 2014) gives for a state: numbers that look random, the same ones every time.
-pub fn split_mix(state: u64) -> u64 {
-    let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), without its state: the
+/// number that follows this one as a state. A bijection of which every bit changes by every other.
+#[must_use]
+pub fn mix(value: u64) -> u64 {
+    let z = value.wrapping_add(STEP);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
+/// SplitMix64: as many numbers of 64 bits as are asked for.
+#[derive(Debug, Clone)]
+pub struct SplitMix64(u64);
+
+impl SplitMix64 {
+    /// The numbers of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        let number = mix(self.0);
+        self.0 = self.0.wrapping_add(STEP);
+        number
+    }
+
+    /// A number below `bound`, which is not 0. Smaller ones are likelier by a part in 2^64 / `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.draw() % bound as u64) as usize
+    }
+}
+
 /// Which of `total` things are in a sample of `wanted`, ascending: one of each of `wanted` strata of equal size. All of
 /// them where there are no more.
-pub fn stratified(total: usize, wanted: usize) -> impl Iterator<Item = usize> {
+pub fn stratified(total: usize, wanted: usize) -> impl ExactSizeIterator<Item = usize> {
     let wanted = wanted.min(total);
     let start = move |stratum: usize| (stratum as u128 * total as u128 / wanted as u128) as usize;
     (0..wanted).map(move |stratum| {
         let size = start(stratum + 1) - start(stratum);
-        let fraction = split_mix((stratum as u64 + 1).wrapping_mul(SPLIT_MIX_STEP)) >> u32::BITS;
+        let fraction = mix((stratum as u64).wrapping_mul(STEP)) >> u32::BITS;
         start(stratum) + ((fraction * size as u64) >> u32::BITS) as usize
     })
 }
@@ -104,6 +132,14 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// The first numbers of the seed 1234567 of the reference implementation (Vigna's splitmix64.c).
+    #[test]
+    fn numbers_are_those_of_the_reference() {
+        let mut numbers = SplitMix64::new(1_234_567);
+        assert_eq!(numbers.draw(), 6_457_827_717_110_365_317);
+        assert_eq!(numbers.draw(), 3_203_168_211_198_807_973);
     }
 
     #[test]
