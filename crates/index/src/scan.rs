@@ -22,6 +22,7 @@ use foldhash::fast::RandomState;
 use crate::page::{NULL, address};
 use crate::query::{Estimate, Probe, Query};
 use crate::view::SegmentView;
+use crate::width;
 
 /// What to do when the rows of the first search are used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,12 @@ const TRUSTED_ESTIMATE: usize = 8;
 /// that a filter excludes, most of the next ones are missing.
 pub const TRUSTED_DIVISOR: usize = 2;
 
+/// How a width grows with the rank of the last row that it is to find, as a power of that, and by how much at most. Walks miss more
+/// of what lies farther down the order: fitted to sentences (docs/recall.md), whose widths are large; where one is small, that
+/// of as many rows ([`width_for`]) is more.
+const RANK_POWER: f64 = 0.3;
+const MOST_FOR_RANK: f64 = 4.0;
+
 /// What a search knows of a row's distance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Distance {
@@ -77,7 +84,8 @@ pub struct Settings {
     /// How it goes on.
     pub iterate: Iterate,
     /// Rows that are given at most, without those that prove dead ([`Scan::was_dead`]), but at least as many as the first
-    /// search keeps in a segment; without iteration the first search decides. `usize::MAX` for all there are.
+    /// search would keep in a segment whatever the rank ([`AtOnce::rank`]); without iteration the first search decides.
+    /// `usize::MAX` for all there are.
     pub max_tuples: usize,
     /// Whether rows come in the order of their lower bounds, for who compares true distances, or of
     /// their likely distances, for who does not.
@@ -96,6 +104,9 @@ pub struct Settings {
 pub struct AtOnce {
     /// The first search is wide enough for these.
     pub rows: usize,
+    /// How far down the order of all rows the last of them is likely to be: a width that was measured for the nearest ones grows
+    /// with it.
+    pub rank: usize,
     /// Those that are asked whether they pass, as far as is known of what filters refuse: a search of all vectors keeps these.
     pub asked: usize,
     /// Whether a look at all vectors follows, unless nothing was used yet ([`Scan::start_over`]): who takes the rows goes wrong
@@ -104,22 +115,63 @@ pub struct AtOnce {
 }
 
 impl Settings {
-    /// Candidates of the first search in one of `segments`, which takes `ef` by itself.
-    fn first_width(&self, ef: usize, segments: usize) -> usize {
+    /// Candidates of the first search in one of `segments`, for which `ef` were measured: without what the rank adds.
+    fn least_width(&self, ef: usize, segments: usize) -> usize {
         let ef = if self.ef > 0 { self.ef } else { ef };
         let rows = self.at_once.map_or(0, |wanted| wanted.rows);
         ef.max(width_for(rows, segments))
+    }
+
+    /// Candidates of the first search in one of `segments`, which has `live` entries, and for which `ef` were measured.
+    fn first_width(&self, ef: usize, live: usize, segments: usize) -> usize {
+        let least = self.least_width(ef, segments);
+        match self.at_once {
+            Some(wanted) if self.ef == 0 => least.max(wanted.width(ef, live, segments)),
+            _ => least,
+        }
+    }
+}
+
+impl AtOnce {
+    /// Candidates of the first search in one of `segments`, which has `live` entries and takes `ef` for the nearest.
+    pub fn width(&self, ef: usize, live: usize, segments: usize) -> usize {
+        let deep = width_at_rank(ef, share(self.rank, segments), live);
+        deep.max(width_for(self.rows, segments))
+    }
+}
+
+/// How many of the first `rows` are to be had from one of `segments`: its share, and half as many more. What it has beyond that a
+/// wider search finds.
+fn share(rows: usize, segments: usize) -> usize {
+    match segments {
+        0 | 1 => rows,
+        _ => (rows.div_ceil(segments)).saturating_mul(3) / 2,
     }
 }
 
 /// Candidates of a search of one in `segments` that is to give its share of `rows`.
 fn width_for(rows: usize, segments: usize) -> usize {
-    // One of several has its share, and half as many more; what it has beyond that a wider search finds.
-    let share = match segments {
-        0 | 1 => rows,
-        _ => (rows.div_ceil(segments)).saturating_mul(3) / 2,
+    let share = share(rows, segments);
+    // The last one is given when the bound of the next has passed its distance.
+    let confirmed = match share {
+        0 => 0,
+        share => share.saturating_add(share / 8 + 2),
     };
-    share.saturating_mul(TRUSTED_DIVISOR).min(EXHAUSTIVE_EF)
+    (confirmed.saturating_mul(TRUSTED_DIVISOR)).min(EXHAUSTIVE_EF)
+}
+
+/// Live entries of a segment, as a walk has to do with them: [`Part::is_small`] for a width.
+fn walked(view: &SegmentView) -> usize {
+    (view.live() as f64 / view.share()) as usize
+}
+
+/// Candidates of a walk that is to find the rows up to a rank, among `live` entries of which `ef` are enough for the nearest
+/// ([`width::NEAREST`]). It stays a walk if that is one, and grows with the rank.
+fn width_at_rank(ef: usize, rank: usize, live: usize) -> usize {
+    let deeper = (rank as f64 / width::NEAREST as f64).powf(RANK_POWER);
+    let wider = (ef as f64 * deeper.clamp(1.0, MOST_FOR_RANK)) as usize;
+    let widest_walk = (live / EXHAUSTIVE_DIVISOR).saturating_sub(1);
+    wider.min(widest_walk.max(ef))
 }
 
 struct Part {
@@ -164,7 +216,7 @@ struct Found {
 pub struct Scan {
     settings: Settings,
     has_distances: bool,
-    /// The largest width of a first search.
+    /// The largest width of a first search, whatever the rank of the rows.
     first: usize,
     parts: Vec<Part>,
     started: bool,
@@ -240,7 +292,7 @@ impl Scan {
             .into_iter()
             .map(|view| Part {
                 probe: view.probe(query),
-                ef: settings.first_width(view.ef(), segments),
+                ef: settings.first_width(view.ef(), walked(&view), segments),
                 view,
                 complete: false,
             })
@@ -248,7 +300,10 @@ impl Scan {
         let mut scan = Self {
             settings,
             has_distances: query.has_distances(),
-            first: parts.iter().map(|part| part.ef).max().unwrap_or(1),
+            first: (parts.iter())
+                .map(|part| settings.least_width(part.view.ef(), segments))
+                .max()
+                .unwrap_or(1),
             parts,
             started: false,
             waiting: Vec::new(),
@@ -453,7 +508,7 @@ impl Scan {
         for part in &mut self.parts {
             part.ef = match self.settings.at_once {
                 Some(wanted) if wanted.then_all && !self.is_unused => EXHAUSTIVE_EF,
-                _ => (part.ef.saturating_mul(WIDEN)).max(likely).min(widest),
+                _ => (part.ef.saturating_mul(WIDEN).max(likely).min(widest)).max(part.ef),
             };
         }
         self.is_unused = false;
@@ -632,4 +687,51 @@ fn keep(nearest: &mut Vec<Found>, n: usize) -> bool {
         nearest.truncate(n);
     }
     more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Walks are wider for rows farther down the order, never less wide for more of them, and stay walks.
+    #[test]
+    fn widths_grow_with_ranks() {
+        for (ef, live) in [
+            (64, 20_000),
+            (600, 50_000),
+            (1800, 300_000),
+            (6000, 1_000_000),
+        ] {
+            assert_eq!(width_at_rank(ef, 0, live), ef);
+            assert_eq!(width_at_rank(ef, width::NEAREST, live), ef);
+            let widths = (0..5000).map(|rank| width_at_rank(ef, rank, live));
+            assert!(widths.is_sorted());
+            let widest = width_at_rank(ef, usize::MAX, live);
+            assert!(!is_exhaustive_cheaper(live, widest));
+            assert!(widest > ef && widest <= 4 * ef, "{ef} {live}: {widest}");
+        }
+        // What compares every vector anyhow is left.
+        assert_eq!(width_at_rank(600, 100, 5000), 600);
+    }
+
+    #[test]
+    fn segments_have_a_share_of_a_rank() {
+        let wanted = AtOnce {
+            rows: 10,
+            rank: 100,
+            asked: 100,
+            then_all: false,
+        };
+        assert_eq!(wanted.width(400, 100_000, 1), 798);
+        assert_eq!(wanted.width(400, 100_000, 3), 652);
+        assert_eq!(wanted.width(400, 100_000, 15), 400);
+        assert_eq!(
+            AtOnce {
+                rows: 900,
+                ..wanted
+            }
+            .width(400, 100_000, 1),
+            2028
+        );
+    }
 }

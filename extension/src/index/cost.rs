@@ -24,14 +24,13 @@ use std::collections::HashSet;
 use laser_index::codec::Codec;
 use laser_index::meta::Meta;
 use laser_index::quantization::Quantization;
-use laser_index::scan::{Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper, likely};
+use laser_index::scan::{AtOnce, Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper, likely};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
 use super::element::{self, Element};
 use super::pages::RelationStore;
-use super::runs::UNLIKE_ESTIMATE;
-use super::wanted::{self, Wanted};
+use super::wanted::{self, UNLIKE_ESTIMATE, Wanted};
 use super::{joined, notice, options, sorted, unlogged};
 use crate::encode;
 use crate::pg::encoding;
@@ -197,6 +196,8 @@ struct Shape {
     /// Entries of the segments, dead ones included as a search counts them, and the candidates of a
     /// first search in each.
     segments: Vec<(f64, f64)>,
+    /// Whether these were set by hand.
+    is_width_set: bool,
     /// Live entries of all segments.
     live: f64,
     pending_entries: f64,
@@ -224,6 +225,7 @@ impl Shape {
     unsafe fn read(index: &pg_sys::IndexOptInfo) -> Self {
         let unknown = Self {
             segments: vec![(index.tuples.max(1.0), width(0, 0))],
+            is_width_set: options::ef_search(0) > 0,
             live: index.tuples.max(1.0),
             pending_entries: 0.0,
             pending_pages: 0.0,
@@ -254,6 +256,7 @@ impl Shape {
         let entries = pages * laser_index::pending::entries_per_page(parameters) as f64;
         Self {
             segments,
+            is_width_set: options::ef_search(ef_search) > 0,
             live: meta.segments.iter().map(|s| f64::from(s.live())).sum(),
             pending_entries: entries,
             pending_pages: pages,
@@ -264,6 +267,18 @@ impl Shape {
             model: text_model(&meta),
             foreign: element::of(parameters).is_foreign(),
             complete: meta.complete,
+        }
+    }
+
+    /// Makes the first searches as wide as they are for what is wanted at once.
+    fn widen_for(&mut self, wanted: AtOnce) {
+        let wanted = match self.is_width_set {
+            true => AtOnce { rank: 0, ..wanted },
+            false => wanted,
+        };
+        let segments = self.segments.len();
+        for (n, ef) in &mut self.segments {
+            *ef = wanted.width(*ef as usize, *n as usize, segments) as f64;
         }
     }
 
@@ -313,6 +328,11 @@ impl Shape {
     /// Candidates of the first search of all segments.
     fn first(&self) -> f64 {
         self.segments.iter().map(|(n, ef)| ef.min(*n)).sum()
+    }
+
+    /// Candidates of the widest first search of a segment.
+    fn widest(&self) -> f64 {
+        self.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max)
     }
 
     /// Whether the first search looks at every vector.
@@ -383,7 +403,7 @@ pub unsafe extern "C-unwind" fn estimate(
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
         }
-        let shape = Shape::read(index);
+        let mut shape = Shape::read(index);
         // What the index holds and what the operator means are embeddings of different models. The plan
         // is replaced when the setting changes, see `assign_model`.
         if let Some(own) = &shape.model
@@ -398,11 +418,10 @@ pub unsafe extern "C-unwind" fn estimate(
             let order = node(&*(*orders).elements);
             encode::refuse_mixed_order(order, root);
         }
-        let widest = shape.segments.iter().map(|(_, ef)| *ef).fold(1.0, f64::max);
         let entries = shape.entries();
         let deliverable = match options::iterate() {
             Iterate::Off => shape.first() + shape.pending_entries,
-            _ => (options::max_scan_tuples() as f64).max(widest),
+            _ => (options::max_scan_tuples() as f64).max(shape.widest()),
         };
         let wanted = match wanted::rows(root) {
             // It may prove to be more than such a scan gives.
@@ -436,6 +455,16 @@ pub unsafe extern "C-unwind" fn estimate(
         if visited > deliverable || most || (!shape.complete && visited >= shape.live) {
             rule_out(&mut *path, &mut *startup, &mut *total);
             return;
+        }
+
+        if options::iterate() == Iterate::Strict
+            && let Some(limit) = wanted::limit(root, &*index.rel, wanted)
+        {
+            let refused = match index.indrestrictinfo.is_null() {
+                true => 1.0,
+                false => entries / rows.max(1.0),
+            };
+            shape.widen_for(wanted::at_once(limit, refused));
         }
 
         let mut random_page = 0.0;
@@ -477,10 +506,10 @@ pub unsafe extern "C-unwind" fn estimate(
             // It may well be less: by the distances alone, of the last search and as many before.
             let candidates = visited * TRUSTED_DIVISOR as f64;
             let last = shape.search(candidates) + shape.pending_entries;
-            let is_wider = candidates > widest;
+            let is_wider = candidates > shape.widest();
             f64::from(is_wider) * operator * shape.distance * 2.0 * last
         } else {
-            operator * wider * shape.distances_of_wider(widest, visited * passing, passing)
+            operator * wider * shape.distances_of_wider(shape.widest(), visited * passing, passing)
         };
         *startup = start;
         *total = start + (rest + VISIT * pg_sys::cpu_tuple_cost * visited) / share;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use laser_index::meta::{Meta, Parameters};
 use laser_index::metric::Metric;
 use laser_index::query::Query;
-use laser_index::scan::{Distance, Scan, Settings};
+use laser_index::scan::{Distance, Iterate, Scan, Settings};
 use laser_sampling::SplitMix64;
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
@@ -21,7 +21,7 @@ use super::rights::Use;
 use super::scan::pending_rows;
 use super::statistics::queries;
 use super::table::Table;
-use super::{cache, element, options};
+use super::{cache, element, options, wanted};
 use crate::pg::catalogs::reads_all_statistics;
 use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
@@ -283,7 +283,8 @@ impl Trial {
             recheck: true,
             cutoff: f64::INFINITY,
             undirected: false,
-            at_once: None,
+            // As a query with a limit of as many.
+            at_once: (options::iterate() == Iterate::Strict).then(|| wanted::at_once(self.k, 1.0)),
         };
         let (store, p, k) = (self.opened.store(), &self.parameters, self.k);
         let (mut time, mut exhaustive) = (Duration::ZERO, true);

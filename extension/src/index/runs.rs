@@ -20,6 +20,7 @@ use super::cutoff::Cutoff;
 use super::distance_param::{self, DistanceParam};
 use super::rewrite;
 use super::rows::Rows;
+use super::wanted;
 #[cfg(not(any(feature = "pg14", feature = "pg15")))]
 use crate::pg::lists::members;
 use crate::pg::unguarded::standard_ExecutorStart;
@@ -47,12 +48,6 @@ pub struct AtOnce {
     pub searched: scan::AtOnce,
 }
 
-/// How many more rows than estimated are asked.
-pub const UNLIKE_ESTIMATE: f64 = 1.5;
-/// Rows that a scan keeps at most before it gives the first, where it is no harm that one comes late: who ends earlier than the
-/// limit says shall not wait for thousands.
-const MOST_KEPT: usize = 1000;
-
 impl Scan {
     /// What is wanted of it at once, where a limit ends it.
     ///
@@ -69,23 +64,22 @@ impl Scan {
             let given = ended.map_or(given, |(rows, before)| {
                 given.min(rows.saturating_add(before))
             });
-            let tuples = f64::from((*(*state.ss_currentRelation).rd_rel).reltuples);
-            let refused = match plan.qual.is_null() {
-                true => 1.0,
-                false => (tuples / plan.plan_rows.max(1.0)).max(1.0),
+            // An index that has a condition does not have all. A number that is not known yet is -1, of an index 0.
+            let relations = [state.ss_currentRelation, (*self.node).iss_RelationDesc];
+            let tuples = relations.map(|relation| f64::from((*(*relation).rd_rel).reltuples));
+            let known = tuples.into_iter().filter(|tuples| *tuples > 0.0);
+            let refused = match known.reduce(f64::min) {
+                Some(entries) if !plan.qual.is_null() => {
+                    (entries / plan.plan_rows.max(1.0)).max(1.0)
+                }
+                _ => 1.0,
             };
-            let likely = |rows: usize| (rows as f64 * refused * UNLIKE_ESTIMATE) as usize;
             if !self.above.is_in_runs {
                 // Each of many parts has few of them. What is passed over does not count: a page is to go on where the one
                 // before it has ended, and so the search goes as it went for that.
-                let kept = (!self.above.is_merged).then(|| given.min(MOST_KEPT))?;
-                let searched = scan::AtOnce {
-                    rows: kept,
-                    asked: likely(given),
-                    then_all: false,
-                };
+                let searched = (!self.above.is_merged).then(|| wanted::at_once(given, refused))?;
                 return Some(AtOnce {
-                    rows: kept,
+                    rows: searched.rows,
                     searched,
                 });
             }
@@ -96,9 +90,12 @@ impl Scan {
             let rows = given
                 .saturating_add(passed_over)
                 .saturating_add(self.above.reads_ahead);
+            let likely = wanted::likely(rows, refused);
             let searched = scan::AtOnce {
-                rows: likely(rows),
-                asked: likely(rows),
+                rows: likely,
+                // All vectors are compared after it.
+                rank: 0,
+                asked: likely,
                 then_all: true,
             };
             Some(AtOnce { rows, searched })

@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 
+use laser_index::scan::AtOnce;
 use pgrx::FromDatum;
 use pgrx::pg_sys::{self, NodeTag};
 
@@ -16,6 +17,33 @@ const UNKNOWN_LIMIT: f64 = 1000.0;
 /// What the server takes such a `LIMIT` for, and so what it takes of the cost of all rows, as a share of them
 /// (`preprocess_limit`, `adjust_limit_rows_costs`).
 const UNKNOWN_SHARE: f64 = 0.1;
+
+/// How many more rows than estimated are asked.
+pub const UNLIKE_ESTIMATE: f64 = 1.5;
+/// Rows that a scan keeps at most before it gives the first, where it is no harm that one comes late: who ends earlier than the
+/// limit says shall not wait for thousands.
+const MOST_KEPT: usize = 1000;
+/// Filters that let less than one row in this many pass are taken for ones that do, where a search is to be wider for them:
+/// estimates of filters are often far too low, and where they are not, too few rows pass the first search, and a wider one
+/// follows.
+const BELIEVED: f64 = 10.0;
+
+/// What a scan is asked for at once by a limit of `limit` rows, where filters let one row in `refused` pass: by what the
+/// executor knows when it runs ([`super::runs`]), and by what the planner expects ([`limit`]).
+pub fn at_once(limit: usize, refused: f64) -> AtOnce {
+    let rows = limit.min(MOST_KEPT);
+    AtOnce {
+        rows,
+        rank: (rows as f64 * refused.clamp(1.0, BELIEVED)) as usize,
+        asked: likely(limit, refused),
+        then_all: false,
+    }
+}
+
+/// Rows that are asked until `rows` have passed.
+pub fn likely(rows: usize, refused: f64) -> usize {
+    (rows as f64 * refused * UNLIKE_ESTIMATE) as usize
+}
 
 /// Rows that a query wants.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,23 +122,95 @@ pub unsafe fn own_limit(root: *mut pg_sys::PlannerInfo) -> Wanted {
         if query.hasTargetSRFs {
             return Wanted::All;
         }
-        // A number, one of none for NULL, or nothing where it is not known.
-        let estimate = |expression: *mut pg_sys::Node| {
-            if expression.is_null() {
-                return Some(None);
-            }
-            let known = pg_sys::estimate_expression_value(root, expression);
-            let known = (!known.is_null() && (*known).type_ == NodeTag::T_Const)
-                .then(|| &*known.cast::<pg_sys::Const>())?;
-            Some(i64::from_datum(known.constvalue, known.constisnull))
-        };
-        match (estimate(query.limitCount), estimate(query.limitOffset)) {
+        match (
+            number(root, query.limitCount),
+            number(root, query.limitOffset),
+        ) {
             (Some(None), _) => Wanted::All,
             (Some(Some(count)), Some(offset)) => {
                 Wanted::Rows(count.max(1) as f64 + offset.unwrap_or(0).max(0) as f64)
             }
             _ => Wanted::Unknown,
         }
+    }
+}
+
+/// Rows that a scan of this table is asked for at once, where the limit of a query is all that is above it when the query runs
+/// ([`super::runs`]), and `wanted` is what [`rows`] says. Those of an `OFFSET` are not among them. A limit whose number is not
+/// known yet is left out of the price, though a scan is as wide for it.
+///
+/// # Safety
+/// As [`rows`]; a table of the query.
+pub unsafe fn limit(
+    root: *mut pg_sys::PlannerInfo,
+    table: &pg_sys::RelOptInfo,
+    wanted: Wanted,
+) -> Option<usize> {
+    let Wanted::Rows(wanted) = wanted else {
+        return None;
+    };
+    // SAFETY: by contract.
+    unsafe {
+        let query = &*(*root).parse;
+        // Rows are locked, numbered or sorted on between the scan and the limit.
+        let is_between = !(*root).rowMarks.is_null()
+            || query.hasWindowFuncs
+            || members((*root).sort_pathkeys).len() > 1;
+        if is_between || !is_one((*root).all_baserels) || !is_only_part(root, table) {
+            return None;
+        }
+        let own = number(root, query.limitCount).flatten();
+        Some(own.map_or(wanted, |own| wanted.min(own.max(0) as f64)) as usize)
+    }
+}
+
+/// # Safety
+/// A set of the planner's, or null.
+unsafe fn is_one(set: *const pg_sys::Bitmapset) -> bool {
+    // SAFETY: by contract.
+    unsafe { pg_sys::bms_membership(set) == pg_sys::BMS_Membership::BMS_SINGLETON }
+}
+
+/// Whether a table is a query's own, or the only part of one that is left to be read: the plan has no node for it then.
+///
+/// # Safety
+/// As [`limit`].
+unsafe fn is_only_part(root: *mut pg_sys::PlannerInfo, table: &pg_sys::RelOptInfo) -> bool {
+    let mut table = table;
+    // SAFETY: by contract; a member of an append relation has an entry in the array of these, and its parent is a relation.
+    unsafe {
+        while table.reloptkind == pg_sys::RelOptKind::RELOPT_OTHER_MEMBER_REL {
+            let member = *(*root).append_rel_array.add(table.relid as usize);
+            let Some(member) = member.as_ref() else {
+                return false;
+            };
+            table = &**(*root).simple_rel_array.add(member.parent_relid as usize);
+            // Of inheritance and UNION ALL it is empty.
+            if !is_one(table.live_parts) {
+                return false;
+            }
+        }
+    }
+    table.reloptkind == pg_sys::RelOptKind::RELOPT_BASEREL
+}
+
+/// What a `LIMIT` or an `OFFSET` is: a number, one of none for NULL or where it is missing, or nothing where it is not known.
+///
+/// # Safety
+/// As [`rows`]; an expression of the query, prepared for planning, or null.
+unsafe fn number(
+    root: *mut pg_sys::PlannerInfo,
+    expression: *mut pg_sys::Node,
+) -> Option<Option<i64>> {
+    if expression.is_null() {
+        return Some(None);
+    }
+    // SAFETY: by contract; a node is what its tag says.
+    unsafe {
+        let known = pg_sys::estimate_expression_value(root, expression);
+        let known = (!known.is_null() && (*known).type_ == NodeTag::T_Const)
+            .then(|| &*known.cast::<pg_sys::Const>())?;
+        Some(i64::from_datum(known.constvalue, known.constisnull))
     }
 }
 

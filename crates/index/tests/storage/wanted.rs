@@ -100,6 +100,7 @@ fn as_many_are_found_at_once_as_are_wanted() {
         undirected: false,
         at_once: Some(AtOnce {
             rows: wanted,
+            rank: wanted,
             asked: wanted,
             then_all: false,
         }),
@@ -145,6 +146,7 @@ fn searches_are_as_wide_as_filters_want() {
             undirected: false,
             at_once: Some(AtOnce {
                 rows: 10,
+                rank: 10,
                 asked: estimated,
                 then_all: false,
             }),
@@ -170,5 +172,64 @@ fn searches_are_as_wide_as_filters_want() {
         );
         // One in three is no reason to look at every vector, whatever was estimated.
         assert!(one_in > 3 || visited < n / 2, "{visited}");
+    }
+}
+
+/// Walks miss more of what lies farther down the order: who wants that says so, and is searched for more widely. How many rows a
+/// scan gives at most has nothing to do with it.
+#[test]
+fn deep_rows_are_searched_for_more_widely() {
+    let folder = tempfile::tempdir().unwrap();
+    let (n, dims, wanted) = (30_000, 24, 50);
+    let mut rng = ChaCha8Rng::seed_from_u64(45);
+    let rows: Vec<Vec<f32>> = (0..n)
+        .map(|_| (0..dims).map(|_| rng.random()).collect())
+        .collect();
+    let options = options(dims, Metric::L2, None, folder.path());
+    let store = MemoryStore::new();
+    Meta::create(&store, options.parameters.clone()).unwrap();
+    build(&store, &options, &rows);
+    let search = |rank: usize, iterate: Iterate, max_tuples: usize| {
+        let settings = Settings {
+            ef: 0,
+            iterate,
+            max_tuples,
+            cutoff: f64::INFINITY,
+            undirected: false,
+            at_once: Some(AtOnce {
+                rows: wanted,
+                rank,
+                asked: wanted,
+                then_all: false,
+            }),
+            recheck: false,
+        };
+        let (mut found, mut visited, mut given) = (0, 0, 0);
+        for query in rows.iter().take(20) {
+            let mut exact: Vec<f64> = (rows.iter())
+                .map(|x| distance(Metric::L2, query, x))
+                .collect();
+            exact.sort_by(f64::total_cmp);
+            let (hits, mut scan) = scan(&store, folder.path(), query, settings, wanted);
+            let is_near = |tid: u64| {
+                distance(Metric::L2, query, &rows[tid as usize - 1]) <= exact[wanted - 1] + 1e-3
+            };
+            found += hits.iter().filter(|(_, tid)| is_near(*tid)).count();
+            visited += scan.visited;
+            given += hits.len() + std::iter::from_fn(|| scan.next(&|| ())).count();
+        }
+        (found, visited, given)
+    };
+    let nearest = search(10, Iterate::Off, usize::MAX);
+    let deep = search(wanted, Iterate::Off, usize::MAX);
+    assert!(
+        deep.0 > nearest.0 && deep.1 > nearest.1 * 5 / 4,
+        "{nearest:?} {deep:?}"
+    );
+    assert!(deep.0 >= 20 * wanted * 99 / 100, "{deep:?}");
+    for rank in [10, wanted] {
+        // As many as the search keeps for that many rows, and those that came late.
+        let (.., given) = search(rank, Iterate::Strict, 1);
+        assert!((2320..2420).contains(&given), "{rank}: {given}");
     }
 }
