@@ -233,6 +233,22 @@ COMMENT ON COLUMN laser_index_maintenance.phase IS
 COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'number of consecutive failed merges';
 
+CREATE VIEW laser_index_progress AS
+SELECT p.pid, p.datid, p.datname, p.relid, p.index_relid, p.command, p.phase, p.tuples_done, p.tuples_total,
+       CASE WHEN i.param20 OPERATOR(pg_catalog.>) 0
+            THEN pg_catalog.make_interval(secs => i.param20::double precision) END AS time_left
+FROM pg_catalog.pg_stat_progress_create_index p
+JOIN pg_catalog.pg_stat_get_progress_info('CREATE INDEX') i ON i.pid OPERATOR(pg_catalog.=) p.pid
+JOIN pg_catalog.pg_am m ON m.oid::bigint OPERATOR(pg_catalog.=) i.param9
+WHERE m.amname OPERATOR(pg_catalog.=) 'laser' AND p.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();
+
+GRANT SELECT ON laser_index_progress TO PUBLIC;
+
+COMMENT ON VIEW laser_index_progress IS
+    'laser indexes of this database that CREATE INDEX and REINDEX build, as in pg_stat_progress_create_index, and how much longer that will take';
+COMMENT ON COLUMN laser_index_progress.time_left IS
+    'estimate of what loading and refining of this index will take, by the speed of the phase; null while that is not known, as in the first second of a phase';
+
 -- One row: nulls where the server has not preloaded the library, zeros for what nothing was counted of.
 CREATE FUNCTION laser_index_statistics(
     index oid,

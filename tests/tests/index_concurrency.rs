@@ -181,6 +181,65 @@ fn a_build_can_be_cancelled() -> Result<()> {
     Ok(())
 }
 
+/// A build says how much longer it will take, which is about right, to its owner and to nobody without rights; and no other
+/// command's number is taken for it.
+#[test]
+fn a_build_says_how_much_longer_it_takes() -> Result<()> {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .setting("fsync", "off")
+        .start()?;
+    let mut client = cluster.database("long")?;
+    client.batch_execute(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE ROLE nobody LOGIN;
+         CREATE TABLE t (e embedding(256));
+         INSERT INTO t SELECT (SELECT array_agg(random() - 0.5)::real[]::embedding
+             FROM generate_series(1, 256) WHERE i = i) FROM generate_series(1, 6000) i;
+         ANALYZE t",
+    )?;
+    std::thread::scope(|scope| -> Result<()> {
+        let build = scope.spawn(|| {
+            let make = "CREATE INDEX ti ON t USING laser (e) WITH (ef_construction = 2000)";
+            client.batch_execute(make).map(|()| Instant::now())
+        });
+        let mut watch = cluster.connect("long")?;
+        let progress =
+            "SELECT extract(epoch FROM time_left)::float8, tuples_total, relid = 't'::regclass
+             FROM laser_index_progress";
+        let mut told: Vec<(Instant, f64)> = Vec::new();
+        while !build.is_finished() {
+            for row in watch.query(progress, &[])? {
+                let Some(left) = row.get(0) else {
+                    continue;
+                };
+                let total: i64 = row.get(1);
+                ensure!(total == 6000 && row.get(2), "{total}");
+                told.push((Instant::now(), left));
+            }
+            if told.len() == 1 {
+                watch.batch_execute("SET ROLE nobody")?;
+                let hidden = "SELECT count(time_left) FROM laser_index_progress";
+                let shown: i64 = watch.query_one(hidden, &[])?.get(0);
+                ensure!(shown == 0, "{shown}");
+                watch.batch_execute("RESET ROLE")?;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let end = build.join().expect("no panic")?;
+        ensure!(!told.is_empty(), "nothing was told");
+        for (at, left) in told {
+            // Other tests may begin and end meanwhile.
+            let truth = end.saturating_duration_since(at).as_secs_f64();
+            ensure!(
+                left <= 4.0 * truth + 2.0 && truth <= 4.0 * left + 2.0,
+                "{left} s, {truth} s"
+            );
+        }
+        Ok(())
+    })
+}
+
 /// Servers before 17 can remove rows under a snapshot that is older than a threshold; a scan that may lack some
 /// says so.
 #[test]

@@ -371,6 +371,11 @@ impl SegmentBuilder {
         self.len() == 0
     }
 
+    /// Vectors that a segment has room for.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// How vectors are stored.
     pub fn encoding(&self) -> &Encoding {
         &self.shared.encoding

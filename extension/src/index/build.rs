@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::encoding::Encoding;
@@ -21,6 +21,7 @@ use super::errors::OrReport;
 use super::pages::{MergeLock, RelationStore};
 use super::resources::build_options;
 use super::sample::Known;
+use super::time_left::TimeLeft;
 use super::{model, sample, statistics, undecided};
 use crate::encode;
 use crate::pg::encoding;
@@ -72,6 +73,9 @@ struct Build {
     texts: TextBatch,
     /// Embeddings of texts that are still to come.
     known: Known,
+    /// Rows of the table, by its statistics.
+    rows: usize,
+    time_left: Option<TimeLeft>,
     finished: usize,
     reported: usize,
     segments: usize,
@@ -130,7 +134,9 @@ impl Build {
         if self.builder.is_none() {
             let encoding = self.encoding.clone().expect("decided before");
             let builder = SegmentBuilder::new(self.options.clone(), encoding, None).or_report();
+            let most = builder.most();
             self.builder = Some(builder);
+            (self.time_left).get_or_insert_with(|| TimeLeft::new(self.rows, most));
         }
         self.builder.as_mut().expect("made above")
     }
@@ -149,6 +155,9 @@ impl Build {
         if added >= self.reported + 500 {
             self.reported = added;
             progress(TUPLES_DONE, added as i64);
+            if let Some(time) = &self.time_left {
+                time.added(added - self.finished);
+            }
         }
         if full {
             self.filled += 1;
@@ -196,7 +205,15 @@ impl Build {
     fn push_texts(&mut self) {
         let mut texts = std::mem::take(&mut self.texts);
         let parameters = self.options.parameters.clone();
-        texts.embed(&parameters, |tid, x| self.push(tid, x));
+        let (count, began, mut pushing) = (texts.len(), Instant::now(), Duration::ZERO);
+        texts.embed(&parameters, |tid, x| {
+            let began = Instant::now();
+            self.push(tid, x);
+            pushing += began.elapsed();
+        });
+        if let Some(time) = &mut self.time_left {
+            time.embedded(count, began.elapsed().saturating_sub(pushing));
+        }
     }
 
     /// Turns what has been collected into a segment of the index.
@@ -208,11 +225,18 @@ impl Build {
             return;
         }
         progress(SUBPHASE, REFINING);
-        let (before, refined) = (self.finished, builder.refined());
+        let (before, refined, len) = (self.finished, builder.refined(), builder.len());
+        if let Some(time) = &mut self.time_left {
+            time.refines(len);
+        }
+        let time = self.time_left.as_ref();
         let refining = || {
             pause();
-            let nodes = refined.load(Ordering::Relaxed) / 2;
-            progress(TUPLES_DONE, (before + nodes) as i64);
+            let done = refined.load(Ordering::Relaxed);
+            progress(TUPLES_DONE, (before + done / 2) as i64);
+            if let Some(time) = time {
+                time.refined(done, len);
+            }
         };
         let built = builder.finish(&refining).or_report();
         progress(SUBPHASE, WRITING);
@@ -228,6 +252,9 @@ impl Build {
         self.finished += entry.count as usize;
         self.segments += 1;
         progress(TUPLES_DONE, self.finished as i64);
+        if let Some(time) = &mut self.time_left {
+            time.finishes(len);
+        }
         // SAFETY: the index is open.
         unsafe { cache::keep(self.index, &entry, built) };
         progress(SUBPHASE, LOADING);
@@ -342,6 +369,8 @@ pub unsafe extern "C-unwind" fn build(
             builder: None,
             texts: TextBatch::default(),
             known: Known::default(),
+            rows: estimate,
+            time_left: None,
             finished: 0,
             reported: 0,
             segments: 0,
@@ -358,7 +387,8 @@ pub unsafe extern "C-unwind" fn build(
                 }
                 // A table that was not analyzed yet, as one that has just been restored, has no estimate.
                 if estimate == 0 {
-                    state.options.expected = expected(sample.table_rows());
+                    state.rows = sample.table_rows();
+                    state.options.expected = expected(state.rows);
                 }
                 state.encoding = Some(state.options.choose(&sample.vectors, &pause));
             }

@@ -94,6 +94,7 @@ mod storage;
 mod summary;
 mod table;
 mod text;
+mod time_left;
 mod uncompared;
 mod undecided;
 mod unlogged;
