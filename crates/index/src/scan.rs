@@ -118,7 +118,7 @@ impl Settings {
     /// Candidates of the first search in one of `segments`, for which `ef` were measured: without what the rank adds.
     fn least_width(&self, ef: usize, segments: usize) -> usize {
         let ef = if self.ef > 0 { self.ef } else { ef };
-        let rows = self.at_once.map_or(0, |wanted| wanted.rows);
+        let rows = self.at_once.map_or(0, |wanted| wanted.confirmed());
         ef.max(width_for(rows, segments))
     }
 
@@ -136,7 +136,15 @@ impl AtOnce {
     /// Candidates of the first search in one of `segments`, which has `live` entries and takes `ef` for the nearest.
     pub fn width(&self, ef: usize, live: usize, segments: usize) -> usize {
         let deep = width_at_rank(ef, share(self.rank, segments), live);
-        deep.max(width_for(self.rows, segments))
+        deep.max(width_for(self.confirmed(), segments))
+    }
+
+    /// Rows that are searched for so that the last one can be given: when the bound of the next has passed its distance.
+    fn confirmed(&self) -> usize {
+        match self.rows {
+            0 => 0,
+            rows => rows.saturating_add(rows / 8 + 2),
+        }
     }
 }
 
@@ -151,13 +159,7 @@ fn share(rows: usize, segments: usize) -> usize {
 
 /// Candidates of a search of one in `segments` that is to give its share of `rows`.
 fn width_for(rows: usize, segments: usize) -> usize {
-    let share = share(rows, segments);
-    // The last one is given when the bound of the next has passed its distance.
-    let confirmed = match share {
-        0 => 0,
-        share => share.saturating_add(share / 8 + 2),
-    };
-    (confirmed.saturating_mul(TRUSTED_DIVISOR)).min(EXHAUSTIVE_EF)
+    (share(rows, segments).saturating_mul(TRUSTED_DIVISOR)).min(EXHAUSTIVE_EF)
 }
 
 /// Live entries of a segment, as a walk has to do with them: [`Part::is_small`] for a width.

@@ -227,9 +227,7 @@ fn deep_rows_are_searched_for_more_widely() {
         "{nearest:?} {deep:?}"
     );
     assert!(deep.0 >= 20 * wanted * 99 / 100, "{deep:?}");
-    for rank in [10, wanted] {
-        // As many as the search keeps for that many rows, and those that came late.
-        let (.., given) = search(rank, Iterate::Strict, 1);
-        assert!((2320..2420).contains(&given), "{rank}: {given}");
-    }
+    // As many as the search keeps whatever the rank, and those that came late.
+    let [nearest, deep] = [10, wanted].map(|rank| search(rank, Iterate::Strict, 1).2);
+    assert!(nearest.abs_diff(deep) <= 100, "{nearest} {deep}");
 }
