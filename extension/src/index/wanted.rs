@@ -156,19 +156,14 @@ pub unsafe fn limit(
         let is_between = !(*root).rowMarks.is_null()
             || query.hasWindowFuncs
             || members((*root).sort_pathkeys).len() > 1;
-        if is_between || !is_one((*root).all_baserels) || !is_only_part(root, table) {
+        let is_alone =
+            pg_sys::bms_membership((*root).all_baserels) == pg_sys::BMS_Membership::BMS_SINGLETON;
+        if is_between || !is_alone || !is_only_part(root, table) {
             return None;
         }
         let own = number(root, query.limitCount).flatten();
         Some(own.map_or(wanted, |own| wanted.min(own.max(0) as f64)) as usize)
     }
-}
-
-/// # Safety
-/// A set of the planner's, or null.
-unsafe fn is_one(set: *const pg_sys::Bitmapset) -> bool {
-    // SAFETY: by contract.
-    unsafe { pg_sys::bms_membership(set) == pg_sys::BMS_Membership::BMS_SINGLETON }
 }
 
 /// Whether a table is a query's own, or the only part of one that is left to be read: the plan has no node for it then.
@@ -177,7 +172,8 @@ unsafe fn is_one(set: *const pg_sys::Bitmapset) -> bool {
 /// As [`limit`].
 unsafe fn is_only_part(root: *mut pg_sys::PlannerInfo, table: &pg_sys::RelOptInfo) -> bool {
     let mut table = table;
-    // SAFETY: by contract; a member of an append relation has an entry in the array of these, and its parent is a relation.
+    // SAFETY: by contract; a member of an append relation has an entry in the array of these, and its parent is a relation. What
+    // is partitioned has an array of its parts, with null for those that nobody reads; inheritance and UNION ALL have none.
     unsafe {
         while table.reloptkind == pg_sys::RelOptKind::RELOPT_OTHER_MEMBER_REL {
             let member = *(*root).append_rel_array.add(table.relid as usize);
@@ -185,8 +181,11 @@ unsafe fn is_only_part(root: *mut pg_sys::PlannerInfo, table: &pg_sys::RelOptInf
                 return false;
             };
             table = &**(*root).simple_rel_array.add(member.parent_relid as usize);
-            // Of inheritance and UNION ALL it is empty.
-            if !is_one(table.live_parts) {
+            if table.part_rels.is_null() {
+                return false;
+            }
+            let parts = std::slice::from_raw_parts(table.part_rels, table.nparts.max(0) as usize);
+            if parts.iter().filter(|part| !part.is_null()).take(2).count() != 1 {
                 return false;
             }
         }
