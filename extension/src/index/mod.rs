@@ -13,7 +13,8 @@
 //!  cache      opened segments of this session, and their files
 //!  build insert scan vacuum cost
 //!             the callbacks
-//!  wanted     how many rows a query wants of a scan
+//!  time_left  how much longer a build will take
+//!  wanted     how many rows a query wants of a scan, and how deep they lie
 //!  merge      merges, when they are begun and what becomes of those that fail
 //!  maintenance
 //!             the worker that merges in the background
