@@ -181,8 +181,7 @@ fn a_build_can_be_cancelled() -> Result<()> {
     Ok(())
 }
 
-/// A build says how much longer it will take, which is about right, to its owner and to nobody without rights; and no other
-/// command's number is taken for it.
+/// A build says how much longer it will take, which is about right, to its owner and to nobody without rights.
 #[test]
 fn a_build_says_how_much_longer_it_takes() -> Result<()> {
     let cluster = Cluster::builder()

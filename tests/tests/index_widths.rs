@@ -40,7 +40,7 @@ fn searched(client: &mut Client, settings: &str, statement: &str) -> Result<(f64
     Ok((cost, after.0 - before.0))
 }
 
-/// Tables with an index on eight dimensions: one, and one in three parts of which the last has a few rows.
+/// Tables with an index on eight dimensions, one of them in two parts, and a table of one row.
 fn tables(client: &mut Client) -> Result<()> {
     client.batch_execute(
         "CREATE TABLE t (id int, v embedding(8));
@@ -61,6 +61,8 @@ fn tables(client: &mut Client) -> Result<()> {
 
 /// Rows that a filter lets pass lie farther down the order, as those of a larger limit, where walks miss more: their first search is
 /// wider, by the plan's price too, unless somebody has said how wide searches are.
+///
+/// The planner takes the filter to let a third pass. It lets three quarters, so that no first search finds too few.
 #[test]
 fn searches_are_as_wide_as_they_are_priced() -> Result<()> {
     let cluster = Cluster::builder().setting("autovacuum", "off").start()?;
@@ -71,31 +73,31 @@ fn searches_are_as_wide_as_they_are_priced() -> Result<()> {
     for (statement, is_wider) in [
         (format!("SELECT id FROM t {order} LIMIT 10"), false),
         (
-            format!("SELECT id FROM t WHERE id % 3 < 1 {order} LIMIT 10"),
+            format!("SELECT id FROM t WHERE id % 4 < 3 {order} LIMIT 10"),
             true,
         ),
         (
-            format!("SELECT id FROM t WHERE id % 3 < 1 {order} LIMIT 5 OFFSET 3"),
+            format!("SELECT id FROM t WHERE id % 4 < 3 {order} LIMIT 5 OFFSET 3"),
             true,
         ),
         (
-            format!("SELECT * FROM (SELECT id FROM t WHERE id % 3 < 1 {order} LIMIT 10) s"),
+            format!("SELECT * FROM (SELECT id FROM t WHERE id % 4 < 3 {order} LIMIT 10) s"),
             true,
         ),
         (
-            format!("SELECT id FROM t WHERE id % 3 < 1 {order} LIMIT 10 FOR UPDATE"),
+            format!("SELECT id FROM t WHERE id % 4 < 3 {order} LIMIT 10 FOR UPDATE"),
             false,
         ),
         (
-            format!("SELECT id FROM t, one WHERE id % 3 < x {order} LIMIT 10"),
+            format!("SELECT id FROM t, one WHERE id % 4 < 3 * x {order} LIMIT 10"),
             false,
         ),
         (
-            format!("SELECT id FROM p WHERE id % 3 < 1 {order} LIMIT 10"),
+            format!("SELECT id FROM p WHERE id % 4 < 3 {order} LIMIT 10"),
             false,
         ),
         (
-            format!("SELECT id FROM p WHERE id <= 10000 AND id % 3 < 1 {order} LIMIT 10"),
+            format!("SELECT id FROM p WHERE id <= 10000 AND id % 4 < 3 {order} LIMIT 10"),
             true,
         ),
     ] {

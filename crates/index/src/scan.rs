@@ -124,10 +124,9 @@ impl Settings {
 
     /// Candidates of the first search in one of `segments`, which has `live` entries, and for which `ef` were measured.
     fn first_width(&self, ef: usize, live: usize, segments: usize) -> usize {
-        let least = self.least_width(ef, segments);
         match self.at_once {
-            Some(wanted) if self.ef == 0 => least.max(wanted.width(ef, live, segments)),
-            _ => least,
+            Some(wanted) if self.ef == 0 => wanted.width(ef, live, segments),
+            _ => self.least_width(ef, segments),
         }
     }
 }

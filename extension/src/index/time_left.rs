@@ -88,14 +88,13 @@ impl TimeLeft {
     /// A segment has got these nodes so far.
     pub fn added(&self, nodes: usize) {
         let all = self.nodes(nodes);
-        let behind = graphs(self.finished as f64, self.most) + adding(nodes as f64);
         let texts = (all - (self.finished + nodes) as f64).max(0.0);
-        self.look(all, behind, texts);
+        self.look(all, self.when_added(nodes), texts);
     }
 
     /// The second pass over a segment begins.
     pub fn refines(&mut self, nodes: usize) {
-        self.begin(graphs(self.finished as f64, self.most) + adding(nodes as f64));
+        self.begin(self.when_added(nodes));
     }
 
     /// It has looked for neighbours of, and linked, `done` of its `nodes`, each counted twice ([`SegmentBuilder::refined`]).
@@ -110,7 +109,12 @@ impl TimeLeft {
     /// A segment is finished.
     pub fn finishes(&mut self, nodes: usize) {
         self.finished += nodes;
-        self.begin(graphs(self.finished as f64, self.most));
+        self.begin(self.when_added(0));
+    }
+
+    /// The work that is behind when the present segment has these nodes.
+    fn when_added(&self, nodes: usize) -> f64 {
+        graphs(self.finished as f64, self.most) + adding(nodes as f64)
     }
 
     /// Nodes of all segments, of which the present one has some: as the part of the table that was read has them.

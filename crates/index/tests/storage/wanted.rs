@@ -13,6 +13,17 @@ use rand_chacha::ChaCha8Rng;
 
 use super::common::{build, distance, options, scan};
 
+/// All rows, in strict order.
+const STRICT: Settings = Settings {
+    ef: 0,
+    iterate: Iterate::Strict,
+    max_tuples: usize::MAX,
+    cutoff: f64::INFINITY,
+    undirected: false,
+    at_once: None,
+    recheck: false,
+};
+
 /// Rows near the query that no transaction can see, as versions that VACUUM has not removed yet.
 #[test]
 fn dead_rows_do_not_count() {
@@ -41,12 +52,9 @@ fn dead_rows_do_not_count() {
         };
         let settings = Settings {
             ef,
-            iterate: Iterate::Strict,
             max_tuples: 300,
-            cutoff: f64::INFINITY,
-            undirected: false,
-            at_once: None,
             recheck: true,
+            ..STRICT
         };
         let query = Query::new(Metric::L2, 8, &[0.0; 8]).unwrap();
         let views = meta.segments.iter().map(open).collect();
@@ -93,18 +101,13 @@ fn as_many_are_found_at_once_as_are_wanted() {
     Meta::create(&store, options.parameters.clone()).unwrap();
     build(&store, &options, &rows);
     let settings = Settings {
-        ef: 0,
-        iterate: Iterate::Strict,
-        max_tuples: usize::MAX,
-        cutoff: f64::INFINITY,
-        undirected: false,
         at_once: Some(AtOnce {
             rows: wanted,
             rank: wanted,
             asked: wanted,
             then_all: false,
         }),
-        recheck: false,
+        ..STRICT
     };
     let mut found = 0;
     for i in 0..20 {
@@ -140,17 +143,13 @@ fn searches_are_as_wide_as_filters_want() {
     for (one_in, estimated, most) in [(100, 1500, 50), (100, 15, 70), (3, usize::MAX, 40)] {
         let settings = Settings {
             ef: 40,
-            iterate: Iterate::Strict,
-            max_tuples: usize::MAX,
-            cutoff: f64::INFINITY,
-            undirected: false,
             at_once: Some(AtOnce {
                 rows: 10,
                 rank: 10,
                 asked: estimated,
                 then_all: false,
             }),
-            recheck: false,
+            ..STRICT
         };
         let (mut searches, mut visited) = (0, 0);
         for query in rows.iter().take(20) {
@@ -191,18 +190,15 @@ fn deep_rows_are_searched_for_more_widely() {
     build(&store, &options, &rows);
     let search = |rank: usize, iterate: Iterate, max_tuples: usize| {
         let settings = Settings {
-            ef: 0,
             iterate,
             max_tuples,
-            cutoff: f64::INFINITY,
-            undirected: false,
             at_once: Some(AtOnce {
                 rows: wanted,
                 rank,
                 asked: wanted,
                 then_all: false,
             }),
-            recheck: false,
+            ..STRICT
         };
         let (mut found, mut visited, mut given) = (0, 0, 0);
         for query in rows.iter().take(20) {
