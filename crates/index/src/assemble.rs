@@ -4,7 +4,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use laser_memory::heap;
 use memmap2::Mmap;
@@ -17,7 +16,7 @@ use crate::graph::{Graph, Layout};
 use crate::join::Join;
 use crate::meta::nonce;
 use crate::reach;
-use crate::refine::{Form, refine};
+use crate::refine::{Form, Passes, refine};
 use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::table::{Place, Table};
@@ -115,8 +114,8 @@ pub(crate) struct Pushed {
     pub spill: Scratch,
     /// Nodes that were there from the beginning.
     pub refined: usize,
-    /// Grows by two for every node while the second pass runs.
-    pub done: Arc<AtomicUsize>,
+    /// How far the second pass has come.
+    pub passes: Arc<Passes>,
     /// Entries with a place in the graph.
     pub count: usize,
     /// Addresses of the others.
@@ -138,7 +137,7 @@ pub(crate) fn assemble(
         graph,
         spill: entries,
         refined,
-        done,
+        passes,
         count,
         unplaced,
         dead: already_dead,
@@ -198,7 +197,7 @@ pub(crate) fn assemble(
             space: Some(&encoding.space),
             joined,
         };
-        refine(form, graph, refined, width, threads, &done, pause)?;
+        refine(form, graph, refined, width, threads, &passes, pause)?;
         reach::link(&codec, graph, pause)?;
     }
 

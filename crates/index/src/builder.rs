@@ -23,7 +23,7 @@ use crate::graph::{Graph, bytes_per_vector, serialized_len};
 use crate::meta::Parameters;
 use crate::metric::Metric;
 use crate::page::UNPLACED;
-use crate::refine::widths;
+use crate::refine::{Passes, widths};
 use crate::segment::bitmap_len;
 use crate::space;
 use crate::view::SegmentView;
@@ -103,7 +103,7 @@ struct Shared {
     spill: Scratch,
     /// Nodes that were there from the beginning.
     refined: usize,
-    done: Arc<AtomicUsize>,
+    passes: Arc<Passes>,
     stop: AtomicBool,
     added: AtomicUsize,
     error: Mutex<Option<IndexError>>,
@@ -333,7 +333,7 @@ impl SegmentBuilder {
             nodes: Mutex::new(nodes),
             spill,
             refined,
-            done: Arc::default(),
+            passes: Arc::default(),
             stop: AtomicBool::new(false),
             added: AtomicUsize::new(already),
             error: Mutex::new(None),
@@ -386,9 +386,9 @@ impl SegmentBuilder {
         self.shared.added.load(Ordering::Relaxed)
     }
 
-    /// How far the second pass has come: grows by two for every node while [`Self::finish`] runs.
-    pub fn refined(&self) -> Arc<AtomicUsize> {
-        self.shared.done.clone()
+    /// How far the second pass has come while [`Self::finish`] runs.
+    pub fn refined(&self) -> Arc<Passes> {
+        self.shared.passes.clone()
     }
 
     /// Bytes that the graph has allocated.
@@ -627,7 +627,7 @@ impl SegmentBuilder {
                 graph,
                 spill: shared.spill,
                 refined: shared.refined,
-                done: shared.done,
+                passes: shared.passes,
                 count,
                 unplaced,
                 dead,

@@ -235,7 +235,6 @@ fn firsts(parts: &[(&[u8], Layout<'_>)], place: Place<'_>, pause: &dyn Fn()) -> 
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::sync::atomic::AtomicUsize;
 
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -247,7 +246,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::Probe;
     use crate::reach::link;
-    use crate::refine::{Form, refine};
+    use crate::refine::{Form, Passes, refine};
     use crate::walk::Walk;
 
     const DIMS: usize = 12;
@@ -324,7 +323,7 @@ mod tests {
                 joined,
                 ..Form::of(&codec)
             };
-            refine(form, &mut bytes, 0, 80, 2, &AtomicUsize::new(0), &|| ()).unwrap();
+            refine(form, &mut bytes, 0, 80, 2, &Passes::default(), &|| ()).unwrap();
             link(&codec, &mut bytes, &|| ()).unwrap();
             let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
             [10, 40].map(|ef| {

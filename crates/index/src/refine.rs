@@ -15,16 +15,19 @@
 //! ([`longest`]).
 //!
 //! Two cheap passes give a better graph than one that costs as much as both, because the first one
-//! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all.
+//! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all. Where it could
+//! not know them, because the first left most of them where no walk comes, it is made again ([`passes`]).
 
 mod blocks;
+mod candidates;
 mod chooser;
 mod levels;
 mod lists;
 mod longest;
+mod passes;
 
+use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::AtomicUsize;
 
 use crate::codec::Codec;
 use crate::error::Result;
@@ -32,9 +35,12 @@ use crate::graph::Layout;
 use crate::space::Space;
 use crate::table::Place;
 use crate::walk::Walk;
+use candidates::{Candidates, Source};
 use chooser::{Chooser, ENOUGH};
 use lists::{List, Lists, Offers, write};
 use longest::Longest;
+pub use passes::Passes;
+use passes::Sample;
 
 /// Candidates of the first pass, at least.
 const FEWEST: usize = 32;
@@ -45,6 +51,11 @@ const FEWEST: usize = 32;
 pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
     let first = (ef_construction / 2).max(m).max(FEWEST);
     (first, (ef_construction * 5 / 2).max(first).max(2 * FEWEST))
+}
+
+/// The width of a pass that is repeated, where the first had `ef`: the `ef_construction` of [`widths`].
+fn again(ef: usize) -> usize {
+    ef * 2 / 5
 }
 
 /// Nodes of the level above at which walks for candidates begin in a graph of several parts.
@@ -73,8 +84,8 @@ impl<'a> Form<'a> {
 }
 
 /// Fills the lists of a serialized graph: on the lowest level those of the nodes from `first` on, and
-/// whichever have room. Walks look for candidates with a width of `ef`. `done` grows by two for every
-/// node. `pause` is called on this thread now and then, and may unwind.
+/// whichever have room. Walks look for candidates with a width of `ef`, where a pass is repeated with less. `pause` is called
+/// on this thread now and then, and may unwind.
 ///
 /// # Errors
 /// [`IndexError::Graph`] when the bytes are not a graph of this codec.
@@ -84,7 +95,7 @@ pub fn refine(
     first: usize,
     ef: usize,
     threads: usize,
-    done: &AtomicUsize,
+    passes: &Passes,
     pause: &dyn Fn(),
 ) -> Result<()> {
     let Form { codec, space, .. } = form;
@@ -97,32 +108,70 @@ pub fn refine(
         None => (0, Place::Memory),
     };
     levels::refine(codec, &walk, bytes, (across, threads), pause)?;
-    let longest = Longest::of(codec, space, &walk, bytes, first, threads, pause)?;
-    let mut lists = Lists::new(&walk, bytes, place)?;
+    let mut source = Source {
+        codec,
+        longest: Longest::of(codec, space, &walk, bytes, first, threads, pause)?,
+        across,
+    };
+    let new = first..walk.nodes;
+    let mut sample = Sample::of(&new, codec.metric);
+    sample.is_worth_a_pass(&mut Candidates::new(&source, bytes)?, ef, pause);
+    let mut width = ef;
+    for left in (0..passes::MOST).rev() {
+        let nodes = Nodes {
+            walk: &walk,
+            new: new.clone(),
+            place,
+        };
+        pass(&nodes, &source, bytes, (width, threads), passes, pause)?;
+        // Edges join the parts now.
+        source.across = 0;
+        width = again(ef);
+        let mut candidates = Candidates::new(&source, bytes)?;
+        if left == 0 || !sample.is_worth_a_pass(&mut candidates, width, pause) {
+            break;
+        }
+        passes.repeat();
+    }
+    Ok(())
+}
+
+/// The nodes on the lowest level.
+struct Nodes<'a> {
+    walk: &'a Walk,
+    /// Those whose lists are written in any case.
+    new: Range<usize>,
+    /// Where tables are.
+    place: Place<'a>,
+}
+
+/// Looks for the neighbours of all nodes, and links them.
+fn pass(
+    nodes: &Nodes<'_>,
+    source: &Source<'_>,
+    bytes: &mut [u8],
+    (width, threads): (usize, usize),
+    passes: &Passes,
+    pause: &dyn Fn(),
+) -> Result<()> {
+    let Nodes { walk, new, place } = nodes;
+    let mut lists = Lists::new(walk, bytes, *place)?;
     let graph: &[u8] = bytes;
     let order = lists.by_place()?;
     pause();
     // Every node by itself, from the graph as it is.
-    lists.rewrite(&order, threads, done, pause, || {
-        let mut chooser = Chooser::new(codec, graph)?;
-        chooser.pass_by(longest.entries());
-        chooser.begin_across(across);
-        let (longest, walks) = (&longest, longest.walks(codec)?);
+    lists.rewrite(&order, threads, passes.count(), pause, || {
+        let mut candidates = Candidates::new(source, graph)?;
         Ok(move |node: u32, list: &mut List<'_>| {
-            if node as usize >= first || !list.is_full() {
-                chooser.begin(node);
-                chooser.add_nearest(0, ef);
-                chooser.add(list.edges());
-                longest.add(codec, &walks, node, &mut chooser);
-                chooser.choose(list, |_| 0);
+            if new.contains(&(node as usize)) || !list.is_full() {
+                candidates.choose(node, list, width);
             }
         })
     })?;
-    drop(longest);
     // Then with those that have chosen it.
     let offers = Offers::of(&lists, |node| node as usize, pause)?;
-    lists.rewrite(&order, threads, done, pause, || {
-        let mut chooser = Chooser::new(codec, graph)?;
+    lists.rewrite(&order, threads, passes.count(), pause, || {
+        let mut chooser = Chooser::new(source.codec, graph)?;
         let mut new = Vec::new();
         let offers = &offers;
         Ok(move |node: u32, list: &mut List<'_>| {
@@ -164,9 +213,14 @@ mod tests {
 
     /// How many of the ten nearest of each node a walk with ten candidates finds.
     fn found(codec: &Codec, bytes: &[u8]) -> usize {
+        found_of(codec, bytes, 1, 10)
+    }
+
+    /// How many of the ten nearest of every `step`th node a walk with `ef` candidates finds.
+    fn found_of(codec: &Codec, bytes: &[u8], step: usize, ef: usize) -> usize {
         let walk = Walk::new(&Layout::parse(codec, bytes).unwrap()).unwrap();
         let mut found = 0;
-        for node in 0..walk.nodes as u32 {
+        for node in (0..walk.nodes as u32).step_by(step) {
             let probe = Probe::at(codec, walk.vector(bytes, node));
             let mut scratch = Vec::new();
             let mut distance =
@@ -176,7 +230,7 @@ mod tests {
                 .collect();
             all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
             let nearest: HashSet<u32> = all[..10].iter().map(|(_, node)| *node).collect();
-            let hits = walk.search(bytes, 10, distance);
+            let hits = walk.search(bytes, ef, distance);
             found += hits.iter().filter(|hit| nearest.contains(hit)).count();
         }
         found
@@ -196,7 +250,7 @@ mod tests {
                 0,
                 32,
                 1,
-                &AtomicUsize::new(0),
+                &Passes::default(),
                 &|| (),
             )
             .unwrap();
@@ -216,7 +270,7 @@ mod tests {
                 0,
                 16,
                 2,
-                &AtomicUsize::new(0),
+                &Passes::default(),
                 &|| (),
             )
             .unwrap();
@@ -238,7 +292,7 @@ mod tests {
             0,
             16,
             2,
-            &AtomicUsize::new(0),
+            &Passes::default(),
             &|| (),
         )
         .unwrap();
@@ -255,7 +309,7 @@ mod tests {
             0,
             24,
             1,
-            &AtomicUsize::new(0),
+            &Passes::default(),
             &|| (),
         )
         .unwrap();
@@ -265,11 +319,47 @@ mod tests {
             0,
             24,
             3,
-            &AtomicUsize::new(0),
+            &Passes::default(),
             &|| (),
         )
         .unwrap();
         assert!(one == three);
+    }
+
+    /// Rows at two poles, nearer to them or farther away by a heavy tail, as rows are by cosine of which one dimension dominates:
+    /// most edges lead to the middle of either. After one pass .81 of the nearest were found.
+    #[test]
+    fn a_pass_is_repeated_where_few_edges_lead_to_the_outskirts() {
+        let (count, dims) = (30_000, 32);
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut normal = || -> f32 { (0..12).map(|_| rng.random_range(-0.5..0.5f32)).sum() };
+        let mut point = |dominant: f32| -> Vec<f32> {
+            let first = dominant * normal();
+            std::iter::once(first)
+                .chain((1..dims).map(|_| normal()))
+                .collect()
+        };
+        let mut build = |dominant: f32| {
+            let codec = Codec::new(dims, Metric::Cosine, Quantization::F32);
+            let mut points: Vec<Vec<f32>> = (0..count).map(|_| point(dominant)).collect();
+            for x in &mut points {
+                let length = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+                x.iter_mut().for_each(|x| *x /= length);
+            }
+            let mut bytes = raw(codec, 8, &points);
+            let passes = Passes::default();
+            refine(Form::of(&codec), &mut bytes, 0, 40, 2, &passes, &|| ()).unwrap();
+            let found = found_of(&codec, &bytes, count / 400, 100);
+            (passes, found as f64 / 4000.0)
+        };
+        let (passes, found) = build(100.0);
+        assert!(passes.repeats() > 0);
+        assert_eq!(passes.visits(), 2 * count);
+        assert!(found > 0.85, "{found}");
+        // Where no pass is needed none is made.
+        let (passes, found) = build(1.0);
+        assert_eq!((passes.repeats(), passes.visits()), (0, 2 * count));
+        assert!(found > 0.9, "{found}");
     }
 
     #[test]
@@ -282,7 +372,7 @@ mod tests {
             0,
             32,
             1,
-            &AtomicUsize::new(0),
+            &Passes::default(),
             &|| (),
         )
         .unwrap();
@@ -293,7 +383,7 @@ mod tests {
             500,
             32,
             1,
-            &AtomicUsize::new(0),
+            &Passes::default(),
             &|| (),
         )
         .unwrap();
@@ -323,7 +413,7 @@ mod tests {
                 0,
                 64,
                 2,
-                &AtomicUsize::new(0),
+                &Passes::default(),
                 &|| resume_unwind(Box::new(())),
             )
         }));

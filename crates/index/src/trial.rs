@@ -6,8 +6,6 @@
 //! one corner, far from every query. No rule by dimensions or lengths was right for all data, so
 //! both are built of some vectors and tried with others.
 
-use std::sync::atomic::AtomicUsize;
-
 use laser_sampling::stratified;
 use laser_vector::kernels::{f32_dot, norm};
 
@@ -19,7 +17,7 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
-use crate::refine::{Form, refine};
+use crate::refine::{Form, Passes, refine};
 use crate::space::Space;
 use crate::walk::Walk;
 
@@ -197,7 +195,7 @@ fn recall(
         0,
         second,
         1,
-        &AtomicUsize::new(0),
+        &Passes::default(),
         pause,
     )?;
     reach::link(&codec, &mut bytes, pause)?;

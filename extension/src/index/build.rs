@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
@@ -232,7 +231,7 @@ impl Build {
         let time = self.time_left.as_ref();
         let refining = || {
             pause();
-            let done = refined.load(Ordering::Relaxed);
+            let done = refined.visits();
             progress(TUPLES_DONE, (before + done / 2) as i64);
             if let Some(time) = time {
                 time.refined(done, len);

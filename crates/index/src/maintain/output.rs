@@ -1,7 +1,5 @@
 //! What becomes of the entries of a merge.
 
-use std::sync::atomic::Ordering;
-
 use laser_vector::kernels::norm;
 
 use super::progress::{Phase, Progress};
@@ -222,7 +220,7 @@ fn write(
         report(Progress {
             phase: Phase::Refining,
             // Each node is visited twice.
-            done: refined.load(Ordering::Relaxed) / 2,
+            done: refined.visits() / 2,
             total,
         });
     };

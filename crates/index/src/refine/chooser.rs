@@ -162,14 +162,30 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
-    /// the nearest first.
-    pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
+    fn sort(&mut self) {
         self.candidates.sort_unstable_by(|a, b| {
             let nearer = a.distance.total_cmp(&b.distance);
             nearer.then(a.node.cmp(&b.node))
         });
         self.candidates.dedup_by_key(|candidate| candidate.node);
+    }
+
+    /// The candidates, the nearest first.
+    pub(super) fn nearest_first(&mut self) -> Vec<u32> {
+        self.sort();
+        let candidates = self.candidates.iter();
+        candidates.map(|candidate| candidate.node).collect()
+    }
+
+    /// Where the edges of a node lead to on the lowest level.
+    pub(super) fn edges(&self, node: u32) -> Vec<u32> {
+        self.walk.neighbours(self.graph, node, 0).collect()
+    }
+
+    /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
+    /// the nearest first.
+    pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
+        self.sort();
         list.clear();
         self.passed_over.clear();
         let mut chosen: Vec<Candidate> = Vec::with_capacity(list.room());

@@ -110,7 +110,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::{Probe, Query};
     use crate::reach::link;
-    use crate::refine::Form;
+    use crate::refine::{Form, Passes};
     use crate::space::Space;
 
     /// Rows of a time series, which come one beside the other: before levels were linked again, one query in
@@ -132,8 +132,8 @@ mod tests {
                 })
                 .collect();
             let mut graph = raw(codec, 16, &points);
-            let done = AtomicUsize::new(0);
-            super::super::refine(Form::of(&codec), &mut graph, 0, 160, 2, &done, &|| ()).unwrap();
+            let passes = Passes::default();
+            super::super::refine(Form::of(&codec), &mut graph, 0, 160, 2, &passes, &|| ()).unwrap();
             link(&codec, &mut graph, &|| ()).unwrap();
             let layout = Layout::parse(&codec, &graph).unwrap();
             let walk = Walk::new(&layout).unwrap();

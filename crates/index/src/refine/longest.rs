@@ -183,7 +183,6 @@ impl Range {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
 
     use laser_vector::kernels::{f32_dot, norm};
     use rand::{Rng, SeedableRng};
@@ -194,7 +193,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::Query;
     use crate::reach::link;
-    use crate::refine::{Form, refine};
+    use crate::refine::{Form, Passes, refine};
     use crate::seeds;
 
     const DIMS: usize = 48;
@@ -246,8 +245,8 @@ mod tests {
                 space: Some(&space),
                 ..Form::of(&codec)
             };
-            let done = AtomicUsize::new(0);
-            refine(form, &mut bytes, refined, 160, 2, &done, &|| ()).unwrap();
+            let passes = Passes::default();
+            refine(form, &mut bytes, refined, 160, 2, &passes, &|| ()).unwrap();
             link(&codec, &mut bytes, &|| ()).unwrap();
             refined = end;
         }
