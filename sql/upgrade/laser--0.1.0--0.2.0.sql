@@ -925,7 +925,7 @@ COMMENT ON VIEW laser_index_maintenance IS
 COMMENT ON COLUMN laser_index_maintenance.pid IS 'process ID of the database''s worker; null while there is none';
 COMMENT ON COLUMN laser_index_maintenance.phase IS
     'idle; starting, sampling vectors, loading vectors, refining graph, writing segment; until next_try: put off after a failure, or waiting for lock that others hold on the index';
-COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done';
+COMMENT ON COLUMN laser_index_maintenance.tuples_done IS 'entries of the new segment that the phase has done; fewer than before where refining goes over the graph again';
 COMMENT ON COLUMN laser_index_maintenance.failures IS 'number of consecutive failed merges';
 
 CREATE VIEW laser_index_progress AS

@@ -231,10 +231,10 @@ impl Build {
         let time = self.time_left.as_ref();
         let refining = || {
             pause();
-            let done = refined.visits();
-            progress(TUPLES_DONE, (before + done / 2) as i64);
+            let share = refined.share();
+            progress(TUPLES_DONE, before as i64 + (share * len as f64) as i64);
             if let Some(time) = time {
-                time.refined(done, len);
+                time.refined(share, len);
             }
         };
         let built = builder.finish(&refining).or_report();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(doc)]
 use laser_index::builder::SegmentBuilder;
+use laser_index::refine::Passes;
 use pgrx::pg_sys;
 
 /// The place of the number, from 0.
@@ -18,11 +19,6 @@ const _: () = assert!(PLACE > pg_sys::PROGRESS_SCAN_BLOCKS_DONE);
 const MOST: f64 = 1e9;
 /// How long a phase has taken when it can be told how long it will.
 const AFTER: Duration = Duration::from_secs(1);
-/// Work of the second pass over a graph, as a multiple of that of adding its nodes: to look for their neighbours, and to link
-/// them. Measured with 300,000 sentences of 384 dimensions; while the pass goes on, its own speed counts.
-const SEARCHING: f64 = 1.8;
-const LINKING: f64 = 0.3;
-
 /// Work of adding nodes to a graph, up to a factor: each takes a walk, whose length grows with the logarithm of their number.
 fn adding(nodes: f64) -> f64 {
     nodes * (nodes + 2.0).ln()
@@ -30,7 +26,7 @@ fn adding(nodes: f64) -> f64 {
 
 /// Work of a graph.
 fn graph(nodes: f64) -> f64 {
-    adding(nodes) * (1.0 + SEARCHING + LINKING)
+    adding(nodes) * (1.0 + Passes::WORK)
 }
 
 /// Work of graphs that have `nodes` nodes together, each `most` at most.
@@ -97,12 +93,9 @@ impl TimeLeft {
         self.begin(self.when_added(nodes));
     }
 
-    /// It has looked for neighbours of, and linked, `done` of its `nodes`, each counted twice ([`SegmentBuilder::refined`]).
-    pub fn refined(&self, done: usize, nodes: usize) {
-        let share = |done: usize| done as f64 / nodes.max(1) as f64;
-        let (searched, linked) = (done.min(nodes), done.saturating_sub(nodes));
-        let work = SEARCHING * share(searched) + LINKING * share(linked);
-        let behind = self.phase.1 + work * adding(nodes as f64);
+    /// This share of it is done ([`SegmentBuilder::refined`]). Where it is made again, its speed is so much less.
+    pub fn refined(&self, share: f64, nodes: usize) {
+        let behind = self.phase.1 + share * Passes::WORK * adding(nodes as f64);
         self.look(self.nodes(nodes), behind, 0.0);
     }
 

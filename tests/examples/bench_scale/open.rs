@@ -63,8 +63,8 @@ pub fn open(cluster: &mut Cluster, s: &Settings, c: &Contender) -> Result<()> {
     progress(&format!("a cold server, {}", c.name));
     cluster.stop("fast")?;
     forget_files(&cluster.data().join("base"))?;
-    let has_files = !segment_files(cluster)?.is_empty();
     cluster.start()?;
+    let has_files = !segment_files(cluster)?.is_empty();
     let mut client = connect(cluster, c)?;
     let pid = session(&mut client)?;
     let before = bytes_read(pid);

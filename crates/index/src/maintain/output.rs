@@ -219,8 +219,7 @@ fn write(
         pause();
         report(Progress {
             phase: Phase::Refining,
-            // Each node is visited twice.
-            done: refined.visits() / 2,
+            done: (refined.share() * total as f64) as usize,
             total,
         });
     };

@@ -51,8 +51,8 @@ impl<'a> Candidates<'a> {
         self.chooser.choose(list, |_| 0);
     }
 
-    /// Those of a node, the nearest first.
-    pub(super) fn of(&mut self, node: u32, width: usize) -> Vec<u32> {
+    /// Those of a node with their distances, the nearest first.
+    pub(super) fn of(&mut self, node: u32, width: usize) -> Vec<(f32, u32)> {
         let edges = self.chooser.edges(node);
         self.gather(node, &edges, width);
         self.chooser.nearest_first()

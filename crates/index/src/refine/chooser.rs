@@ -170,11 +170,11 @@ impl<'a> Chooser<'a> {
         self.candidates.dedup_by_key(|candidate| candidate.node);
     }
 
-    /// The candidates, the nearest first.
-    pub(super) fn nearest_first(&mut self) -> Vec<u32> {
+    /// The candidates with their distances, the nearest first.
+    pub(super) fn nearest_first(&mut self) -> Vec<(f32, u32)> {
         self.sort();
-        let candidates = self.candidates.iter();
-        candidates.map(|candidate| candidate.node).collect()
+        let parts = |candidate: &Candidate| (candidate.distance, candidate.node);
+        self.candidates.iter().map(parts).collect()
     }
 
     /// Where the edges of a node lead to on the lowest level.

@@ -9,6 +9,8 @@ use crate::walk::Walk;
 
 /// Lists that are handed to the threads at once: a pointer to each takes memory.
 const WINDOW: usize = 1 << 17;
+/// Lists between two pauses of who goes through them alone.
+const BETWEEN: usize = 1 << 16;
 
 /// Writes a list of edges to where it belongs.
 pub(super) fn write(graph: &mut [u8], at: usize, list: &[u32]) {
@@ -55,8 +57,19 @@ impl List<'_> {
 
 impl<'a> Lists<'a> {
     /// Those of all nodes on the lowest level.
-    pub(super) fn new(walk: &Walk, graph: &[u8], place: Place<'a>) -> Result<Self> {
-        Self::of(walk, graph, 0, walk.nodes, |node| node as u32, place)
+    pub(super) fn new(
+        walk: &Walk,
+        graph: &[u8],
+        place: Place<'a>,
+        pause: &dyn Fn(),
+    ) -> Result<Self> {
+        let node = |at: usize| {
+            if at.is_multiple_of(BETWEEN) {
+                pause();
+            }
+            at as u32
+        };
+        Self::of(walk, graph, 0, walk.nodes, node, place)
     }
 
     /// Those of `count` nodes on a level.
@@ -84,7 +97,7 @@ impl<'a> Lists<'a> {
 
     /// All nodes, each near those before it: from each on to its neighbours that have not been met. Walks that begin
     /// at nodes near each other find what they read in the processor's caches.
-    pub(super) fn by_place(&self) -> Result<Table<u32>> {
+    pub(super) fn by_place(&self, pause: &dyn Fn()) -> Result<Table<u32>> {
         let nodes = self.all.len() / self.stride;
         let mut met = laser_memory::filled(false, nodes)?;
         // Every node is in each of them once.
@@ -102,6 +115,9 @@ impl<'a> Lists<'a> {
                 let node = next[waiting];
                 order[ordered] = node;
                 ordered += 1;
+                if ordered.is_multiple_of(BETWEEN) {
+                    pause();
+                }
                 let list = &self.all[node as usize * self.stride..][..self.stride];
                 for &to in list[1..=list[0] as usize].iter().rev() {
                     if !std::mem::replace(&mut met[to as usize], true) {

@@ -114,6 +114,15 @@ impl Longest {
         &self.entries
     }
 
+    /// Gives back what the graphs take.
+    pub(super) fn forget(&mut self) {
+        *self = Self {
+            entries: Vec::new(),
+            ranges: Vec::new(),
+            depths: Vec::new(),
+        };
+    }
+
     /// Walks for one thread.
     pub(super) fn walks(&self, codec: &Codec) -> Result<Vec<Walk>> {
         let walk = |range: &Range| {
