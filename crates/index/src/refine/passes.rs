@@ -39,7 +39,7 @@ const NEW: usize = 16;
 /// 300,000 sentences of 384 dimensions, and with rows of which one dimension dominates, as multiples of the time that it takes to
 /// add the nodes to the graph.
 const SEARCHING: f64 = 1.8;
-const SEARCHING_AGAIN: f64 = 0.8;
+const SEARCHING_AGAIN: f64 = 1.6;
 const LINKING: f64 = 0.3;
 
 /// How far the passes over a graph have come.
