@@ -33,7 +33,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::space::Space;
-use crate::table::Place;
+use crate::table::{Place, Table};
 use crate::walk::Walk;
 use candidates::{Candidates, Source};
 use chooser::{Chooser, ENOUGH};
@@ -119,17 +119,24 @@ pub fn refine(
         walk: &walk,
         new,
         place,
-        is_last: sample.is_empty(),
     };
     passes.begin(walk.nodes);
-    if !sample.is_empty() {
+    let most = if sample.is_empty() {
+        1
+    } else {
         // What the first pass will know.
         sample.learn(&mut Candidates::new(&source, bytes)?, ef, pause);
-    }
+        passes::MOST
+    };
     let mut width = ef;
-    for left in (0..passes::MOST).rev() {
-        pass(&nodes, &mut source, bytes, (width, threads), passes, pause)?;
-        if left == 0 || sample.is_empty() {
+    for left in (0..most).rev() {
+        let found = nodes.search(&source, bytes, (width, threads), passes, pause)?;
+        if left == 0 {
+            // A third of all nodes may be in these graphs, and what follows wants memory.
+            source.longest = Longest::default();
+        }
+        nodes.link(codec, bytes, found, threads, passes, pause)?;
+        if left == 0 {
             break;
         }
         width = again(ef);
@@ -149,57 +156,67 @@ struct Nodes<'a> {
     new: Range<usize>,
     /// Where tables are.
     place: Place<'a>,
-    /// Whether no other pass can follow.
-    is_last: bool,
 }
 
-/// Looks for the neighbours of all nodes, and links them.
-fn pass(
-    nodes: &Nodes<'_>,
-    source: &mut Source<'_>,
-    bytes: &mut [u8],
-    (width, threads): (usize, usize),
-    passes: &Passes,
-    pause: &dyn Fn(),
-) -> Result<()> {
-    let Nodes {
-        walk, new, place, ..
-    } = nodes;
-    let mut lists = Lists::new(walk, bytes, *place, pause)?;
-    let graph: &[u8] = bytes;
-    let order = lists.by_place(pause)?;
-    // Every node by itself, from the graph as it is.
-    let from = &*source;
-    lists.rewrite(&order, threads, passes.visits(), pause, || {
-        let mut candidates = Candidates::new(from, graph)?;
-        Ok(move |node: u32, list: &mut List<'_>| {
-            if new.contains(&(node as usize)) || !list.is_full() {
-                candidates.choose(node, list, width);
-            }
-        })
-    })?;
-    if nodes.is_last {
-        // A third of all nodes may be in these graphs, and what follows wants memory.
-        source.longest.forget();
+/// The neighbours of all nodes, and the order to visit these in.
+struct Found<'a> {
+    lists: Lists<'a>,
+    order: Table<u32>,
+}
+
+impl<'a> Nodes<'a> {
+    /// Looks for the neighbours of every node by itself, in the graph as it is.
+    fn search(
+        &self,
+        source: &Source<'_>,
+        graph: &[u8],
+        (width, threads): (usize, usize),
+        passes: &Passes,
+        pause: &dyn Fn(),
+    ) -> Result<Found<'a>> {
+        let mut lists = Lists::new(self.walk, graph, self.place, pause)?;
+        let order = lists.by_place(pause)?;
+        let new = &self.new;
+        lists.rewrite(&order, threads, passes.visits(), pause, || {
+            let mut candidates = Candidates::new(source, graph)?;
+            Ok(move |node: u32, list: &mut List<'_>| {
+                if new.contains(&(node as usize)) || !list.is_full() {
+                    candidates.choose(node, list, width);
+                }
+            })
+        })?;
+        Ok(Found { lists, order })
     }
-    // Then with those that have chosen it.
-    let offers = Offers::of(&lists, |node| node as usize, pause)?;
-    lists.rewrite(&order, threads, passes.visits(), pause, || {
-        let mut chooser = Chooser::new(source.codec, graph)?;
-        let mut new = Vec::new();
-        let offers = &offers;
-        Ok(move |node: u32, list: &mut List<'_>| {
-            let from = offers.to(node).iter().copied();
-            new.clear();
-            new.extend(from.filter(|from| !list.edges().contains(from)));
-            let rank = |node| offers.to(node).len().min(ENOUGH);
-            chooser.accept(node, list, &new, rank);
-        })
-    })?;
-    for (node, list) in lists.each() {
-        write(bytes, walk.edges_at(bytes, node as u32, 0), list);
+
+    /// Links every node to those, and with those that have chosen it.
+    fn link(
+        &self,
+        codec: &Codec,
+        bytes: &mut [u8],
+        Found { mut lists, order }: Found<'_>,
+        threads: usize,
+        passes: &Passes,
+        pause: &dyn Fn(),
+    ) -> Result<()> {
+        let graph: &[u8] = bytes;
+        let offers = Offers::of(&lists, |node| node as usize, pause)?;
+        lists.rewrite(&order, threads, passes.visits(), pause, || {
+            let mut chooser = Chooser::new(codec, graph)?;
+            let mut new = Vec::new();
+            let offers = &offers;
+            Ok(move |node: u32, list: &mut List<'_>| {
+                let from = offers.to(node).iter().copied();
+                new.clear();
+                new.extend(from.filter(|from| !list.edges().contains(from)));
+                let rank = |node| offers.to(node).len().min(ENOUGH);
+                chooser.accept(node, list, &new, rank);
+            })
+        })?;
+        for (node, list) in lists.each() {
+            write(bytes, self.walk.edges_at(bytes, node as u32, 0), list);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ const _: () = assert!(PLACE > pg_sys::PROGRESS_SCAN_BLOCKS_DONE);
 const MOST: f64 = 1e9;
 /// How long a phase has taken when it can be told how long it will.
 const AFTER: Duration = Duration::from_secs(1);
+
 /// Work of adding nodes to a graph, up to a factor: each takes a walk, whose length grows with the logarithm of their number.
 fn adding(nodes: f64) -> f64 {
     nodes * (nodes + 2.0).ln()

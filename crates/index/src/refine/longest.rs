@@ -31,7 +31,8 @@ const EF: usize = 64;
 /// among these, and a merge of a few rows must not cost what a build does.
 const FEW: usize = 16;
 
-/// What leads to the longest nodes.
+/// What leads to the longest nodes; by default to none.
+#[derive(Default)]
 pub(super) struct Longest {
     /// The very longest, where there are no graphs.
     entries: Vec<u32>,
@@ -112,15 +113,6 @@ impl Longest {
     /// What walks for candidates pass by.
     pub(super) fn entries(&self) -> &[u32] {
         &self.entries
-    }
-
-    /// Gives back what the graphs take.
-    pub(super) fn forget(&mut self) {
-        *self = Self {
-            entries: Vec::new(),
-            ranges: Vec::new(),
-            depths: Vec::new(),
-        };
     }
 
     /// Walks for one thread.
