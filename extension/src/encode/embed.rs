@@ -186,8 +186,8 @@ fn in_batches<'t>(
 
 /// Raises a SQL error unless the embeddings of `texts` texts fit into one value.
 pub fn check_array(model: Option<&str>, texts: usize) {
-    /// The largest value of PostgreSQL (`MaxAllocSize`).
-    const LARGEST: usize = 0x3fff_ffff;
+    /// The largest value of PostgreSQL (`MaxAllocSize`), less what the array takes beside its elements.
+    const LARGEST: usize = 0x3fff_ffff - (1 << 20);
     /// The header of an embedding.
     const HEADER: usize = 8;
     // This many fit, whatever their dimensions.

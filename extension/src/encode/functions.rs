@@ -9,7 +9,7 @@ use super::embed::{check_array, check_privilege, embed_each, model_name, score_e
 use super::embedded::Embedded;
 use super::keep::forget_embedding;
 use super::recent::{self, embed_once};
-use super::texts::{Texts, text};
+use super::texts::{Made, Texts, text};
 use crate::pg::encoding::name;
 use crate::pg::errors::raise_hint;
 use crate::types::new_embedding;
@@ -111,17 +111,14 @@ unsafe fn embed_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
         }
         let (model, role) = (optional(fcinfo, 1), role(fcinfo));
         let model = model.as_deref();
-        let mut array = Texts::of_argument(fcinfo, 0);
+        let array = Texts::of_argument(fcinfo, 0);
         // Before it is loaded.
         check_privilege(&model_name(model));
         check_array(model, array.len());
-        array.replace(|texts, put| {
+        array.map(fcinfo, Made::Embeddings, |texts, put| {
             let note = |embedded: &Embedded| recent::note_array(model, embedded);
-            embed_each(model, role, texts, note, |embedding| {
-                put(new_embedding(embedding));
-            });
-        });
-        array.result(fcinfo)
+            embed_each(model, role, texts, note, put);
+        })
     }
 }
 
@@ -147,11 +144,10 @@ unsafe fn rerank_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     unsafe {
         let query = text_argument(fcinfo, 0);
         let model = optional(fcinfo, 2).unwrap_or_default();
-        let mut array = Texts::of_argument(fcinfo, 1);
-        array.replace(|texts, put| {
-            score_each(&model, query, texts, |logit| put(score(logit)));
-        });
-        array.result(fcinfo)
+        let array = Texts::of_argument(fcinfo, 1);
+        array.map(fcinfo, Made::Scores, |texts, put| {
+            score_each(&model, query, texts, |logit| put(&[logit]));
+        })
     }
 }
 

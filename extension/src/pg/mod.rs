@@ -1,6 +1,7 @@
 //! What the server is to the rest of this crate: its calls, memory, errors, interrupts, catalogs and locks. Nothing
 //! here knows of embeddings, models or indexes.
 
+pub mod arrays;
 pub mod backtraces;
 pub mod calls;
 pub mod catalogs;

@@ -143,24 +143,52 @@ fn damaged<E: Element>(size: usize) -> ! {
     )
 }
 
+/// The bytes of a datum with elements `E`.
+pub const fn datum_size<E: Element>(dimensions: usize) -> usize {
+    HEADER + dimensions * E::SIZE
+}
+
+/// Writes the header of a datum, and gives the place of its elements.
+///
+/// # Safety
+/// [`datum_size`] bytes at an address that is a multiple of 4, to which nothing else refers.
+unsafe fn begin<E: Element>(place: *mut u8, dimensions: usize) -> *mut E {
+    let header = place.cast::<Header>();
+    // SAFETY: by contract.
+    unsafe {
+        varlena::set_varsize_4b(header.cast(), datum_size::<E>(dimensions) as i32);
+        (*header).dimensions = dimensions as i16;
+        (*header).unused = 0;
+        header.add(1).cast()
+    }
+}
+
 /// Allocates a datum of `dimensions` zeros in the current memory context and lets `fill` write
 /// its elements.
 ///
 /// The caller answers for 1 to 16,000 dimensions and finite elements.
 pub(super) fn build<E: Element>(dimensions: usize, fill: impl FnOnce(&mut [E])) -> Datum {
     debug_assert!((1..=laser_vector::MAX_DIMENSIONS).contains(&dimensions));
-    let size = HEADER + dimensions * E::SIZE;
-    // SAFETY: palloc0() returns `size` zeroed bytes, aligned for any type, or raises an error;
-    // HEADER and the elements lie within them. Zero bytes are valid elements.
+    // SAFETY: palloc0() returns that many zeroed bytes, aligned for any type, or raises an error. Zero
+    // bytes are valid elements.
     unsafe {
-        let header = pg_sys::palloc0(size).cast::<Header>();
-        varlena::set_varsize_4b(header.cast(), size as i32);
-        (*header).dimensions = dimensions as i16;
-        fill(std::slice::from_raw_parts_mut(
-            header.add(1).cast(),
-            dimensions,
-        ));
-        Datum::from(header)
+        let place = pg_sys::palloc0(datum_size::<E>(dimensions)).cast::<u8>();
+        let elements = begin(place, dimensions);
+        fill(std::slice::from_raw_parts_mut(elements, dimensions));
+        Datum::from(place)
+    }
+}
+
+/// Writes a datum to a place that there is for it; raises the errors of [`new_values`].
+///
+/// # Safety
+/// [`datum_size`] bytes at an address that is a multiple of 4, to which nothing else refers.
+pub unsafe fn write_values<E: Element>(place: *mut u8, values: &[E]) {
+    laser_vector::check(values).or_report();
+    // SAFETY: by contract; the values lie elsewhere.
+    unsafe {
+        let elements = begin::<E>(place, values.len());
+        elements.copy_from_nonoverlapping(values.as_ptr(), values.len());
     }
 }
 

@@ -19,8 +19,8 @@ mod pgvector;
 // Used by the modules beside this one.
 #[allow(unused_imports)]
 pub use datum::{
-    Embedding, HalfEmbedding, OwnedEmbedding, OwnedHalfEmbedding, Values, new_embedding,
-    new_half_embedding, new_values,
+    Embedding, HalfEmbedding, OwnedEmbedding, OwnedHalfEmbedding, Values, datum_size,
+    new_embedding, new_half_embedding, new_values, write_values,
 };
 #[allow(unused_imports)]
 pub use errors::report;
