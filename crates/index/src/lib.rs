@@ -15,6 +15,7 @@
 //! * `appendix` – what a cached file has besides the segment; `stamp` – whether it was verified lately
 //! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
+//! * [`forecast`] – how much longer a build will take
 //! * [`background`] – work that cannot be interrupted, on a thread
 //! * [`builder`], [`assemble`], [`maintain`], [`sweep`], [`check`] – building, the file of a segment, merging and deleting,
 //!   giving back pages, checking; `disk_space` – whether there is room for a merge
@@ -33,6 +34,7 @@ pub mod codec;
 mod disk_space;
 pub mod encoding;
 pub mod error;
+pub mod forecast;
 pub mod graph;
 mod join;
 pub mod kernels;

@@ -1,0 +1,265 @@
+//! How much longer a build will take, by how fast it has been so far.
+//!
+//! A phase is the adding of nodes to a segment, or the second pass over it. What is ahead is told by what it has taken to do what
+//! is behind of the phase, and by what each costs relative to the other ([`Passes::WORK`]).
+
+use std::time::{Duration, Instant};
+
+#[cfg(doc)]
+use crate::builder::SegmentBuilder;
+use crate::refine::Passes;
+
+/// How long a phase has taken when it can be told how long it will.
+const AFTER: Duration = Duration::from_secs(1);
+
+/// Work of adding nodes to a graph, up to a factor: each takes a walk, whose length grows with the logarithm of their number.
+fn adding(nodes: f64) -> f64 {
+    nodes * (nodes + 2.0).ln()
+}
+
+/// Work of a graph.
+fn graph(nodes: f64) -> f64 {
+    adding(nodes) * (1.0 + Passes::WORK)
+}
+
+/// Work of graphs that have `nodes` nodes together, each `most` at most.
+fn graphs(nodes: f64, most: f64) -> f64 {
+    (nodes / most).floor() * graph(most) + graph(nodes % most)
+}
+
+/// When something is told, and how much of the table was read by then.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// The time.
+    pub at: Instant,
+    /// The share of the table that was read, from 0 (exclusive) to 1, where it is known.
+    pub read: Option<f64>,
+}
+
+/// The time that a build will still take.
+#[derive(Debug)]
+pub struct Forecast {
+    /// Rows of the table, by its statistics; 0 where there are none.
+    estimate: f64,
+    /// Nodes of a segment at most.
+    most: f64,
+    /// When it began with the phase, with what work behind it.
+    phase: (Instant, f64),
+    /// What embedding has taken of the phase, and for how many texts.
+    embedding: (Duration, usize),
+    /// Nodes of the segments that are finished.
+    finished: usize,
+}
+
+impl Forecast {
+    /// A build that begins `now`, of a table that has `estimate` rows by its statistics, 0 where there are none, in segments of
+    /// `most` at most.
+    pub fn new(estimate: usize, most: usize, now: Instant) -> Self {
+        Self {
+            estimate: estimate as f64,
+            most: most.max(1) as f64,
+            phase: (now, 0.0),
+            embedding: (Duration::ZERO, 0),
+            finished: 0,
+        }
+    }
+
+    /// Texts have been embedded, which is no work on a graph.
+    pub fn embedded(&mut self, texts: usize, took: Duration) {
+        self.embedding.0 += took;
+        self.embedding.1 += texts;
+    }
+
+    /// Seconds that are left when the present segment has got these nodes; nothing while too little is known.
+    pub fn added(&self, nodes: usize, now: Moment) -> Option<f64> {
+        let all = self.nodes(nodes, now.read);
+        let texts = (all - (self.finished + nodes) as f64).max(0.0);
+        self.left(all, self.when_added(nodes), texts, now.at)
+    }
+
+    /// The second pass over a segment begins.
+    pub fn refines(&mut self, nodes: usize, now: Instant) {
+        self.begin(self.when_added(nodes), now);
+    }
+
+    /// As [`Forecast::added`] when this share of the pass is done ([`SegmentBuilder::refined`]). Where it is made again, its speed
+    /// is so much less.
+    pub fn refined(&self, share: f64, nodes: usize, now: Moment) -> Option<f64> {
+        let behind = self.phase.1 + share * Passes::WORK * adding(nodes as f64);
+        self.left(self.nodes(nodes, now.read), behind, 0.0, now.at)
+    }
+
+    /// A segment is finished.
+    pub fn finishes(&mut self, nodes: usize, now: Instant) {
+        self.finished += nodes;
+        self.begin(self.when_added(0), now);
+    }
+
+    /// The work that is behind when the present segment has these nodes.
+    fn when_added(&self, nodes: usize) -> f64 {
+        graphs(self.finished as f64, self.most) + adding(nodes as f64)
+    }
+
+    /// Nodes of all segments, of which the present one has some: as the part of the table that was read has them.
+    fn nodes(&self, nodes: usize, read: Option<f64>) -> f64 {
+        let so_far = (self.finished + nodes) as f64;
+        match read {
+            Some(share) => so_far / share,
+            None => self.estimate.max(so_far),
+        }
+    }
+
+    /// Another phase begins, of which nothing is known yet.
+    fn begin(&mut self, behind: f64, now: Instant) {
+        self.phase = (now, behind);
+        self.embedding = (Duration::ZERO, 0);
+    }
+
+    /// What is left of graphs with `nodes` nodes when this work is behind, by how fast the phase has been so far, and of the
+    /// texts that are still to be embedded.
+    fn left(&self, nodes: f64, behind: f64, texts: f64, now: Instant) -> Option<f64> {
+        let (began, before) = self.phase;
+        let elapsed = now.saturating_duration_since(began);
+        if elapsed < AFTER || behind <= before {
+            return None;
+        }
+        let (embedding, embedded) = self.embedding;
+        let own = elapsed.saturating_sub(embedding).as_secs_f64();
+        let ahead = (graphs(nodes, self.most) - behind).max(0.0);
+        let for_texts = embedding.as_secs_f64() * texts / embedded.max(1) as f64;
+        Some(own * ahead / (behind - before) + for_texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine that works at one speed.
+    struct Build {
+        begin: Instant,
+        forecast: Forecast,
+        /// What was told, and when.
+        told: Vec<(f64, f64)>,
+        clock: f64,
+        /// Rows of the table, if it is known how much of it was read.
+        rows: Option<usize>,
+        read: Option<f64>,
+    }
+
+    /// Seconds that a unit of work takes.
+    const SPEED: f64 = 2e-5;
+    const ROWS: usize = 200_000;
+
+    impl Build {
+        fn new(estimate: usize, most: usize) -> Self {
+            let begin = Instant::now();
+            Self {
+                begin,
+                forecast: Forecast::new(estimate, most, begin),
+                told: Vec::new(),
+                clock: 0.0,
+                rows: None,
+                read: None,
+            }
+        }
+
+        fn now(&self) -> Instant {
+            self.begin + Duration::from_secs_f64(self.clock)
+        }
+
+        fn tell(&mut self, told: impl FnOnce(&Forecast, Moment) -> Option<f64>) {
+            let moment = Moment {
+                at: self.now(),
+                read: self.read,
+            };
+            let told = told(&self.forecast, moment);
+            self.told.extend(told.map(|left| (self.clock, left)));
+        }
+
+        /// A segment, whose pass takes `passes` times as long as one that is not repeated, each of whose texts takes `text`
+        /// seconds to embed.
+        fn segment(&mut self, nodes: usize, passes: f64, text: f64) {
+            let before = self.clock;
+            let steps = 20;
+            for step in 1..=steps {
+                let some = nodes * step / steps;
+                let embedded = nodes / steps;
+                self.forecast
+                    .embedded(embedded, Duration::from_secs_f64(text * embedded as f64));
+                self.clock = before + SPEED * adding(some as f64) + text * some as f64;
+                self.read = self.rows.map(|rows| some as f64 / rows as f64);
+                self.tell(|forecast, now| forecast.added(some, now));
+            }
+            let (before, now) = (self.clock, self.now());
+            self.forecast.refines(nodes, now);
+            for step in 1..=steps {
+                let share = step as f64 / steps as f64;
+                let work = passes * Passes::WORK * adding(nodes as f64);
+                self.clock = before + SPEED * work * share;
+                self.tell(|forecast, now| forecast.refined(share, nodes, now));
+            }
+            let now = self.now();
+            self.forecast.finishes(nodes, now);
+        }
+
+        /// How far what was told was from the truth at most, in shares of the whole.
+        fn worst(&self) -> f64 {
+            let off = |(at, left): &(f64, f64)| (at + left - self.clock).abs() / self.clock;
+            self.told.iter().map(off).fold(0.0, f64::max)
+        }
+    }
+
+    #[test]
+    fn an_even_speed_is_told_exactly() {
+        for most in [ROWS, ROWS / 4, 30_000] {
+            let mut build = Build::new(ROWS, most);
+            let mut left = ROWS;
+            while left > 0 {
+                let nodes = left.min(most);
+                build.segment(nodes, 1.0, 0.0);
+                left -= nodes;
+            }
+            assert!(build.told.len() > 20, "{}", build.told.len());
+            assert!(build.worst() < 1e-6, "{most}: {}", build.worst());
+        }
+    }
+
+    #[test]
+    fn texts_are_embedded_before_the_second_pass() {
+        let mut build = Build::new(ROWS, ROWS);
+        build.segment(ROWS, 1.0, 1e-4);
+        assert!(build.worst() < 1e-6, "{}", build.worst());
+    }
+
+    #[test]
+    fn what_was_read_says_more_than_statistics() {
+        for estimate in [0, ROWS / 10, ROWS * 20] {
+            let mut build = Build::new(estimate, ROWS);
+            build.rows = Some(ROWS);
+            build.segment(ROWS, 1.0, 0.0);
+            assert!(build.worst() < 1e-6, "{estimate}: {}", build.worst());
+        }
+    }
+
+    #[test]
+    fn a_slower_pass_is_told_by_its_own_speed() {
+        let mut build = Build::new(ROWS, ROWS);
+        build.segment(ROWS, 3.0, 0.0);
+        let (at, left) = build.told[build.told.len() - 10];
+        assert!((at + left - build.clock).abs() < 1e-6 * build.clock);
+    }
+
+    #[test]
+    fn nothing_is_told_at_once() {
+        let begin = Instant::now();
+        let forecast = Forecast::new(ROWS, ROWS, begin);
+        let after = |ms| Moment {
+            at: begin + Duration::from_millis(ms),
+            read: None,
+        };
+        assert_eq!(forecast.added(1_000, after(999)), None);
+        assert!(forecast.added(1_000, after(1_000)).is_some());
+        assert_eq!(forecast.added(0, after(5_000)), None);
+    }
+}
