@@ -202,6 +202,88 @@ fn a_column_is_not_compared_with_another_model() -> Result<()> {
     Ok(())
 }
 
+/// A generic plan, a row or a variable names the model only when the plan runs.
+#[test]
+fn a_model_that_is_named_late_is_compared_then() -> Result<()> {
+    let (_models, cluster) = with_two_models()?;
+    let mut client = create(&cluster)?;
+    client.batch_execute(
+        "CREATE INDEX near ON t USING laser (m);
+         CREATE TABLE asked (q text, model text);
+         INSERT INTO asked VALUES ('a question', 'one');
+         CREATE FUNCTION near(question text, model text) RETURNS SETOF integer LANGUAGE plpgsql AS
+         $$BEGIN RETURN QUERY SELECT id FROM t ORDER BY m <=> laser_embed(question, model) LIMIT 3; END$$;
+         CREATE VIEW v AS SELECT id, m AS renamed FROM t;
+         SET enable_seqscan = off;
+         SET plan_cache_mode = force_generic_plan",
+    )?;
+    for query in [
+        "SELECT id FROM t ORDER BY m <=> laser_embed('a question', $1) LIMIT 3",
+        "SELECT id FROM t ORDER BY laser_embed('a question', $1, 'query') <=> m LIMIT 3",
+        "SELECT id FROM v ORDER BY renamed <=> laser_embed('a question', $1) LIMIT 3",
+        "SELECT id FROM t ORDER BY h <-> laser_embed('a question', $1)::halfembedding LIMIT 3",
+        "SELECT id FROM t WHERE cosine_distance(m, l2_normalize(laser_embed('a question', $1))) < 3 LIMIT 3",
+        "SELECT inner_product(m, laser_embed('a question', $1)) FROM t LIMIT 3",
+        "SELECT laser_embed('a question', $1) <=> laser_embed('a question', 'one')",
+        "SELECT laser_embed('a question', $1) <=> laser_embed('a question')",
+        "SELECT near('a question', $1)",
+        "SELECT id FROM asked, LATERAL (SELECT id FROM t ORDER BY m <=> laser_embed(q, $1) LIMIT 3) x",
+    ] {
+        client.batch_execute(&format!("PREPARE late(text) AS {query}"))?;
+        ensure!(
+            !client.query("EXECUTE late('one')", &[])?.is_empty(),
+            "{query}"
+        );
+        refused(&mut client, "EXECUTE late('two')")?;
+        ensure!(
+            !client.query("EXECUTE late('one')", &[])?.is_empty(),
+            "{query}"
+        );
+        client.batch_execute("DEALLOCATE late")?;
+    }
+    let both = "SELECT laser_embed('a', $1) <=> laser_embed('b', $2)";
+    client.batch_execute(&format!("PREPARE late(text, text) AS {both}"))?;
+    client.batch_execute("EXECUTE late('two', 'two')")?;
+    refused(&mut client, "EXECUTE late('two', 'one')")?;
+    client.batch_execute("DEALLOCATE late")?;
+    // The index serves the order, and finds what it finds by a constant.
+    let order = "ORDER BY m <=> laser_embed('sentence 7', $) LIMIT 5";
+    client.batch_execute(&format!(
+        "PREPARE late(text) AS SELECT id FROM t {}",
+        order.replace('$', "$1")
+    ))?;
+    let plan = client.query("EXPLAIN EXECUTE late('one')", &[])?;
+    let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+    ensure!(
+        plan.iter().any(|line| line.contains("using near")),
+        "{plan:?}"
+    );
+    let ids = |client: &mut Client, sql: &str| -> Result<Vec<i32>> {
+        let rows = client.query(sql, &[])?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    };
+    let constant = format!("SELECT id FROM t {}", order.replace('$', "'one'"));
+    ensure!(ids(&mut client, "EXECUTE late('one')")? == ids(&mut client, &constant)?);
+    // Rows that name it are compared one by one.
+    let rows = "SELECT id FROM asked, LATERAL (SELECT id FROM t ORDER BY m <=> laser_embed(q, model) LIMIT 3) x";
+    ensure!(client.query(rows, &[])?.len() == 3);
+    client.batch_execute("INSERT INTO asked VALUES ('a question', 'two')")?;
+    refused(&mut client, rows)?;
+    // Who writes a CASE chooses by the row, and who has taken the label away is asked nothing.
+    client.batch_execute(
+        "PREPARE chosen(text) AS SELECT count(CASE WHEN id > 5 THEN m ELSE m END <=> laser_embed('x', $1)) FROM t;
+         EXECUTE chosen('two');
+         SECURITY LABEL FOR laser ON COLUMN t.m IS NULL;
+         EXECUTE late('two')",
+    )?;
+    // Names that are none are an error of the call.
+    for name in ["no-such", "a b", ""] {
+        let (_, message, _) = failure(&mut client, &format!("EXECUTE late('{name}')"))?;
+        ensure!(message.contains("model"), "{message}");
+    }
+    Ok(())
+}
+
 #[test]
 fn labels_follow_their_columns() -> Result<()> {
     let (_models, cluster) = with_two_models()?;

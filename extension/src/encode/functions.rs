@@ -8,6 +8,7 @@ use pgrx::pg_sys::{self, Datum};
 use super::embed::{check_array, check_privilege, embed_each, model_name, score_each, score_texts};
 use super::embedded::Embedded;
 use super::keep::forget_embedding;
+use super::named_late::refuse_other_model;
 use super::recent::{self, embed_once};
 use super::texts::{Made, Texts, text};
 use crate::pg::encoding::name;
@@ -151,6 +152,24 @@ unsafe fn rerank_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     }
 }
 
+/// `laser_same_model(text, text, text) -> text`: the first, unless it is another model than the label that is the second says of the
+/// third.
+///
+/// # Safety
+/// Called by the fmgr as declared.
+unsafe fn same_model(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: a function with the declared arguments.
+    unsafe {
+        let (model, label) = (optional(fcinfo, 0), optional(fcinfo, 1));
+        let what = optional(fcinfo, 2).unwrap_or_default();
+        refuse_other_model(model.as_deref(), label.as_deref(), &what);
+        match is_null(fcinfo, 0) {
+            true => null(fcinfo),
+            false => argument(fcinfo, 0),
+        }
+    }
+}
+
 fn score(logit: f32) -> Datum {
     Datum::from(logit.to_bits())
 }
@@ -178,5 +197,6 @@ macro_rules! sql_function {
 sql_function!("laser_embed", embed_one);
 sql_function!("laser_embed_array", embed_array);
 sql_function!("laser_forget_embedding", forget_embedding);
+sql_function!("laser_same_model", same_model);
 sql_function!("laser_rerank", rerank_one);
 sql_function!("laser_rerank_array", rerank_array);

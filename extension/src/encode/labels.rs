@@ -31,7 +31,8 @@ pub struct Label {
 }
 
 impl Label {
-    fn parse(text: &str) -> Option<Self> {
+    /// As it is written, if that is a label.
+    pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let model = words.next().filter(|name| valid_model_name(name))?;
         let fingerprint = words.next();

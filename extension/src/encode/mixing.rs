@@ -1,4 +1,5 @@
-//! Refuses to plan a distance between embeddings of two models, where both are known ([`origins`]).
+//! Refuses to plan a distance between embeddings of two models, where both are known ([`origins`]); where one is named when the
+//! plan runs, it refuses then ([`named_late`]).
 //!
 //! This is the support function of the distance functions, which the server calls for each of them in
 //! an expression that it plans, whether as a function or as an operator. Mining asks for its two
@@ -9,6 +10,7 @@
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
+use super::named_late::{self, Other};
 use super::origins::{Origin, Origins, scopes_of};
 use crate::pg::calls::has_call;
 use crate::pg::errors::raise_hint;
@@ -37,7 +39,10 @@ pub extern "C-unwind" fn laser_distance_support(fcinfo: pg_sys::FunctionCallInfo
             let root = request.root.as_ref();
             if let Some(root) = root.filter(|root| is_of_query(call, root)) {
                 let look = Origins::in_schema(pg_sys::get_func_namespace(call.funcid));
-                check(call.args, &scopes_of(root), &look);
+                if let Some((operand, other)) = check(call.args, &scopes_of(root), &look) {
+                    let compared = named_late::compared(call, operand, &other, &look);
+                    return compared.map_or(Datum::from(0), Datum::from);
+                }
             }
         }
     }
@@ -102,28 +107,48 @@ pub unsafe fn refuse_mixed_order(order: *mut pg_sys::Node, root: *const pg_sys::
     }
 }
 
+/// Refuses a distance of two models, if both are known. Gives the operand whose model is named when the plan runs, with what
+/// it must be compared with then.
+///
 /// # Safety
 /// The arguments of a distance in the last of these queries.
-unsafe fn check(arguments: *mut pg_sys::List, scopes: &[*mut pg_sys::Query], look: &Origins) {
+unsafe fn check(
+    arguments: *mut pg_sys::List,
+    scopes: &[*mut pg_sys::Query],
+    look: &Origins,
+) -> Option<(*mut pg_sys::Node, Other)> {
     // SAFETY: by contract.
-    let (a, b) = unsafe {
+    unsafe {
         let [a, b] = members(arguments) else {
-            return;
+            return None;
         };
         let (a, b) = (node(a), node(b));
         if pg_sys::equal(a.cast(), b.cast()) {
-            return;
+            return None;
         }
         // A table may have many partitions, whose labels are of no use where the other side is unknown.
         let is_column = |node: *mut pg_sys::Node| (*node).type_ == NodeTag::T_Var;
         let (first, second) = if is_column(a) { (b, a) } else { (a, b) };
-        let first = look.of(first, scopes);
-        if first.is_empty() {
-            return;
+        let late = |operand| look.named_late(operand);
+        let known = look.of(first, scopes);
+        match (known.is_empty(), late(first)) {
+            (false, _) => {
+                if late(second).is_some() {
+                    return Some((second, Other::Known(known)));
+                }
+                refuse_two_models(&known, &look.of(second, scopes));
+                None
+            }
+            (true, Some(call)) => {
+                if late(second).is_some() {
+                    return Some((second, Other::Late(call)));
+                }
+                let known = look.of(second, scopes);
+                (!known.is_empty()).then_some((first, Other::Known(known)))
+            }
+            (true, None) => None,
         }
-        (first, look.of(second, scopes))
-    };
-    refuse_two_models(&a, &b);
+    }
 }
 
 /// Raises a SQL error if embeddings of these origins are of two models.

@@ -35,6 +35,7 @@
 //!  labels         security labels: the model of a column
 //!  origins        of which model the embeddings of an expression are
 //!  mixing         refuses distances between those of two models
+//!  named_late     ... also where a model is named when the plan runs
 //!  unnamed        expressions whose model is that of whoever evaluates them
 //!  keep           the trigger of laser_keep_embedded
 //!  transaction    what laser_embed_table needs to know of its transactions
@@ -75,6 +76,7 @@ mod keep;
 mod labels;
 mod log;
 mod mixing;
+mod named_late;
 mod origins;
 mod own;
 mod privileges;

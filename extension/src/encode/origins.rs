@@ -13,6 +13,7 @@ use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
 
 use super::labels::{self, Label, hex};
+use super::named_late::SAME_MODEL;
 use super::{recent, session};
 use crate::pg::catalogs::{self, attribute};
 use crate::pg::encoding;
@@ -44,6 +45,14 @@ impl Origin {
         Some(Self::made(what, session::session_model()?, None))
     }
 
+    /// Embeddings of which a label says what they are of.
+    pub fn of_label(what: String, label: Label) -> Self {
+        Self {
+            is_column: what != EMBED,
+            ..Self::made(what, label.model, label.fingerprint)
+        }
+    }
+
     fn made(what: String, model: String, fingerprint: Option<String>) -> Self {
         Self {
             what,
@@ -70,6 +79,19 @@ impl Origin {
         model_and_language(&self.model).0 == model_and_language(&other.model).0
     }
 }
+
+/// The function that embeds, as messages call its results.
+pub const EMBED: &str = "laser_embed";
+const EMBED_FUNCTION: &CStr = c"laser_embed";
+/// Functions whose result is of the model that their argument is of.
+const KEEPING: [&CStr; 6] = [
+    c"embedding",
+    c"halfembedding",
+    c"embedding_to_halfembedding",
+    c"halfembedding_to_embedding",
+    c"l2_normalize",
+    c"subvector",
+];
 
 /// Subqueries, casts and functions that are looked through.
 const DEPTH: usize = 16;
@@ -503,34 +525,101 @@ impl Origins {
     ) -> Option<Vec<Origin>> {
         // SAFETY: by contract; a function that is planned exists.
         unsafe {
-            // A cast to or from pgvector's types, or to a length: the embedding stays that of its model.
-            use pg_sys::CoercionForm::{COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST};
-            if [COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST].contains(&call.funcformat) {
-                return argument(call.args, 0).map(|cast| self.origin(cast, scopes, depth));
+            if let Some(kept) = self.kept(call) {
+                return Some(self.origin(kept, scopes, depth));
             }
-            let name = pg_sys::get_func_name(call.funcid);
-            if name.is_null() || pg_sys::get_func_namespace(call.funcid) != self.namespace {
+            if !self.is_own_function(call.funcid, EMBED_FUNCTION) {
                 return None;
             }
-            match CStr::from_ptr(name).to_bytes() {
-                b"laser_embed" => {
-                    let model = match argument(call.args, 1) {
-                        Some(named) if !is_null(named) => text(named)?,
-                        // What a table has stored is of the setting that held then.
-                        _ if scopes.is_empty() => return None,
-                        _ => session::session_model()?,
-                    };
-                    Some(vec![Origin::made("laser_embed".to_owned(), model, None)])
-                }
-                b"embedding"
-                | b"halfembedding"
-                | b"embedding_to_halfembedding"
-                | b"halfembedding_to_embedding"
-                | b"l2_normalize"
-                | b"subvector" => Some(self.origin(argument(call.args, 0)?, scopes, depth)),
-                _ => None,
+            let model = match argument(call.args, 1) {
+                Some(named) if !is_null(named) => text(named)?,
+                // What a table has stored is of the setting that held then.
+                _ if scopes.is_empty() => return None,
+                _ => session::session_model()?,
+            };
+            Some(vec![Origin::made(EMBED.to_owned(), model, None)])
+        }
+    }
+
+    /// The argument of a call whose result is of the same model.
+    ///
+    /// # Safety
+    /// As [`Origins::of`].
+    unsafe fn kept(&self, call: &pg_sys::FuncExpr) -> Option<*mut pg_sys::Node> {
+        // A cast to or from pgvector's types, or to a length: the embedding stays that of its model.
+        use pg_sys::CoercionForm::{COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST};
+        // SAFETY: by contract.
+        unsafe {
+            let is_kept = [COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST].contains(&call.funcformat)
+                || KEEPING
+                    .iter()
+                    .any(|name| self.is_own_function(call.funcid, name));
+            is_kept.then(|| argument(call.args, 0)).flatten()
+        }
+    }
+
+    /// Whether a function, which exists, is the extension's own of this name.
+    fn is_own_function(&self, function: pg_sys::Oid, name: &CStr) -> bool {
+        // SAFETY: look-ups in a cache, whose results are copies.
+        unsafe {
+            let of_function = pg_sys::get_func_name(function);
+            !of_function.is_null()
+                && CStr::from_ptr(of_function) == name
+                && pg_sys::get_func_namespace(function) == self.namespace
+        }
+    }
+
+    /// The call of `laser_embed` that gives an expression's value, if its model is named when the plan runs.
+    ///
+    /// # Safety
+    /// An expression as the planner has it.
+    pub unsafe fn named_late(&self, node: *mut pg_sys::Node) -> Option<*mut pg_sys::FuncExpr> {
+        let mut at = node;
+        for _ in 0..DEPTH {
+            // SAFETY: a node is what its tag says; by contract.
+            unsafe {
+                at = match (*at).type_ {
+                    NodeTag::T_RelabelType => (*at.cast::<pg_sys::RelabelType>()).arg.cast(),
+                    NodeTag::T_CoerceToDomain => (*at.cast::<pg_sys::CoerceToDomain>()).arg.cast(),
+                    NodeTag::T_FuncExpr => {
+                        let call = at.cast::<pg_sys::FuncExpr>();
+                        match self.kept(&*call) {
+                            Some(kept) => kept,
+                            None if self.is_own_function((*call).funcid, EMBED_FUNCTION) => {
+                                return self.is_late(model_argument(call)?).then_some(call);
+                            }
+                            None => return None,
+                        }
+                    }
+                    _ => return None,
+                };
             }
         }
+        None
+    }
+
+    /// Whether the name of a model is not known before the plan runs, nor compared then already: the planner simplifies some
+    /// expressions twice.
+    ///
+    /// # Safety
+    /// An expression as the planner has it.
+    unsafe fn is_late(&self, model: *mut pg_sys::Node) -> bool {
+        // SAFETY: a node is what its tag says.
+        unsafe {
+            match (*model).type_ {
+                NodeTag::T_Const => false,
+                NodeTag::T_FuncExpr => {
+                    let function = (*model.cast::<pg_sys::FuncExpr>()).funcid;
+                    !self.is_own_function(function, SAME_MODEL)
+                }
+                _ => true,
+            }
+        }
+    }
+
+    /// Schema of the extension.
+    pub fn namespace(&self) -> pg_sys::Oid {
+        self.namespace
     }
 
     /// An embedding that this statement has made.
@@ -571,7 +660,7 @@ impl Origins {
             }
         };
         let fingerprint = Some(hex(&fingerprint));
-        Some(Origin::made("laser_embed".to_owned(), model, fingerprint))
+        Some(Origin::made(EMBED.to_owned(), model, fingerprint))
     }
 
     /// Whether it is the type of an embedding.
@@ -718,6 +807,15 @@ unsafe fn argument(arguments: *mut pg_sys::List, at: usize) -> Option<*mut pg_sy
         }
         None
     }
+}
+
+/// The argument of a call of `laser_embed` that names the model, if it has one.
+///
+/// # Safety
+/// Such a call, as the planner has it.
+pub unsafe fn model_argument(call: *const pg_sys::FuncExpr) -> Option<*mut pg_sys::Node> {
+    // SAFETY: by contract.
+    unsafe { argument((*call).args, 1) }
 }
 
 /// Whether an expression is the constant null.
