@@ -5,9 +5,11 @@
 //! ```
 //!
 //! The files hold little-endian f32, row by row. The rows make one segment, or `--parts` of them by turns, as little
-//! memory and no cache do. With little `--memory` the graph of a segment is made in parts. An ef of 0 is each segment's own. Prints one line for each ef, and what a look at every row takes.
+//! memory and no cache do. With little `--memory` the graph of a segment is made in parts. An ef of 0 is each segment's own, as scans have it;
+//! then the number of searches that were made again, wider, is told. Prints one line for each ef, and what a look at every row takes.
 
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Instant;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
@@ -18,6 +20,7 @@ use laser_index::metric::Metric;
 use laser_index::quantization::Quantization;
 use laser_index::query::{Estimate, Query};
 use laser_index::raw::RawForm;
+use laser_index::scan::{Distance, Hit, Iterate, PendingRows, Scan, Settings};
 use laser_index::segment::write_pages;
 use laser_index::space::prepare;
 use laser_index::view::{Candidate, SegmentBytes, SegmentView};
@@ -29,6 +32,23 @@ fn floats(path: &str) -> Vec<f32> {
         .chunks_exact(4)
         .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
         .collect()
+}
+
+const SETTINGS: Settings = Settings {
+    ef: 0,
+    iterate: Iterate::Off,
+    max_tuples: usize::MAX,
+    recheck: false,
+    cutoff: f64::INFINITY,
+    undirected: false,
+    at_once: None,
+};
+
+fn known((distance, tid): Hit) -> Option<(Estimate, u64)> {
+    match distance {
+        Distance::Known(estimate) => Some((estimate, tid)),
+        _ => None,
+    }
 }
 
 /// Seconds of CPU that this process has used.
@@ -139,11 +159,11 @@ fn main() {
     let (mut views, mut bytes) = (Vec::new(), 0);
     for part in 0..parts {
         let (view, len) = build(&rows, (part, parts), &parameters, memory, &folder);
-        views.push(view);
+        views.push(Rc::new(view));
         bytes += len;
     }
     let build = cpu() - start;
-    let own: Vec<usize> = views.iter().map(SegmentView::ef).collect();
+    let own: Vec<usize> = views.iter().map(|view| view.ef()).collect();
     let codec = views[0].encoding().codec;
     println!("default ef {own:?}, {:?}", codec.format);
     let distance = |q: &[f32], x: &[f32]| match metric {
@@ -162,7 +182,7 @@ fn main() {
         .iter()
         .map(|ef| ef.parse::<usize>().expect("a number"))
     {
-        let (mut found, mut scratch) = (0, Vec::new());
+        let (mut found, mut widened, mut scratch) = (0, 0, Vec::new());
         let (wall, start) = (Instant::now(), cpu());
         let rounds = if ef == 0 || ef > 1000 { 1 } else { 5 };
         for _ in 0..rounds {
@@ -170,11 +190,17 @@ fn main() {
             for (q, tenth) in queries.chunks_exact(dims).zip(&exact) {
                 let query = Query::new(metric, dims, q).expect("a query");
                 let mut hits = Vec::new();
-                for view in &views {
-                    let ef = if ef == 0 { view.ef() } else { ef };
-                    let (candidates, _) = view.search(&view.probe(&query), ef, &mut scratch);
+                if ef == 0 {
+                    let mut scan =
+                        Scan::new(&query, SETTINGS, views.clone(), PendingRows::default());
+                    let next = || scan.next(&|| ());
+                    hits.extend(std::iter::from_fn(next).take(10).filter_map(known));
+                    widened += scan.widened;
+                }
+                for view in views.iter().filter(|_| ef > 0) {
+                    let searched = view.search(&view.probe(&query), ef, false, &mut scratch);
                     let row = |(estimate, entry): Candidate| (estimate, view.tid(entry as usize));
-                    hits.extend(candidates.into_iter().map(row));
+                    hits.extend(searched.found.into_iter().map(row));
                 }
                 hits.sort_unstable_by(|a, b| a.0.estimate.total_cmp(&b.0.estimate));
                 let good = |hit: &&(Estimate, u64)| {
@@ -187,7 +213,7 @@ fn main() {
         let n = exact.len();
         let used = cpu() - start;
         println!(
-            "{} parts {parts} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1})",
+            "{} parts {parts} m {} efc {} build {build:.1}s MB {:.1} ef {ef} recall {:.4} us {:.1} (wall {:.1}) again {widened}",
             views[0].encoding().codec.quantization.name(),
             args[5],
             args[6],

@@ -2,10 +2,11 @@
 //! at all nodes of its graph. Files without one are as good, and slower to open.
 //!
 //! ```text
-//!  0      b"LaserApx", u64 identity of the segment
+//!  0      b"LaserAp2", u64 identity of the segment
 //!  16     u32 CRC-32C of what follows
 //!  20     u32 seed level, then the numbers of sums, seeds and wanted nodes, u32 each
-//!  36     these numbers, u32 each
+//!  36     f32 the distance within which queries are familiar, NaN where that is not known
+//!  40     the sums, seeds and wanted nodes, u32 each
 //! ```
 //!
 //! All numbers are little-endian.
@@ -17,10 +18,10 @@ use crc_fast::crc32_iscsi as crc32c;
 
 use crate::walk::Guide;
 
-const MAGIC: &[u8; 8] = b"LaserApx";
+const MAGIC: &[u8; 8] = b"LaserAp2";
 /// Where what the checksum is of begins.
 const CHECKED: usize = 20;
-const HEAD: usize = 36;
+const HEAD: usize = 40;
 
 fn bytes(nonce: u64, guide: &Guide) -> Vec<u8> {
     let lists = [&guide.sums, &guide.seeds, &guide.wanted];
@@ -29,7 +30,9 @@ fn bytes(nonce: u64, guide: &Guide) -> Vec<u8> {
     bytes.extend([0; 4]);
     let lens = lists.iter().map(|list| list.len() as u32);
     let numbers = lists.iter().flat_map(|list| list.iter().copied());
-    for number in [guide.seed_level].into_iter().chain(lens).chain(numbers) {
+    let familiar = guide.familiar.unwrap_or(f32::NAN).to_bits();
+    let head = [guide.seed_level].into_iter().chain(lens).chain([familiar]);
+    for number in head.chain(numbers) {
         bytes.extend(number.to_le_bytes());
     }
     let crc = crc32c(&bytes[CHECKED..]);
@@ -71,6 +74,7 @@ pub fn read(nonce: u64, bytes: &[u8]) -> Option<Guide> {
         seeds,
         seed_level: number(CHECKED)?,
         wanted,
+        familiar: Some(f32::from_bits(number(36)?)).filter(|distance| !distance.is_nan()),
     })
 }
 
@@ -82,12 +86,16 @@ mod tests {
 
     fn guides() -> impl Strategy<Value = Guide> {
         let list = || proptest::collection::vec(any::<u32>(), 0..70);
-        (list(), list(), any::<u32>(), list()).prop_map(|(sums, seeds, seed_level, wanted)| Guide {
-            sums,
-            seeds,
-            seed_level,
-            wanted,
-        })
+        let distance = proptest::option::of(any::<f32>());
+        (list(), list(), any::<u32>(), list(), distance).prop_map(
+            |(sums, seeds, seed_level, wanted, familiar)| Guide {
+                sums,
+                seeds,
+                seed_level,
+                wanted,
+                familiar,
+            },
+        )
     }
 
     proptest! {

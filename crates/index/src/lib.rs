@@ -13,7 +13,8 @@
 //! * [`pending`] – the pending list; [`segment`], [`graph`], [`walk`], [`view`], [`cache`] – segments
 //! * `seeds` – where walks begin; `lengths` – how lengths vary, by which those for inner products begin elsewhere
 //! * `appendix` – what a cached file has besides the segment; `stamp` – whether it was verified lately
-//! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell
+//! * [`trial`] – which graph suits inner products; [`width`] – how wide a search must be, `stranded` – what does not tell, `familiar` – for
+//!   which queries
 //! * [`refine`] – the second pass over a graph; [`reach`] – linking what a walk cannot get to
 //! * [`forecast`] – how much longer a build will take
 //! * [`background`] – work that cannot be interrupted, on a thread
@@ -34,6 +35,7 @@ pub mod codec;
 mod disk_space;
 pub mod encoding;
 pub mod error;
+mod familiar;
 pub mod forecast;
 pub mod graph;
 mod join;

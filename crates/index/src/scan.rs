@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 
 use crate::page::{NULL, address};
 use crate::query::{Estimate, Probe, Query};
-use crate::view::SegmentView;
+use crate::view::{Candidate, SegmentView};
 use crate::width;
 
 /// What to do when the rows of the first search are used up.
@@ -51,6 +51,9 @@ pub const WIDEN: usize = 4;
 /// Most rows that a wider search is made for, as a multiple of those that it would take if rows went on to pass as they did so
 /// far. Estimates of several filters are often far too low.
 const TRUSTED_ESTIMATE: usize = 8;
+/// How much wider the first search of a segment is made again where it has found that the query is unlike the rows, for which its
+/// width was measured: among 300,000 sentences .971 of the ten nearest to words were found, with this .99.
+const FOR_UNFAMILIAR: usize = 3;
 /// The nearest of a walk's candidates are returned, one in this many; for more there is a wider walk. The farthest
 /// candidates are what was met on the way, and not what is nearest there: behind a group of rows
 /// that a filter excludes, most of the next ones are missing.
@@ -180,6 +183,8 @@ struct Part {
     probe: Probe,
     /// Candidates of its next search.
     ef: usize,
+    /// Whether these are as many as were measured, with rows, and nobody has searched yet.
+    is_measured: bool,
     /// Every live entry that may be given has been found.
     complete: bool,
 }
@@ -294,6 +299,7 @@ impl Scan {
             .map(|view| Part {
                 probe: view.probe(query),
                 ef: settings.first_width(view.ef(), walked(&view), segments),
+                is_measured: settings.ef == 0,
                 view,
                 complete: false,
             })
@@ -590,6 +596,23 @@ impl Scan {
         self.ready.sort_unstable_by(|a, b| order(b, a));
     }
 
+    /// What a walk finds in a part, a wider one where the query turns out to be unlike the rows; nothing where a look at all of
+    /// them costs no more.
+    fn walk(&mut self, part: &mut Part, all_over: bool) -> Option<Vec<Candidate>> {
+        if part.is_small() {
+            return None;
+        }
+        let searched = (part.view).search(&part.probe, part.ef, all_over, &mut self.scratch);
+        self.visited += searched.met;
+        if !std::mem::take(&mut part.is_measured) || searched.is_familiar {
+            return Some(searched.found);
+        }
+        self.searches += 1;
+        self.widened += 1;
+        part.ef = part.ef.saturating_mul(FOR_UNFAMILIAR);
+        self.walk(part, true)
+    }
+
     /// Searches all parts that are not complete, with walks that begin where all do or `all_over` the graph.
     fn search(&mut self, all_over: bool, pause: &dyn Fn()) {
         // Beyond the farthest candidate of a segment there may be others that it did not deliver.
@@ -603,8 +626,9 @@ impl Scan {
         for part in parts.iter_mut().filter(|part| !part.complete) {
             pause();
             self.searches += 1;
+            let walked = self.walk(part, all_over);
             let view = &part.view;
-            if part.is_small() {
+            let Some(found) = walked else {
                 self.ranked += view.live();
                 self.visited += view.live();
                 let room = room.max(view.live() / EXHAUSTIVE_SHARE);
@@ -631,25 +655,22 @@ impl Scan {
                     bound = bound.min(farthest.unwrap_or(f64::NEG_INFINITY));
                 }
                 fresh.append(&mut nearest);
-            } else {
-                let (found, met) =
-                    view.search_with(&part.probe, part.ef, all_over, &mut self.scratch);
-                self.visited += met;
-                self.ranked += found.len();
-                let mut keys = Vec::with_capacity(found.len());
-                for (estimate, entry) in found {
-                    let found = self.found(estimate, view.tid(entry as usize));
-                    keys.push(found.key);
-                    fresh.push(found);
-                }
-                // Where the graph's distance is coarse, so is its idea of who belongs to the
-                // nearest: of the many that were fetched only the best are trusted to be complete.
-                bound = bound.min(match keys.len().min(part.ef).div_ceil(TRUSTED_DIVISOR) {
-                    // All that the walk has found is dead: who is nearest is not known yet.
-                    0 => f64::NEG_INFINITY,
-                    trusted => *keys.select_nth_unstable_by(trusted - 1, f64::total_cmp).1,
-                });
+                continue;
+            };
+            self.ranked += found.len();
+            let mut keys = Vec::with_capacity(found.len());
+            for (estimate, entry) in found {
+                let found = self.found(estimate, view.tid(entry as usize));
+                keys.push(found.key);
+                fresh.push(found);
             }
+            // Where the graph's distance is coarse, so is its idea of who belongs to the
+            // nearest: of the many that were fetched only the best are trusted to be complete.
+            bound = bound.min(match keys.len().min(part.ef).div_ceil(TRUSTED_DIVISOR) {
+                // All that the walk has found is dead: who is nearest is not known yet.
+                0 => f64::NEG_INFINITY,
+                trusted => *keys.select_nth_unstable_by(trusted - 1, f64::total_cmp).1,
+            });
         }
         self.parts = parts;
         self.within = 0;

@@ -7,6 +7,7 @@ use laser_vector::kernels::norm;
 use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::Result;
+use crate::familiar;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
 use crate::lengths::Lengths;
@@ -54,6 +55,7 @@ pub(crate) fn walk(
     walk.begin_at(crowds(head, file));
     let graph = head.graph.of(file);
     walk.pass_by(hubs(&encoding.codec, &encoding.space, &walk, graph));
+    walk.familiar_within(familiar::distance(&encoding.codec, &walk, graph));
     Ok(walk)
 }
 

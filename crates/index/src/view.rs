@@ -18,7 +18,7 @@ use crate::query::{Estimate, Probe, Query};
 use crate::seeds;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, count_dead, is_dead};
 use crate::store::PageStore;
-use crate::walk::{Guide, Walk};
+use crate::walk::{Found, Guide, Walk};
 
 /// Bytes of a segment's file that stay where they are.
 #[derive(Debug)]
@@ -79,6 +79,17 @@ pub const DEFAULT_EF: usize = 100;
 
 /// A candidate of a search: what is known of its distance, and the number of the entry.
 pub type Candidate = (Estimate, u32);
+
+/// What a search of a segment has found.
+#[derive(Debug, Default)]
+pub struct Searched {
+    /// Entries, in no order.
+    pub found: Vec<Candidate>,
+    /// Nodes that the walk has met.
+    pub met: usize,
+    /// As [`Found::is_familiar`].
+    pub is_familiar: bool,
+}
 
 impl SegmentView {
     /// Opens a file after comparing its checksums and its directory entry.
@@ -337,40 +348,27 @@ impl SegmentView {
         self.dead.borrow()
     }
 
-    /// Live entries near a query, in no order: those among the `wanted` nearest by the graph's
-    /// distance that a walk finds. The second is how many nodes it has met.
+    /// Live entries near a query: those among the `wanted` nearest by the graph's distance that a walk finds, `all_over` the graph
+    /// or not ([`Walk::look`]).
     pub fn search(
-        &self,
-        probe: &Probe,
-        wanted: usize,
-        scratch: &mut Vec<f32>,
-    ) -> (Vec<Candidate>, usize) {
-        self.search_with(probe, wanted, false, scratch)
-    }
-
-    /// The same; with `all_over` of a walk that begins all over the graph ([`Walk::search_all_over`]).
-    pub(crate) fn search_with(
         &self,
         probe: &Probe,
         wanted: usize,
         all_over: bool,
         scratch: &mut Vec<f32>,
-    ) -> (Vec<Candidate>, usize) {
+    ) -> Searched {
         let (codec, graph) = (&self.encoding.codec, self.head.graph.of(&self.bytes));
         let wanted = (wanted as f64 * self.share()).ceil() as usize * codec.overfetch();
         let dot = dot_i8();
         let Some(walk) = &self.walk else {
-            return (Vec::new(), 0);
+            return Searched::default();
         };
         let mut met = 0;
         let distance = |stored: &[u8]| {
             met += 1;
             probe.graph_distance(codec, stored, dot, scratch)
         };
-        let nodes = match all_over {
-            true => walk.search_all_over(graph, wanted, distance),
-            false => walk.search(graph, wanted, distance),
-        };
+        let Found { nodes, is_familiar } = walk.look(graph, wanted, all_over, distance);
         let dead = self.dead();
         let mut found = Vec::with_capacity(nodes.len());
         for node in nodes {
@@ -388,7 +386,11 @@ impl SegmentView {
             );
             (probe.measure(codec, graph, fine, scratch), entry)
         });
-        (measured.collect(), met)
+        Searched {
+            found: measured.collect(),
+            met,
+            is_familiar,
+        }
     }
 
     /// All live entries that have a place, shown to `look`; `pause` is called now and then.

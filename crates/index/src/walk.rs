@@ -19,6 +19,7 @@ use std::collections::BinaryHeap;
 use laser_cpu::prefetch;
 
 use crate::error::Result;
+use crate::familiar::NEAREST;
 use crate::graph::{Layout, NODE_HEAD, level_at, u32_at};
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
@@ -31,13 +32,13 @@ const STARTS: usize = 4;
 /// Nodes whose levels are added up wherever one of them begins. A sum for each node would take every session 4 MB for a
 /// million of them.
 const STRIDE: usize = 16;
-/// Nodes all over a graph that [`Walk::search_all_over`] looks at, and how many of them it begins with.
+/// Nodes all over a graph that [`Walk::look`] looks at there, and how many of them it begins with.
 const SCATTERED: usize = 2048;
 const SCATTERED_STARTS: usize = 16;
 
 /// What walks in a graph need and only a look at all of its nodes tells. Whoever makes a segment's file keeps it for
 /// those who open that, see [`crate::appendix`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Guide {
     /// The sum of the levels of the nodes before every [`STRIDE`]-th.
     pub(crate) sums: Vec<u32>,
@@ -46,6 +47,17 @@ pub struct Guide {
     pub(crate) seed_level: u32,
     /// Those of [`Walk::pass_by`].
     pub(crate) wanted: Vec<u32>,
+    /// The distance of [`Walk::is_familiar`].
+    pub(crate) familiar: Option<f32>,
+}
+
+/// What a walk has found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Nodes near the query, in no order.
+    pub nodes: Vec<u32>,
+    /// Whether the query is like the nodes, for all that is known ([`crate::familiar`]).
+    pub is_familiar: bool,
 }
 
 /// Where things are in a serialized graph, and what a walk needs besides.
@@ -229,6 +241,11 @@ impl Walk {
         }
     }
 
+    /// Has walks tell queries that are farther than this from the tenth of their nearest nodes from others.
+    pub(crate) fn familiar_within(&mut self, distance: Option<f32>) {
+        self.guide.familiar = distance;
+    }
+
     /// Has all walks look at these nodes.
     pub(crate) fn pass_by(&mut self, nodes: Vec<u32>) {
         self.guide.wanted = nodes;
@@ -399,30 +416,22 @@ impl Walk {
         count: usize,
         distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<u32> {
-        self.search_with(graph, count, 0, distance)
+        self.look(graph, count, false, distance).nodes
     }
 
-    /// As [`Self::search`], of a walk that begins as well with the nearest of nodes all over the graph, whatever the
-    /// edges between them: it is not caught where other walks are.
-    pub fn search_all_over(
+    /// As [`Self::search`]; `all_over`, the walk begins as well with the nearest of nodes all over the graph, whatever the edges
+    /// between them: it is not caught where other walks are.
+    pub fn look(
         &self,
         graph: &[u8],
         count: usize,
-        distance: impl FnMut(&[u8]) -> f32,
-    ) -> Vec<u32> {
-        self.search_with(graph, count, SCATTERED, distance)
-    }
-
-    fn search_with(
-        &self,
-        graph: &[u8],
-        count: usize,
-        scattered: usize,
+        all_over: bool,
         mut distance: impl FnMut(&[u8]) -> f32,
-    ) -> Vec<u32> {
+    ) -> Found {
         if self.entry as usize >= self.nodes || count == 0 {
-            return Vec::new();
+            return Found::default();
         }
+        let scattered = if all_over { SCATTERED } else { 0 };
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
@@ -441,7 +450,23 @@ impl Walk {
         starts.append(found);
         self.spread(state, graph, 0, &starts, count, distance);
         state.starts = starts;
-        state.nearest.drain().map(|key| key as u32).collect()
+        let mut keys: Vec<Key> = state.nearest.drain().collect();
+        Found {
+            is_familiar: self.is_familiar(&mut keys),
+            nodes: keys.into_iter().map(|key| key as u32).collect(),
+        }
+    }
+
+    /// Whether a query to which these are the nearest is no farther from them than nodes are from each other.
+    fn is_familiar(&self, nearest: &mut [Key]) -> bool {
+        let Some(familiar) = self.guide.familiar else {
+            return true;
+        };
+        if nearest.len() < NEAREST {
+            return true;
+        }
+        let (_, last, _) = nearest.select_nth_unstable(NEAREST - 1);
+        parts(*last).0 <= familiar
     }
 
     /// The `count` nodes nearest to a query that a walk on the lowest level alone finds from where

@@ -4,6 +4,7 @@ mod build;
 mod common;
 mod cutoff;
 mod damage;
+mod familiar;
 mod inner_products;
 mod model;
 mod nearest;
