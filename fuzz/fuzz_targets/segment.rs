@@ -58,7 +58,7 @@ fuzz_target!(init: laser_fuzz::init(), |data| laser_fuzz::run(|| {
         let x: Vec<f32> = (0..parameters.dims).map(|i| sign * (1.0 + i as f32)).collect();
         let query = Query::new(parameters.metric, parameters.dims, &x).expect("finite");
         let probe = view.probe(&query);
-        let (mut found, _) = view.search(&probe, wanted, &mut scratch);
+        let mut found = view.search(&probe, wanted, false, &mut scratch).found;
         found.sort_unstable_by_key(|&(_, entry)| entry);
         assert!(found.iter().all(|&(_, entry)| (entry as usize) < view.len()));
         assert!(found.windows(2).all(|w| w[0].1 != w[1].1), "an entry is found twice");

@@ -14,11 +14,9 @@ use crate::codec::Codec;
 use crate::kernels::dot_i8;
 use crate::metric::Metric;
 use crate::query::Probe;
-use crate::walk::Walk;
+use crate::walk::{NEAREST, Walk};
 
-/// Distances are compared of the nearest node but nine.
-pub(crate) const NEAREST: usize = 10;
-/// Nodes that are looked at.
+/// Nodes whose edges are measured.
 const SAMPLE: usize = 1024;
 /// With fewer nodes, nothing is said: all of them are compared with every query.
 const FEWEST: usize = 2048;

@@ -19,7 +19,6 @@ use std::collections::BinaryHeap;
 use laser_cpu::prefetch;
 
 use crate::error::Result;
-use crate::familiar::NEAREST;
 use crate::graph::{Layout, NODE_HEAD, level_at, u32_at};
 
 /// Bytes of vectors that are asked for ahead of the one whose distance is computed, as far as whole
@@ -32,6 +31,8 @@ const STARTS: usize = 4;
 /// Nodes whose levels are added up wherever one of them begins. A sum for each node would take every session 4 MB for a
 /// million of them.
 const STRIDE: usize = 16;
+/// What a query is near to is told by the distance of this one of the nearest nodes ([`crate::familiar`]).
+pub(crate) const NEAREST: usize = 10;
 /// Nodes all over a graph that [`Walk::look`] looks at there, and how many of them it begins with.
 const SCATTERED: usize = 2048;
 const SCATTERED_STARTS: usize = 16;

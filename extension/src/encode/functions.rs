@@ -8,7 +8,7 @@ use pgrx::pg_sys::{self, Datum};
 use super::embed::{check_array, check_privilege, embed_each, model_name, score_each, score_texts};
 use super::embedded::Embedded;
 use super::keep::forget_embedding;
-use super::named_late::refuse_other_model;
+use super::mixing::refuse_other_model;
 use super::recent::{self, embed_once};
 use super::texts::{Made, Texts, text};
 use crate::pg::encoding::name;

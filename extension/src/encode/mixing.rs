@@ -10,8 +10,9 @@
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys::{self, Datum, NodeTag};
 
+use super::labels::Label;
 use super::named_late::{self, Other};
-use super::origins::{Origin, Origins, scopes_of};
+use super::origins::{EMBED, Origin, Origins, scopes_of};
 use crate::pg::calls::has_call;
 use crate::pg::errors::raise_hint;
 use crate::pg::lists::{members, node};
@@ -148,6 +149,19 @@ unsafe fn check(
             }
             (true, None) => None,
         }
+    }
+}
+
+/// Raises a SQL error unless a model is the same as a label says of what it is compared with; where one of them is `None`, it is that of
+/// `laser.model`.
+pub fn refuse_other_model(model: Option<&str>, label: Option<&str>, what: &str) {
+    let origin = |named: Option<&str>, what: &str| match named {
+        Some(named) => Label::parse(named).map(|label| Origin::of_label(what.to_owned(), label)),
+        None => Origin::of_session(what.to_owned()),
+    };
+    // Where it is no name, the call that it is handed to says so.
+    if let (Some(made), Some(other)) = (origin(model, EMBED), origin(label, what)) {
+        refuse_two_models(&[made], &[other]);
     }
 }
 

@@ -10,14 +10,10 @@ use pgrx::IntoDatum;
 use pgrx::pg_sys::SysCacheIdentifier::{OPERNAMENSP, PROCNAMEARGSNSP};
 use pgrx::pg_sys::{self, Datum, Oid};
 
-use super::labels::Label;
-use super::mixing::refuse_two_models;
-use super::origins::{EMBED, Origin, Origins, model_argument};
+use super::origins::{EMBED, Origin, Origins, SAME_MODEL, model_argument};
 use crate::pg::encoding::to_server;
 use crate::pg::lists::{members, node};
 
-/// `laser_same_model(model text, label text, what text) -> text`
-pub const SAME_MODEL: &CStr = c"laser_same_model";
 /// Operators that are distances.
 const OPERATORS: [&CStr; 4] = [c"<=>", c"<->", c"<#>", c"<+>"];
 
@@ -74,19 +70,6 @@ pub unsafe fn compared(
             operands.try_into().ok()?,
             look.namespace(),
         ))
-    }
-}
-
-/// Raises a SQL error unless a model is the same as a label says of what it is compared with; where one of them is `None`, it is that of
-/// `laser.model`.
-pub fn refuse_other_model(model: Option<&str>, label: Option<&str>, what: &str) {
-    let origin = |named: Option<&str>, what: &str| match named {
-        Some(named) => Label::parse(named).map(|label| Origin::of_label(what.to_owned(), label)),
-        None => Origin::of_session(what.to_owned()),
-    };
-    // Where it is no name, the call that it is handed to says so.
-    if let (Some(made), Some(other)) = (origin(model, EMBED), origin(label, what)) {
-        refuse_two_models(&[made], &[other]);
     }
 }
 

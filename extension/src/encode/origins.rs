@@ -13,7 +13,6 @@ use pgrx::pg_sys::{self, NodeTag, SysCacheIdentifier};
 use pgrx::varlena;
 
 use super::labels::{self, Label, hex};
-use super::named_late::SAME_MODEL;
 use super::{recent, session};
 use crate::pg::catalogs::{self, attribute};
 use crate::pg::encoding;
@@ -83,6 +82,8 @@ impl Origin {
 /// The function that embeds, as messages call its results.
 pub const EMBED: &str = "laser_embed";
 const EMBED_FUNCTION: &CStr = c"laser_embed";
+/// `laser_same_model(model text, label text, what text) -> text`, which compares models when a plan runs.
+pub const SAME_MODEL: &CStr = c"laser_same_model";
 /// Functions whose result is of the model that their argument is of.
 const KEEPING: [&CStr; 6] = [
     c"embedding",

@@ -55,11 +55,16 @@ pub fn notify_once(
     };
     last.set(statement);
     let hint = format!("{hint}, or set laser.scan_notices = off to hide this notice.");
+    notify(&message, &hint);
+}
+
+/// Sends a notice with a hint.
+pub fn notify(message: &str, hint: &str) {
     ErrorReport::new(
         Code::ERRCODE_SUCCESSFUL_COMPLETION,
-        message,
+        message.to_owned(),
         function_name!(),
     )
-    .set_hint(hint)
+    .set_hint(hint.to_owned())
     .report(PgLogLevel::NOTICE);
 }

@@ -17,6 +17,7 @@ use pgrx::prelude::*;
 
 use super::errors::OrReport;
 use super::info::{Opened, retry};
+use super::notice::notify;
 use super::rights::Use;
 use super::scan::pending_rows;
 use super::statistics::queries;
@@ -427,7 +428,8 @@ fn laser_index_tune(
             "Give the recall to reach as a fraction, as in target => 0.95.",
         );
     }
-    let mut trial = Trial::new(index, Queries::of(queries), samples, WIDTHS.len(), k);
+    let queries = Queries::of(queries);
+    let mut trial = Trial::new(index, queries, samples, WIDTHS.len(), k);
     // Files that are made for the first search, and what it reads from the disk, are no part of its time.
     trial.search(WIDTHS[0] as usize);
     for sample in &mut trial.samples {
@@ -443,7 +445,14 @@ fn laser_index_tune(
         }
     }
     trial.compare();
-    let queries = trial.samples.len().max(1) as f64;
+    if queries == Queries::Rows && !trial.samples.is_empty() {
+        notify(
+            "widths were tried with rows of the index as queries",
+            "What is unlike the rows, as words where these are sentences, finds less at a width that is set; where none is, such \
+             a search is made again with a larger one. After a while with laser.track_queries on: queries => 'asked'.",
+        );
+    }
+    let samples = trial.samples.len().max(1) as f64;
     let mut tried = Vec::new();
     for (search, (width, time)) in times.into_iter().enumerate() {
         let Some(recall) = trial.recall(search) else {
@@ -453,7 +462,7 @@ fn laser_index_tune(
         tried.push((
             width,
             recall,
-            1000.0 * time.as_secs_f64() / queries,
+            1000.0 * time.as_secs_f64() / samples,
             is_enough,
         ));
         if is_enough {
