@@ -174,11 +174,11 @@ LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
 COMMENT ON FUNCTION laser_column_label(oid, smallint)
 IS 'the label that a column of embeddings has now, whatever the snapshot';
 
-CREATE FUNCTION laser_same_model(model text, label text, what text) RETURNS text
+CREATE FUNCTION laser_same_model(model text, label text, what text, by_default boolean) RETURNS text
 AS 'MODULE_PATHNAME', 'laser_same_model'
 LANGUAGE c STABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION laser_same_model(text, text, text)
+COMMENT ON FUNCTION laser_same_model(text, text, text, boolean)
 IS 'internal: the model that a call of laser_embed names when a plan runs, unless it is compared with embeddings of another one';
 
 CREATE FUNCTION laser_model_label(model text) RETURNS text

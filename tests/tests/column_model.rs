@@ -276,6 +276,32 @@ fn a_model_that_is_named_late_is_compared_then() -> Result<()> {
          SECURITY LABEL FOR laser ON COLUMN t.m IS NULL;
          EXECUTE late('two')",
     )?;
+    // Null is no model in one form of the function, and the default in the other.
+    client.batch_execute(
+        "SECURITY LABEL FOR laser ON COLUMN t.m IS 'one'; SET laser.model = 'two';
+         PREPARE plain(text) AS SELECT m <=> laser_embed('x', $1) FROM t LIMIT 3;
+         PREPARE asks(text) AS SELECT m <=> laser_embed('x', $1, 'query') FROM t LIMIT 3;
+         EXECUTE plain(NULL); EXECUTE plain('one'); EXECUTE asks('one')",
+    )?;
+    refused(&mut client, "EXECUTE asks(NULL)")?;
+    // Operands in a function of a subquery in FROM, which the planner changes where they are.
+    client.batch_execute(
+        "CREATE TABLE sides (a text, b text, one text, other text);
+         INSERT INTO sides VALUES ('x', 'y', 'one', 'one');
+         CREATE VIEW both_sides AS SELECT d FROM t, sides,
+             LATERAL unnest(ARRAY[laser_embed(a, one) <=> laser_embed(b, other)]) d WHERE id < 4;
+         SELECT count(d) FROM asked, both_sides",
+    )?;
+    client.batch_execute("UPDATE sides SET other = 'two'")?;
+    refused(&mut client, "SELECT count(d) FROM asked, both_sides")?;
+    // Another's function of the same name is left alone, whatever it takes for a model.
+    client.batch_execute(
+        "CREATE FUNCTION laser_embed(text, bigint) RETURNS embedding LANGUAGE sql STABLE
+             AS $$SELECT laser_embed($1, 'one')$$;
+         PREPARE strange(bigint) AS SELECT count(m <=> laser_embed('x', $1)) FROM t;
+         EXECUTE strange(281474976710657);
+         RESET laser.model",
+    )?;
     // Names that are none are an error of the call.
     for name in ["no-such", "a b", ""] {
         let (_, message, _) = failure(&mut client, &format!("EXECUTE late('{name}')"))?;

@@ -230,7 +230,8 @@ fn a_build_says_how_much_longer_it_takes() -> Result<()> {
         // Times of a machine that others use are no measure; how good they are at an even speed, the index' own tests tell.
         let last = *told.last().context("nothing was told")?;
         let most = told.iter().copied().fold(0.0, f64::max);
-        ensure!(last <= most / 2.0, "{told:?}");
+        // Less was told in the end, unless the build was over as soon as it was told.
+        ensure!(most <= 4.0 || last <= most / 2.0, "{told:?}");
         ensure!(most <= 20.0 * total, "{most} of {total} s");
         Ok(())
     })

@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 
 use crate::page::{NULL, address};
 use crate::query::{Estimate, Probe, Query};
-use crate::view::{Candidate, SegmentView};
+use crate::view::{Searched, SegmentView};
 use crate::width;
 
 /// What to do when the rows of the first search are used up.
@@ -183,13 +183,22 @@ struct Part {
     probe: Probe,
     /// Candidates of its next search.
     ef: usize,
-    /// Whether these are as many as were measured, with rows, and nobody has searched yet.
-    is_measured: bool,
     /// Every live entry that may be given has been found.
     complete: bool,
 }
 
 impl Part {
+    /// Makes the width what a query unlike the rows takes, unless a limit has made it as much; says whether it is wider now. A walk
+    /// in a large segment stays one.
+    fn widen_for_unfamiliar(&mut self) -> bool {
+        let before = self.ef;
+        let widest_walk = ((WIDEST_WALK - 1) as f64 / self.view.share()) as usize;
+        if (before as f64) < MOST_FOR_RANK * self.view.ef() as f64 + 1.0 {
+            self.ef = (before.saturating_mul(FOR_UNFAMILIAR)).min(widest_walk.max(before));
+        }
+        self.ef > before
+    }
+
     /// Whether an exhaustive search costs no more than the walk.
     fn is_small(&self) -> bool {
         // It passes over the dead, and over those without a place; a walk does not.
@@ -226,6 +235,8 @@ pub struct Scan {
     first: usize,
     parts: Vec<Part>,
     started: bool,
+    /// Whether widths are those of the segments, measured with rows, and nobody has searched yet.
+    is_measured: bool,
     /// Found and not given yet; not in order.
     waiting: Vec<Found>,
     /// To be given next, the last one first.
@@ -299,7 +310,6 @@ impl Scan {
             .map(|view| Part {
                 probe: view.probe(query),
                 ef: settings.first_width(view.ef(), walked(&view), segments),
-                is_measured: settings.ef == 0,
                 view,
                 complete: false,
             })
@@ -313,6 +323,7 @@ impl Scan {
                 .unwrap_or(1),
             parts,
             started: false,
+            is_measured: settings.ef == 0 && query.has_distances(),
             waiting: Vec::new(),
             ready: Vec::new(),
             late: Vec::new(),
@@ -596,21 +607,53 @@ impl Scan {
         self.ready.sort_unstable_by(|a, b| order(b, a));
     }
 
-    /// What a walk finds in a part, a wider one where the query turns out to be unlike the rows; nothing where a look at all of
-    /// them costs no more.
-    fn walk(&mut self, part: &mut Part, all_over: bool) -> Option<Vec<Candidate>> {
-        if part.is_small() {
-            return None;
+    /// What a walk finds in each part that is not complete; nothing where a look at all of its rows costs no more. Where the query
+    /// turns out to be unlike the rows of all parts, the walks are made again, wider.
+    fn walk(
+        &mut self,
+        parts: &mut [Part],
+        all_over: bool,
+        pause: &dyn Fn(),
+    ) -> Vec<Option<Searched>> {
+        let mut walked = self.walk_each(parts, all_over, pause);
+        let is_measured = std::mem::take(&mut self.is_measured);
+        let mut known = walked.iter().flatten().peekable();
+        if !is_measured || known.peek().is_none() || known.any(|searched| searched.is_familiar) {
+            return walked;
         }
-        let searched = (part.view).search(&part.probe, part.ef, all_over, &mut self.scratch);
-        self.visited += searched.met;
-        if !std::mem::take(&mut part.is_measured) || searched.is_familiar {
-            return Some(searched.found);
+        let mut is_wider = false;
+        for part in parts.iter_mut().filter(|part| !part.is_small()) {
+            is_wider |= part.widen_for_unfamiliar();
         }
-        self.searches += 1;
-        self.widened += 1;
-        part.ef = part.ef.saturating_mul(FOR_UNFAMILIAR);
-        self.walk(part, true)
+        if is_wider {
+            self.widened += 1;
+            self.ranked += walked
+                .iter()
+                .flatten()
+                .map(|searched| searched.found.len())
+                .sum::<usize>();
+            walked = self.walk_each(parts, true, pause);
+        }
+        walked
+    }
+
+    fn walk_each(
+        &mut self,
+        parts: &[Part],
+        all_over: bool,
+        pause: &dyn Fn(),
+    ) -> Vec<Option<Searched>> {
+        let mut walk = |part: &Part| {
+            if part.complete || part.is_small() {
+                return None;
+            }
+            pause();
+            self.searches += 1;
+            let searched = (part.view).search(&part.probe, part.ef, all_over, &mut self.scratch);
+            self.visited += searched.met;
+            Some(searched)
+        };
+        parts.iter().map(&mut walk).collect()
     }
 
     /// Searches all parts that are not complete, with walks that begin where all do or `all_over` the graph.
@@ -623,12 +666,15 @@ impl Scan {
         let room = (self.returned.saturating_mul(WIDEN) / self.parts.len().max(1)).max(wanted);
         let mut parts = std::mem::take(&mut self.parts);
         let mut fresh = Vec::new();
-        for part in parts.iter_mut().filter(|part| !part.complete) {
-            pause();
-            self.searches += 1;
-            let walked = self.walk(part, all_over);
+        let walked = self.walk(&mut parts, all_over, pause);
+        for (part, walked) in parts.iter_mut().zip(walked) {
+            if part.complete {
+                continue;
+            }
             let view = &part.view;
-            let Some(found) = walked else {
+            let Some(Searched { found, .. }) = walked else {
+                pause();
+                self.searches += 1;
                 self.ranked += view.live();
                 self.visited += view.live();
                 let room = room.max(view.live() / EXHAUSTIVE_SHARE);

@@ -152,8 +152,8 @@ unsafe fn rerank_array(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     }
 }
 
-/// `laser_same_model(text, text, text) -> text`: the first, unless it is another model than the label that is the second says of the
-/// third.
+/// `laser_same_model(text, text, text, boolean) -> text`: the first, unless it is another model than the label that is the second says of
+/// the third. Null is no model, or by the last argument that of `laser.model`.
 ///
 /// # Safety
 /// Called by the fmgr as declared.
@@ -162,7 +162,10 @@ unsafe fn same_model(fcinfo: pg_sys::FunctionCallInfo) -> Datum {
     unsafe {
         let (model, label) = (optional(fcinfo, 0), optional(fcinfo, 1));
         let what = optional(fcinfo, 2).unwrap_or_default();
-        refuse_other_model(model.as_deref(), label.as_deref(), &what);
+        let by_default = !is_null(fcinfo, 3) && argument(fcinfo, 3).value() != 0;
+        if by_default || (model.is_some() && label.is_some()) {
+            refuse_other_model(model.as_deref(), label.as_deref(), &what);
+        }
         match is_null(fcinfo, 0) {
             true => null(fcinfo),
             false => argument(fcinfo, 0),

@@ -10,7 +10,7 @@ use pgrx::IntoDatum;
 use pgrx::pg_sys::SysCacheIdentifier::{OPERNAMENSP, PROCNAMEARGSNSP};
 use pgrx::pg_sys::{self, Datum, Oid};
 
-use super::origins::{EMBED, Origin, Origins, SAME_MODEL, model_argument};
+use super::origins::{EMBED, Origin, Origins, SAME_MODEL, is_of_extension, model_argument};
 use crate::pg::encoding::to_server;
 use crate::pg::lists::{members, node};
 
@@ -26,7 +26,8 @@ pub enum Other {
 }
 
 /// A call of a distance with an operand whose model is named when the plan runs, and is compared with the other one's then; nothing
-/// where that is a choice by the row, or the extension's SQL is of a version that has no function for it.
+/// where that is a choice by the row, where both are named then and one of the names may be another whenever it is evaluated, and where
+/// the extension's SQL is of a version that has no function for it.
 ///
 /// # Safety
 /// A call that the planner simplifies, and one of its two operands, in which `look` finds a call of [`Origins::named_late`].
@@ -42,8 +43,11 @@ pub unsafe fn compared(
         let copy = pg_sys::copyObjectImpl(operand.cast()).cast::<pg_sys::Node>();
         let call = look.named_late(copy)?;
         let model = (*(*call).args).elements.add(1);
+        // Of null one form of the function makes null, the other an embedding by `laser.model`.
+        let by_default = !pg_sys::func_strict((*call).funcid);
+        let by_default = pg_sys::makeBoolConst(by_default, false);
         let compare = |label: *mut pg_sys::Node, what: &str| {
-            let arguments = [(*model).ptr_value.cast(), label, text(what)];
+            let arguments = [(*model).ptr_value.cast(), label, text(what), by_default];
             (*model).ptr_value = pg_sys::makeFuncExpr(
                 same_model,
                 pg_sys::TEXTOID,
@@ -55,7 +59,19 @@ pub unsafe fn compared(
             .cast();
         };
         match other {
-            Other::Late(other) => compare(model_argument(*other)?, EMBED),
+            Other::Late(other) => {
+                let label = model_argument(*other)?;
+                let is_alike =
+                    pg_sys::func_strict((**other).funcid) == pg_sys::func_strict((*call).funcid);
+                if !is_alike
+                    || pg_sys::contain_volatile_functions(label)
+                    || pg_sys::contain_subplans(label)
+                {
+                    return None;
+                }
+                // The planner changes some nodes where they are.
+                compare(pg_sys::copyObjectImpl(label.cast()).cast(), EMBED);
+            }
             Other::Known(origins) => {
                 let mut certain = origins.iter().filter(|origin| !origin.is_choice).peekable();
                 certain.peek()?;
@@ -133,9 +149,10 @@ unsafe fn rebuilt(
     }
 }
 
-/// The function that compares models, if the extension has it.
+/// The function that compares models, if the extension has it. Somebody else's of the same name would be called by whoever embeds.
 fn function(namespace: Oid) -> Option<Oid> {
-    let arguments = [pg_sys::TEXTOID; 3];
+    let text = pg_sys::TEXTOID;
+    let arguments = [text, text, text, pg_sys::BOOLOID];
     // SAFETY: a look-up by name in a cache.
     let function = unsafe {
         let arguments = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
@@ -148,7 +165,8 @@ fn function(namespace: Oid) -> Option<Oid> {
             Datum::from(0),
         )
     };
-    (function != pg_sys::InvalidOid).then_some(function)
+    let is_own = function != pg_sys::InvalidOid && is_of_extension(function);
+    is_own.then_some(function)
 }
 
 /// # Safety

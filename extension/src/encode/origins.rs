@@ -82,7 +82,7 @@ impl Origin {
 /// The function that embeds, as messages call its results.
 pub const EMBED: &str = "laser_embed";
 const EMBED_FUNCTION: &CStr = c"laser_embed";
-/// `laser_same_model(model text, label text, what text) -> text`, which compares models when a plan runs.
+/// `laser_same_model(model text, label text, what text, by_default boolean) -> text`, which compares models when a plan runs.
 pub const SAME_MODEL: &CStr = c"laser_same_model";
 /// Functions whose result is of the model that their argument is of.
 const KEEPING: [&CStr; 6] = [
@@ -586,7 +586,9 @@ impl Origins {
                         let call = at.cast::<pg_sys::FuncExpr>();
                         match self.kept(&*call) {
                             Some(kept) => kept,
-                            None if self.is_own_function((*call).funcid, EMBED_FUNCTION) => {
+                            None if self.is_own_function((*call).funcid, EMBED_FUNCTION)
+                                && is_of_extension((*call).funcid) =>
+                            {
                                 return self.is_late(model_argument(call)?).then_some(call);
                             }
                             None => return None,
@@ -608,6 +610,7 @@ impl Origins {
         // SAFETY: a node is what its tag says.
         unsafe {
             match (*model).type_ {
+                _ if pg_sys::exprType(model) != pg_sys::TEXTOID => false,
                 NodeTag::T_Const => false,
                 NodeTag::T_FuncExpr => {
                     let function = (*model.cast::<pg_sys::FuncExpr>()).funcid;
@@ -808,6 +811,11 @@ unsafe fn argument(arguments: *mut pg_sys::List, at: usize) -> Option<*mut pg_sy
         }
         None
     }
+}
+
+/// Whether a function is the extension's: whoever may create functions in its schema may give them its names.
+pub fn is_of_extension(function: pg_sys::Oid) -> bool {
+    catalogs::is_of_extension(pg_sys::ProcedureRelationId, function, c"laser")
 }
 
 /// The argument of a call of `laser_embed` that names the model, if it has one.

@@ -102,18 +102,10 @@ fn server(model: &str) -> Option<Oid> {
             CStr::from_ptr(wrapper.fdwname.data.as_ptr()) == WRAPPER
         };
         let is_ours = catalogs::row(FOREIGNDATAWRAPPEROID, wrapper, is_ours).unwrap_or(false);
-        (is_ours || is_of_extension(wrapper)).then_some(server)
-    }
-}
-
-/// Whether a wrapper is the extension's, under whatever name: a search in a catalogue, for servers of wrappers of other names.
-fn is_of_extension(wrapper: Oid) -> bool {
-    // SAFETY: look-ups in catalogues, within a transaction.
-    unsafe {
-        let extension = pg_sys::get_extension_oid(EXTENSION.as_ptr(), true);
-        extension != pg_sys::InvalidOid
-            && pg_sys::getExtensionOfObject(pg_sys::ForeignDataWrapperRelationId, wrapper)
-                == extension
+        // Under whatever name: a search, for servers of wrappers of other names.
+        let is_of_extension =
+            || catalogs::is_of_extension(pg_sys::ForeignDataWrapperRelationId, wrapper, EXTENSION);
+        (is_ours || is_of_extension()).then_some(server)
     }
 }
 

@@ -448,8 +448,8 @@ fn laser_index_tune(
     if queries == Queries::Rows && !trial.samples.is_empty() {
         notify(
             "widths were tried with rows of the index as queries",
-            "What is unlike the rows, as words where these are sentences, finds less at a width that is set; where none is, such \
-             a search is made again with a larger one. After a while with laser.track_queries on: queries => 'asked'.",
+            "What is unlike the rows, as words where these are sentences, finds less at a width that is set. After a while with \
+             laser.track_queries on: queries => 'asked'.",
         );
     }
     let samples = trial.samples.len().max(1) as f64;

@@ -142,3 +142,13 @@ pub fn is_cached(cache: pg_sys::SysCacheIdentifier::Type, oid: pg_sys::Oid) -> b
     // SAFETY: a look-up in a system cache, within a transaction.
     unsafe { pg_sys::SearchSysCacheExists(cache as i32, oid, none, none, none) }
 }
+
+/// Whether an object of a catalogue belongs to an extension: a search in a catalogue, within a transaction.
+pub fn is_of_extension(catalog: Oid, object: Oid, extension: &CStr) -> bool {
+    // SAFETY: look-ups; the name ends with a zero.
+    unsafe {
+        let extension = pg_sys::get_extension_oid(extension.as_ptr(), true);
+        extension != pg_sys::InvalidOid
+            && pg_sys::getExtensionOfObject(catalog, object) == extension
+    }
+}
