@@ -4,7 +4,8 @@ use anyhow::{Context, Result, ensure};
 use laser_tests::Cluster;
 use postgres::Client;
 
-const QUERY: &str = "'[1,2,3,4,5,6,7,8]'";
+/// Like the rows of [`tables`]: what is unlike them would be searched for again.
+const QUERY: &str = "'[1.435,-1.54,-0.094,0.616,0.294,-1.888,-1.356,1.839]'";
 
 /// Vectors met by searches so far, and searches that were wider than the one before.
 fn counts(client: &mut Client) -> Result<(i64, i64)> {
