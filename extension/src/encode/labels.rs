@@ -46,6 +46,14 @@ impl Label {
     }
 }
 
+/// A label as it is written, which [`Label::parse`] reads.
+pub fn written(model: &str, fingerprint: Option<&str>) -> String {
+    match fingerprint {
+        Some(fingerprint) => format!("{model} {fingerprint}"),
+        None => model.to_owned(),
+    }
+}
+
 /// Registers laser as a provider of labels.
 pub fn init() {
     // SAFETY: called once, while the library is loaded; the name is a constant.
@@ -210,10 +218,7 @@ unsafe extern "C-unwind" fn check(object: *const pg_sys::ObjectAddress, label: *
 /// The label of a column; null if it has none.
 #[pg_extern(sql = "")]
 fn laser_column_label(table: pg_sys::Oid, attribute: i16) -> Option<String> {
-    of(table, attribute).map(|label| match label.fingerprint {
-        Some(fingerprint) => format!("{} {fingerprint}", label.model),
-        None => label.model,
-    })
+    of(table, attribute).map(|label| written(&label.model, label.fingerprint.as_deref()))
 }
 
 /// Gives a column a label as `SECURITY LABEL` does, whatever name its table has by now.
@@ -275,5 +280,5 @@ fn laser_model_label(model: &[u8]) -> String {
     // Before it is loaded.
     check_privilege(&model_name(named));
     let model = describe_model(named);
-    format!("{} {}", to_server(&model.name), hex(&model.fingerprint))
+    written(&to_server(&model.name), Some(&hex(&model.fingerprint)))
 }

@@ -10,6 +10,7 @@ use pgrx::IntoDatum;
 use pgrx::pg_sys::SysCacheIdentifier::{OPERNAMENSP, PROCNAMEARGSNSP};
 use pgrx::pg_sys::{self, Datum, Oid};
 
+use super::labels;
 use super::origins::{EMBED, Origin, Origins, SAME_MODEL, is_of_extension, model_argument};
 use crate::pg::encoding::to_server;
 use crate::pg::lists::{members, node};
@@ -75,7 +76,10 @@ pub unsafe fn compared(
             Other::Known(origins) => {
                 let mut certain = origins.iter().filter(|origin| !origin.is_choice).peekable();
                 certain.peek()?;
-                certain.for_each(|origin| compare(text(&label(origin)), &origin.what));
+                certain.for_each(|origin| {
+                    let label = labels::written(&origin.model, origin.fingerprint.as_deref());
+                    compare(text(&label), &origin.what);
+                });
             }
         }
         let operands = members(distance.args).iter().map(|cell| node(cell));
@@ -86,13 +90,6 @@ pub unsafe fn compared(
             operands.try_into().ok()?,
             look.namespace(),
         ))
-    }
-}
-
-fn label(origin: &Origin) -> String {
-    match &origin.fingerprint {
-        Some(fingerprint) => format!("{} {fingerprint}", origin.model),
-        None => origin.model.clone(),
     }
 }
 

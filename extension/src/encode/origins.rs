@@ -529,7 +529,7 @@ impl Origins {
             if let Some(kept) = self.kept(call) {
                 return Some(self.origin(kept, scopes, depth));
             }
-            if !self.is_own_function(call.funcid, EMBED_FUNCTION) {
+            if self.own_name(call.funcid) != Some(EMBED_FUNCTION) {
                 return None;
             }
             let model = match argument(call.args, 1) {
@@ -552,21 +552,18 @@ impl Origins {
         // SAFETY: by contract.
         unsafe {
             let is_kept = [COERCE_EXPLICIT_CAST, COERCE_IMPLICIT_CAST].contains(&call.funcformat)
-                || KEEPING
-                    .iter()
-                    .any(|name| self.is_own_function(call.funcid, name));
+                || (self.own_name(call.funcid)).is_some_and(|name| KEEPING.contains(&name));
             is_kept.then(|| argument(call.args, 0)).flatten()
         }
     }
 
-    /// Whether a function, which exists, is the extension's own of this name.
-    fn is_own_function(&self, function: pg_sys::Oid, name: &CStr) -> bool {
-        // SAFETY: look-ups in a cache, whose results are copies.
+    /// The name of a function, which exists, if it is in the extension's schema.
+    fn own_name(&self, function: pg_sys::Oid) -> Option<&CStr> {
+        // SAFETY: look-ups in a cache, whose results are copies that the planner's memory keeps.
         unsafe {
-            let of_function = pg_sys::get_func_name(function);
-            !of_function.is_null()
-                && CStr::from_ptr(of_function) == name
-                && pg_sys::get_func_namespace(function) == self.namespace
+            let name = pg_sys::get_func_name(function);
+            let is_own = !name.is_null() && pg_sys::get_func_namespace(function) == self.namespace;
+            is_own.then(|| CStr::from_ptr(name))
         }
     }
 
@@ -586,7 +583,7 @@ impl Origins {
                         let call = at.cast::<pg_sys::FuncExpr>();
                         match self.kept(&*call) {
                             Some(kept) => kept,
-                            None if self.is_own_function((*call).funcid, EMBED_FUNCTION)
+                            None if self.own_name((*call).funcid) == Some(EMBED_FUNCTION)
                                 && is_of_extension((*call).funcid) =>
                             {
                                 return self.is_late(model_argument(call)?).then_some(call);
@@ -614,7 +611,7 @@ impl Origins {
                 NodeTag::T_Const => false,
                 NodeTag::T_FuncExpr => {
                     let function = (*model.cast::<pg_sys::FuncExpr>()).funcid;
-                    !self.is_own_function(function, SAME_MODEL)
+                    self.own_name(function) != Some(SAME_MODEL)
                 }
                 _ => true,
             }
