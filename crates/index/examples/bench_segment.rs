@@ -6,11 +6,13 @@
 //!
 //! The files hold little-endian f32, row by row. The rows make one segment, or `--parts` of them by turns, as little
 //! memory and no cache do. With little `--memory` the graph of a segment is made in parts. An ef of 0 is each segment's own, as scans have it;
-//! then the number of searches that were made again, wider, is told. Prints one line for each ef, and what a look at every row takes.
+//! then the number of searches that were made again, wider, is told. Prints one line for each ef, what a search takes that finds the
+//! file in memory but not mapped yet, as the first one of a session does, and what a look at every row takes.
+#![allow(unsafe_code)]
 
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::choice::{self, Existing};
@@ -74,7 +76,7 @@ fn build(
     parameters: &Parameters,
     memory: usize,
     folder: &Path,
-) -> (SegmentView, u64) {
+) -> (SegmentView, Range, u64) {
     let Parameters { dims, metric, .. } = *parameters;
     let rows = || {
         let rows = rows.chunks_exact(dims).enumerate();
@@ -111,9 +113,32 @@ fn build(
     let store = MemoryStore::new();
     let entry =
         write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
-    let view = SegmentView::open(parameters, &entry, SegmentBytes::File(built.into_bytes()))
-        .expect("a segment");
-    (view, entry.bytes)
+    let file = built.into_bytes();
+    let range = (file.as_ptr() as usize, file.len());
+    let view = SegmentView::open(parameters, &entry, SegmentBytes::File(file)).expect("a segment");
+    (view, range, entry.bytes)
+}
+
+/// Where a mapped file begins, and its length.
+type Range = (usize, usize);
+
+/// Has this process forget where the pages of mapped files are.
+fn unmap(ranges: &[Range]) {
+    for &(at, len) in ranges {
+        // SAFETY: the pages are those of a file that nobody writes to, and are mapped again when they are wanted.
+        let result = unsafe { libc::madvise(at as *mut libc::c_void, len, libc::MADV_DONTNEED) };
+        assert_eq!(result, 0, "pages of a file can be unmapped");
+    }
+}
+
+/// Page faults of this process so far that needed no read.
+fn faults() -> i64 {
+    // SAFETY: a number is written to each field, all of which may be zero.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage.ru_minflt
+    }
 }
 
 fn main() {
@@ -156,10 +181,11 @@ fn main() {
     let folder = std::env::temp_dir().join(format!("laser-segment-{}", std::process::id()));
     let count = rows.len() / dims;
     let start = cpu();
-    let (mut views, mut bytes) = (Vec::new(), 0);
+    let (mut views, mut ranges, mut bytes) = (Vec::new(), Vec::new(), 0);
     for part in 0..parts {
-        let (view, len) = build(&rows, (part, parts), &parameters, memory, &folder);
+        let (view, range, len) = build(&rows, (part, parts), &parameters, memory, &folder);
         views.push(Rc::new(view));
+        ranges.push(range);
         bytes += len;
     }
     let build = cpu() - start;
@@ -224,6 +250,24 @@ fn main() {
         );
     }
     let _ = std::fs::remove_dir_all(folder);
+    let (mut scratch, mut time, mut mapped) = (Vec::new(), Duration::ZERO, 0);
+    let few = queries.chunks_exact(dims).take(50);
+    let asked = few.len();
+    for q in few {
+        unmap(&ranges);
+        let query = Query::new(metric, dims, q).expect("a query");
+        let (before, start) = (faults(), Instant::now());
+        for view in &views {
+            view.search(&view.probe(&query), 100, false, &mut scratch);
+        }
+        time += start.elapsed();
+        mapped += faults() - before;
+    }
+    println!(
+        "not mapped, ef 100: us {:.0}, faults {:.0}",
+        1e6 * time.as_secs_f64() / asked as f64,
+        mapped as f64 / asked as f64
+    );
     let (start, mut scratch, mut sum) = (cpu(), Vec::new(), 0.0);
     let few = queries.chunks_exact(dims).take(50);
     let asked = few.len();

@@ -15,6 +15,7 @@ use crate::error::{IndexError, Result};
 use crate::graph::{Graph, Layout};
 use crate::join::Join;
 use crate::meta::nonce;
+use crate::order;
 use crate::reach;
 use crate::refine::{Form, Passes, refine};
 use crate::seeds;
@@ -197,7 +198,16 @@ pub(crate) fn assemble(
             space: Some(&encoding.space),
             joined,
         };
+        // The pass is faster where neighbours lie together already. It knows those that it leaves as they are by their
+        // numbers, and has to join the parts before there is one order.
+        let is_new = joined.is_none() && refined == 0;
+        if is_new {
+            order::renumber(&codec, graph, place, pause)?;
+        }
         refine(form, graph, refined, width, threads, &passes, pause)?;
+        if !is_new {
+            order::renumber(&codec, graph, place, pause)?;
+        }
         reach::link(&codec, graph, pause)?;
     }
 
@@ -210,13 +220,19 @@ pub(crate) fn assemble(
         return Err(IndexError::Graph("entries are missing".into()));
     }
     // Numbers become the keys: then nothing needs to translate between them.
-    if nodes > 0 && joined.is_none() {
-        let keys = Layout::parse(&codec, header.graph.of(&bytes))?.keys()?;
-        for (slot, (at, key)) in keys.into_iter().enumerate() {
-            slots[key as usize] = slot as u32;
-            let key = (slot as u64).to_le_bytes();
-            header.graph.of_mut(&mut bytes)[at..at + 8].copy_from_slice(&key);
+    if nodes > 0 {
+        let graph = header.graph.of_mut(&mut bytes);
+        if joined.is_none() {
+            order::number_keys(&codec, graph, |key, node| slots[key as usize] = node)?;
+        } else {
+            // These were numbers before the nodes were put in order.
+            let mut numbers = Table::<u32>::zeroed(nodes, place)?;
+            order::number_keys(&codec, graph, |key, node| numbers[key as usize] = node)?;
+            for slot in slots.iter_mut().filter(|slot| **slot != u32::MAX) {
+                *slot = numbers[*slot as usize];
+            }
         }
+        pause();
     }
     let node = |entry: usize| {
         let at = entry * each + 8;

@@ -359,6 +359,16 @@ impl<'a> Layout<'a> {
         self.levels + 2 * self.rows
     }
 
+    /// Bytes of a node of this level.
+    pub(crate) fn node_len(&self, level: usize) -> usize {
+        NODE_HEAD + 4 + 4 * self.base_edges + level * (4 + 4 * self.edges)
+    }
+
+    /// Where the number of the node is that walks begin at.
+    pub(crate) fn entry_at(&self) -> usize {
+        self.levels - 8
+    }
+
     /// Shows every node in the order of slots: where it begins, and its level.
     pub(crate) fn nodes(
         &self,
@@ -370,7 +380,7 @@ impl<'a> Layout<'a> {
             let level = &self.bytes[self.levels + 2 * slot..][..2];
             let level = i16::from_le_bytes([level[0], level[1]]);
             let level = usize::try_from(level).map_err(|_| damaged())?;
-            let len = NODE_HEAD + 4 + 4 * self.base_edges + level * (4 + 4 * self.edges);
+            let len = self.node_len(level);
             if at + len > self.bytes.len() {
                 return Err(damaged());
             }
@@ -397,7 +407,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Where each node begins, and its level, in the order of slots.
-    fn starts(&self) -> Result<Vec<(usize, usize)>> {
+    pub(crate) fn starts(&self) -> Result<Vec<(usize, usize)>> {
         let mut starts = Vec::with_capacity(self.rows);
         self.nodes(|_, at, level| {
             starts.push((at, level));

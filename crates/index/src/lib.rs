@@ -45,6 +45,7 @@ pub mod maintain;
 pub mod memory;
 pub mod meta;
 pub mod metric;
+mod order;
 pub mod page;
 pub mod pending;
 pub mod quantization;

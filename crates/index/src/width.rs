@@ -23,8 +23,12 @@ use crate::space::Space;
 use crate::stranded::are_stranded;
 use crate::walk::Walk;
 
-/// Nodes that are searched for.
-const QUERIES: usize = 100;
+/// Nodes that are searched for. Of a hundred, three that are hard to find would make the difference between two widths.
+const QUERIES: usize = 300;
+/// Nodes that all queries are compared with before the next ones, while the processor's caches hold them.
+const TOGETHER: usize = 256;
+/// Nodes that may be among the nearest, before all but these are forgotten.
+const KEPT: usize = 64;
 /// Nearest nodes that are to be found.
 pub const NEAREST: usize = 10;
 /// Share of them that is to be found. Queries from elsewhere are harder than nodes, among a million
@@ -107,6 +111,68 @@ fn walk(encoding: &Encoding, graph: &[u8]) -> Result<(Walk, usize)> {
     Ok((walk, nodes))
 }
 
+/// The nearest of what was looked at.
+struct Nearest {
+    found: Vec<(f32, u32)>,
+    /// What is not nearer than this is none of them.
+    within: f32,
+}
+
+impl Nearest {
+    fn none() -> Self {
+        Self {
+            found: Vec::with_capacity(KEPT),
+            within: f32::INFINITY,
+        }
+    }
+
+    fn add(&mut self, distance: f32, node: u32) {
+        if distance > self.within {
+            return;
+        }
+        self.found.push((distance, node));
+        if self.found.len() == KEPT {
+            self.sort();
+            self.within = self.found[NEAREST - 1].0;
+        }
+    }
+
+    fn sort(&mut self) {
+        self.found.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        self.found.truncate(NEAREST);
+    }
+}
+
+/// The nearest nodes of each query but itself, by a look at all of them.
+fn nearest(
+    codec: &Codec,
+    (walk, graph): (&Walk, &[u8]),
+    asked: Vec<(Option<u32>, Probe)>,
+    pause: &dyn Fn(),
+) -> Vec<Searched> {
+    let (dot, mut scratch) = (dot_i8(), Vec::new());
+    let mut nearest: Vec<Nearest> = asked.iter().map(|_| Nearest::none()).collect();
+    let nodes = walk.nodes as u32;
+    for first in (0..nodes).step_by(TOGETHER) {
+        pause();
+        let together = first..nodes.min(first + TOGETHER as u32);
+        for ((node, probe), nearest) in asked.iter().zip(&mut nearest) {
+            for other in together.clone().filter(|other| Some(*other) != *node) {
+                let stored = walk.vector(graph, other);
+                let distance = probe.graph_distance(codec, stored, dot, &mut scratch);
+                nearest.add(distance, other);
+            }
+        }
+    }
+    let searched = asked.into_iter().zip(nearest);
+    searched
+        .map(|((node, probe), mut nearest)| {
+            nearest.sort();
+            (node, probe, nearest.found)
+        })
+        .collect()
+}
+
 /// The least width from `from` on that is enough for some nodes, and for what else is searched for.
 fn least_width(
     encoding: &Encoding,
@@ -120,8 +186,6 @@ fn least_width(
     if nodes <= WIDTHS[0] {
         return Ok(WIDTHS[0].max(from));
     }
-    let (dot, mut scratch) = (dot_i8(), Vec::new());
-    let mut queries: Vec<Searched> = Vec::new();
     let mut asked: Vec<(Option<u32>, Probe)> = Vec::new();
     for node in sample {
         asked.push((Some(node), probe(codec, space, walk.vector(graph, node))?));
@@ -130,26 +194,8 @@ fn least_width(
         let query = Query::new(codec.metric, codec.dims, x)?;
         asked.push((None, Probe::new(*codec, space, &query)));
     }
-    for (node, probe) in asked {
-        let mut all: Vec<(f32, u32)> = Vec::new();
-        for other in (0..nodes as u32).filter(|other| Some(*other) != node) {
-            if other % 4096 == 0 {
-                pause();
-            }
-            let stored = walk.vector(graph, other);
-            all.push((
-                probe.graph_distance(codec, stored, dot, &mut scratch),
-                other,
-            ));
-            if all.len() == 1024 {
-                all.select_nth_unstable_by(NEAREST, |a, b| a.0.total_cmp(&b.0));
-                all.truncate(NEAREST);
-            }
-        }
-        all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-        all.truncate(NEAREST);
-        queries.push((node, probe, all));
-    }
+    let mut queries = nearest(codec, (walk, graph), asked, pause);
+    let (dot, mut scratch) = (dot_i8(), Vec::new());
     leave_stranded_out(walk, graph, &mut queries, pause);
     let least = match (codec.metric, codec.quantization) {
         (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS.max(from),

@@ -153,9 +153,10 @@ fn singles<'a>(
     Ok(())
 }
 
-/// The rows that are inserted.
+/// The rows that are inserted: others than those that are indexed before.
 fn source(client: &mut Client, s: &Settings, vectors: &Vectors, mode: &Mode<'_>) -> Result<()> {
-    fill(client, "source", mode.kind, vectors, 0..s.load)?;
+    let first = s.most_rows();
+    fill(client, "source", mode.kind, vectors, first..first + s.load)?;
     client.batch_execute("CREATE UNIQUE INDEX ON source (id)")?;
     Ok(client.batch_execute("VACUUM ANALYZE source")?)
 }
@@ -181,8 +182,9 @@ fn inserts(
                     let mut row = (seed * 7919) % s.load;
                     while Instant::now() < until {
                         row = (row + 104_729) % s.load;
+                        let id = (s.most_rows() + row) as i32;
                         let start = Instant::now();
-                        client.execute(&insert, &[&(row as i32), &(row as i32)])?;
+                        client.execute(&insert, &[&id, &id])?;
                         all.push(Insert {
                             at: begin.elapsed(),
                             took: start.elapsed(),

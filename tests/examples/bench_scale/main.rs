@@ -19,7 +19,8 @@
 //! * `open`: the first and the second query of eleven new connections, while everything is in memory; and the first of a
 //!   server that has been started again after its files left memory, those behind it in the same session, and the bytes that were read.
 //! * `inserts`: latencies of single rows, each in a transaction of its own, by each number of `--clients` for `--seconds`, as clients
-//!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on.
+//!   see them: laser with `laser.background_maintenance` off and on, and pgvector, each from the same number of rows on. `--load`
+//!   others are inserted, again and again where there is time for more.
 //! * `load`: `--load` rows by one statement from another table, and the merge of what it leaves.
 //! * `mining`: pairs of `--rows` rows and as many others by each of `--methods`, the approximate one with each `--recall` as `laser.mining_recall` and
 //!   indexes at each width (0: the default), and how many of the pairs of all rows they find; then, with all pairs, FAISS on the same vectors, where
@@ -56,7 +57,7 @@ const MODEL: &str = "laser-mean-384";
 fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
     let mut rows = s.most_rows();
     if s.wants("inserts") || s.wants("load") {
-        rows = rows.max(s.load);
+        rows += s.load;
     }
     if s.wants("mining") {
         rows = rows.max(2 * s.most_rows());

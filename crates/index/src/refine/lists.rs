@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::blocks;
 use crate::error::Result;
+use crate::order;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
 
@@ -95,39 +96,14 @@ impl<'a> Lists<'a> {
         self.all.chunks_exact(self.stride).enumerate()
     }
 
-    /// All nodes, each near those before it: from each on to its neighbours that have not been met. Walks that begin
-    /// at nodes near each other find what they read in the processor's caches.
+    /// All nodes, each near those before it ([`order::by_place`]). Walks that begin at nodes near each other find what they read
+    /// in the processor's caches.
     pub(super) fn by_place(&self, pause: &dyn Fn()) -> Result<Table<u32>> {
-        let nodes = self.all.len() / self.stride;
-        let mut met = laser_memory::filled(false, nodes)?;
-        // Every node is in each of them once.
-        let mut order = Table::<u32>::zeroed(nodes, self.place)?;
-        let mut next = Table::<u32>::zeroed(nodes, self.place)?;
-        let (mut ordered, mut waiting) = (0, 0);
-        for first in 0..nodes as u32 {
-            if std::mem::replace(&mut met[first as usize], true) {
-                continue;
-            }
-            next[waiting] = first;
-            waiting += 1;
-            while waiting > 0 {
-                waiting -= 1;
-                let node = next[waiting];
-                order[ordered] = node;
-                ordered += 1;
-                if ordered.is_multiple_of(BETWEEN) {
-                    pause();
-                }
-                let list = &self.all[node as usize * self.stride..][..self.stride];
-                for &to in list[1..=list[0] as usize].iter().rev() {
-                    if !std::mem::replace(&mut met[to as usize], true) {
-                        next[waiting] = to;
-                        waiting += 1;
-                    }
-                }
-            }
-        }
-        Ok(order)
+        let list = |node: u32, out: &mut Vec<u32>| {
+            let list = &self.all[node as usize * self.stride..][..self.stride];
+            out.extend_from_slice(&list[1..=list[0] as usize]);
+        };
+        order::by_place(self.all.len() / self.stride, self.place, list, pause)
     }
 
     /// Shows every list to a worker, which `start` makes for each thread; this one is among them. `order` has every
