@@ -198,14 +198,14 @@ pub(crate) fn assemble(
             space: Some(&encoding.space),
             joined,
         };
-        // The pass is faster where neighbours lie together already. It knows those that it leaves as they are by their
-        // numbers, and has to join the parts before there is one order.
+        // The second pass is faster where neighbours lie together already. Of a graph that is continued it leaves the nodes that
+        // were there as they are, which are the first ones, and parts have no edges from one to another before it.
         let is_new = joined.is_none() && refined == 0;
         if is_new {
             order::renumber(&codec, graph, place, pause)?;
         }
         refine(form, graph, refined, width, threads, &passes, pause)?;
-        if !is_new {
+        if !is_new && order::pays(nodes - refined.min(nodes), nodes) {
             order::renumber(&codec, graph, place, pause)?;
         }
         reach::link(&codec, graph, pause)?;

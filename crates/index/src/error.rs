@@ -108,6 +108,20 @@ impl IndexError {
         Self::corrupt(block, "two places of the index lead to it")
     }
 
+    /// Whether there was no memory, or no room on the disk.
+    pub(crate) fn is_lack(&self) -> bool {
+        match self {
+            Self::OutOfMemory(_) | Self::GraphMemory => true,
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::StorageFull
+                    | io::ErrorKind::OutOfMemory
+                    | io::ErrorKind::QuotaExceeded
+            ),
+            _ => false,
+        }
+    }
+
     pub(crate) fn segment(nonce: u64, what: impl Into<String>) -> Self {
         Self::Segment {
             nonce,

@@ -301,11 +301,26 @@ impl SegmentView {
         &self,
         mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        for node in 0..self.nodes() {
-            for entry in self.entries(node) {
-                if !is_dead(&self.dead.borrow(), entry) {
-                    look(entry, self.graph_part(node), self.fine_part(entry))?;
-                }
+        (0..self.nodes()).try_for_each(|node| self.for_each_of(node, &mut look))
+    }
+
+    /// The same with nodes in turn from all over the graph, for who makes another of them: neighbours lie together in this one
+    /// ([`crate::order`]), and a graph that grows from neighbour to neighbour links each to those just before it.
+    pub fn for_each_spread<E>(
+        &self,
+        mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        laser_sampling::spread(self.nodes()).try_for_each(|node| self.for_each_of(node, &mut look))
+    }
+
+    fn for_each_of<E>(
+        &self,
+        node: usize,
+        look: &mut impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        for entry in self.entries(node) {
+            if !is_dead(&self.dead.borrow(), entry) {
+                look(entry, self.graph_part(node), self.fine_part(entry))?;
             }
         }
         Ok(())

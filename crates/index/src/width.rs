@@ -111,10 +111,13 @@ fn walk(encoding: &Encoding, graph: &[u8]) -> Result<(Walk, usize)> {
     Ok((walk, nodes))
 }
 
+/// What nothing is farther than in the order of [`f32::total_cmp`].
+const FARTHEST: f32 = f32::from_bits(u32::MAX >> 1);
+
 /// The nearest of what was looked at.
 struct Nearest {
     found: Vec<(f32, u32)>,
-    /// What is not nearer than this is none of them.
+    /// What is farther than this is none of them.
     within: f32,
 }
 
@@ -122,12 +125,12 @@ impl Nearest {
     fn none() -> Self {
         Self {
             found: Vec::with_capacity(KEPT),
-            within: f32::INFINITY,
+            within: FARTHEST,
         }
     }
 
     fn add(&mut self, distance: f32, node: u32) {
-        if distance > self.within {
+        if distance.total_cmp(&self.within).is_gt() {
             return;
         }
         self.found.push((distance, node));
@@ -242,6 +245,36 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+
+    #[test]
+    fn the_nearest_are_those_of_a_sort() {
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        for count in [0, 1, 9, 10, 11, 63, 64, 65, 1000] {
+            for values in [3, 1_000_000] {
+                let mut all: Vec<f32> = (0..count)
+                    .map(|_| match rng.random_range(0..values) {
+                        0 => f32::NAN,
+                        1 => f32::INFINITY,
+                        value => value as f32 - 1.5,
+                    })
+                    .collect();
+                let mut nearest = Nearest::none();
+                (0..)
+                    .zip(&all)
+                    .for_each(|(node, distance)| nearest.add(*distance, node));
+                nearest.sort();
+                let bits = |x: f32| x.to_bits();
+                let found = nearest.found.iter().map(|(distance, node)| {
+                    assert_eq!(bits(*distance), bits(all[*node as usize]));
+                    bits(*distance)
+                });
+                let found: Vec<u32> = found.collect();
+                all.sort_unstable_by(f32::total_cmp);
+                all.truncate(NEAREST);
+                assert_eq!(found, all.into_iter().map(bits).collect::<Vec<_>>());
+            }
+        }
+    }
     use crate::graph::raw;
     use crate::reach::link;
 

@@ -14,6 +14,19 @@ pub fn scattered(nodes: usize) -> impl Iterator<Item = u32> {
     })
 }
 
+/// Every index below `n` once, in steps of the golden section of `n`: any stretch of them lies all over the others.
+pub fn spread(n: usize) -> impl Iterator<Item = usize> {
+    let golden = (n as f64 * 0.618_033_988_75) as usize;
+    // There is one within a few steps: all primes and 1 are.
+    let step = (golden.max(1)..).find(|step| gcd(*step, n) == 1);
+    let step = step.expect("a number without a common divisor") as u128;
+    (0..n as u128).map(move |i| (i * step % n as u128) as usize)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// A permutation of the numbers of 32 bits, of which each bit changes by those below it.
 fn scrambled(i: u32) -> u32 {
     let mut x = i.wrapping_add(0x9e37_79b9);
@@ -110,6 +123,24 @@ mod tests {
                 assert!(
                     counts.iter().all(|count| *count >= 14),
                     "{batches} of {length}: {counts:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_spread_comes_once_and_from_all_over() {
+        for n in [0, 1, 2, 3, 4, 10, 97, 610, 987, 4096, 30_030] {
+            let all: Vec<usize> = spread(n).collect();
+            let mut sorted = all.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..n), "{n}");
+            for stretch in all.chunks_exact(64) {
+                let mut counts = [0; 4];
+                stretch.iter().for_each(|at| counts[at * 4 / n] += 1);
+                assert!(
+                    counts.iter().all(|count| (10..=22).contains(count)),
+                    "{n}: {counts:?}"
                 );
             }
         }

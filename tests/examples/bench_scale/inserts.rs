@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use laser_tests::bench::{Vectors, progress};
 use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
@@ -182,9 +182,9 @@ fn inserts(
                     let mut row = (seed * 7919) % s.load;
                     while Instant::now() < until {
                         row = (row + 104_729) % s.load;
-                        let id = (s.most_rows() + row) as i32;
                         let start = Instant::now();
-                        client.execute(&insert, &[&id, &id])?;
+                        let inserted = client.execute(&insert, &[&(row as i32), &(row as i32)])?;
+                        ensure!(inserted == 1, "the source has no row {row}");
                         all.push(Insert {
                             at: begin.elapsed(),
                             took: start.elapsed(),

@@ -93,7 +93,7 @@ impl<'a, S: PageStore> Output<'a, S> {
     /// Adds the live entries of a segment.
     pub(super) fn push_segment(&mut self, view: &SegmentView) -> Result<()> {
         let same = view.encoding().stores_like(self.builder.encoding());
-        view.for_each(|slot, graph, fine| {
+        view.for_each_spread(|slot, graph, fine| {
             let tid = view.tid(slot);
             if same {
                 self.push_stored(tid, graph, fine)
