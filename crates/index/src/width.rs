@@ -114,7 +114,7 @@ fn walk(encoding: &Encoding, graph: &[u8]) -> Result<(Walk, usize)> {
 /// What nothing is farther than in the order of [`f32::total_cmp`].
 const FARTHEST: f32 = f32::from_bits(u32::MAX >> 1);
 
-/// The nearest of what was looked at.
+/// The nearest of all that were added.
 struct Nearest {
     found: Vec<(f32, u32)>,
     /// What is farther than this is none of them.
