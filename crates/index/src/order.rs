@@ -11,8 +11,8 @@ use crate::table::{Place, Table};
 use crate::walk::Walk;
 
 /// Nodes that lie together: their vectors and lists fill some tens of pages, as many as the system maps or reads at once. In seven
-/// segments of 43,000 rows in 96 dimensions a first search had 1,190 page faults in the order in which rows came, 766 with blocks
-/// of 256 nodes, 762 with 1,024, and 871 where each node follows the nearest one before it.
+/// segments of 43,000 rows in 96 dimensions a first search had 1,190 page faults in the order in which rows came, 761 with blocks
+/// of 512 nodes, 766 with 256, 762 with 1,024, and 871 where each node follows the nearest one before it.
 const BLOCK: usize = 512;
 /// Nodes between two pauses.
 const BETWEEN: usize = 1 << 14;
@@ -61,50 +61,50 @@ pub(crate) fn by_place(
 /// The block that grows.
 struct Block {
     /// For each node the number of edges that lead to it from this block, or [`PLACED`].
-    edges: Vec<u16>,
-    /// Nodes of which some do.
+    leading: Vec<u16>,
+    /// Nodes to which some do.
     known: Vec<u32>,
     /// The same nodes by that number, each also where it was when fewer did.
-    by_edges: Vec<Vec<u32>>,
+    by_leading: Vec<Vec<u32>>,
 }
 
 impl Block {
     fn of(nodes: usize) -> Result<Self> {
         Ok(Self {
-            edges: laser_memory::filled(0, nodes)?,
+            leading: laser_memory::filled(0, nodes)?,
             known: Vec::new(),
-            by_edges: Vec::new(),
+            by_leading: Vec::new(),
         })
     }
 
     fn is_new(&self, node: u32) -> bool {
-        self.edges[node as usize] != PLACED
+        self.leading[node as usize] != PLACED
     }
 
     fn place(&mut self, node: u32, neighbours: &[u32]) {
-        self.edges[node as usize] = PLACED;
+        self.leading[node as usize] = PLACED;
         for &to in neighbours {
-            let edges = &mut self.edges[to as usize];
-            if *edges == PLACED {
+            let leading = &mut self.leading[to as usize];
+            if *leading == PLACED {
                 continue;
             }
-            if *edges == 0 {
+            if *leading == 0 {
                 self.known.push(to);
             }
             // Of a damaged graph there may be more than can be counted.
-            *edges = (*edges + 1).min(PLACED - 1);
-            let edges = usize::from(*edges);
-            if self.by_edges.len() <= edges {
-                self.by_edges.resize_with(edges + 1, Vec::new);
+            *leading = (*leading + 1).min(PLACED - 1);
+            let leading = usize::from(*leading);
+            if self.by_leading.len() <= leading {
+                self.by_leading.resize_with(leading + 1, Vec::new);
             }
-            self.by_edges[edges].push(to);
+            self.by_leading[leading].push(to);
         }
     }
 
     fn most_wanted(&mut self) -> Option<u32> {
-        for (edges, nodes) in self.by_edges.iter_mut().enumerate().rev() {
+        for (leading, nodes) in self.by_leading.iter_mut().enumerate().rev() {
             while let Some(node) = nodes.pop() {
-                if usize::from(self.edges[node as usize]) == edges {
+                if usize::from(self.leading[node as usize]) == leading {
                     return Some(node);
                 }
             }
@@ -114,12 +114,12 @@ impl Block {
 
     fn end(&mut self) {
         for node in self.known.drain(..) {
-            let edges = &mut self.edges[node as usize];
-            if *edges != PLACED {
-                *edges = 0;
+            let leading = &mut self.leading[node as usize];
+            if *leading != PLACED {
+                *leading = 0;
             }
         }
-        self.by_edges.iter_mut().for_each(Vec::clear);
+        self.by_leading.iter_mut().for_each(Vec::clear);
     }
 }
 
@@ -152,10 +152,8 @@ fn try_renumber(codec: &Codec, graph: &mut [u8], place: Place<'_>, pause: &dyn F
     let walk = Walk::new(&layout)?;
     let vectors = layout.vector_at(0)..layout.vector_at(walk.nodes);
     let (levels, columns, entry) = (layout.levels(), layout.columns, layout.entry_at());
-    let (mut at, lens) = (
-        layout.first_node(),
-        [layout.node_len(0), layout.node_len(1)],
-    );
+    let mut at = layout.first_node();
+    let lens = [layout.node_len(0), layout.node_len(1)];
     let list = |node, out: &mut Vec<u32>| out.extend(walk.neighbours(graph, node, 0));
     let order = by_place(walk.nodes, place, list, pause)?;
     let mut numbers = Table::<u32>::zeroed(walk.nodes, place)?;
@@ -173,11 +171,11 @@ fn try_renumber(codec: &Codec, graph: &mut [u8], place: Place<'_>, pause: &dyn F
         })
     };
 
-    let all = &mut graph[vectors];
-    copy(all, &mut before, pause);
+    let vectors = &mut graph[vectors];
+    copy(vectors, &mut before, pause);
     for (new, &old) in moved() {
         let vector = &before[old as usize * columns..][..columns];
-        all[new * columns..][..columns].copy_from_slice(vector);
+        vectors[new * columns..][..columns].copy_from_slice(vector);
     }
     copy(&graph[levels..], &mut before, pause);
     // Where a node was is told by the levels, which come last.
