@@ -17,7 +17,7 @@ use crate::join::Join;
 use crate::meta::nonce;
 use crate::order;
 use crate::reach;
-use crate::refine::{Form, Passes, refine};
+use crate::refine::{Form, Passes, are_few, refine};
 use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::table::{Place, Table};
@@ -205,7 +205,7 @@ pub(crate) fn assemble(
             order::renumber(&codec, graph, place, pause)?;
         }
         refine(form, graph, refined, width, threads, &passes, pause)?;
-        if !is_new && order::pays(nodes - refined.min(nodes), nodes) {
+        if !is_new && !are_few(nodes.saturating_sub(refined), nodes) {
             order::renumber(&codec, graph, place, pause)?;
         }
         reach::link(&codec, graph, pause)?;

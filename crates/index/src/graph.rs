@@ -407,7 +407,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Where each node begins, and its level, in the order of slots.
-    pub(crate) fn starts(&self) -> Result<Vec<(usize, usize)>> {
+    fn starts(&self) -> Result<Vec<(usize, usize)>> {
         let mut starts = Vec::with_capacity(self.rows);
         self.nodes(|_, at, level| {
             starts.push((at, level));

@@ -18,8 +18,6 @@ const BLOCK: usize = 512;
 const BETWEEN: usize = 1 << 14;
 /// Bytes that are copied between two pauses.
 const COPIED: usize = 16 << 20;
-/// Where less than one in this many nodes is new, as in a merge of a few rows, the others are not moved for them.
-const NEW: usize = 16;
 /// Where a block has a node, or one before it.
 const PLACED: u16 = u16::MAX;
 
@@ -121,12 +119,6 @@ impl Block {
         }
         self.by_leading.iter_mut().for_each(Vec::clear);
     }
-}
-
-/// Whether an order is worth its time in a graph of `nodes`, of which `new` have come to those that were there: each of
-/// these is moved as well.
-pub(crate) fn pays(new: usize, nodes: usize) -> bool {
-    new >= nodes / NEW
 }
 
 /// Puts the nodes of a serialized graph into the order of [`by_place`], each with its key. Where there is no memory, or no room on
@@ -247,9 +239,23 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::codec::Format;
     use crate::graph::raw;
     use crate::metric::Metric;
     use crate::quantization::Quantization;
+
+    const CODEC: Codec = Codec {
+        dims: 3,
+        metric: Metric::L2,
+        quantization: Quantization::I8,
+        format: Format::Second,
+    };
+
+    /// A graph of random points.
+    fn graph(rng: &mut impl Rng, codec: Codec, m: usize, count: usize) -> Vec<u8> {
+        let points: Vec<[f32; 3]> = (0..count).map(|_| rng.random()).collect();
+        raw(codec, m, &points)
+    }
 
     type Node = (Vec<u8>, usize, Vec<Vec<u64>>);
 
@@ -288,9 +294,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (count, m) in [(0, 4), (1, 4), (2, 2), (70, 2), (3000, 8)] {
             for quantization in [Quantization::I8, Quantization::F32, Quantization::B1] {
-                let points: Vec<[f32; 3]> = (0..count).map(|_| rng.random()).collect();
                 let codec = Codec::new(3, Metric::L2, quantization);
-                let before = raw(codec, m, &points);
+                let before = graph(&mut rng, codec, m, count);
                 for place in [Place::Memory, Place::Folder(folder.path())] {
                     let mut after = before.clone();
                     renumber(&codec, &mut after, place, &|| ()).unwrap();
@@ -326,19 +331,17 @@ mod tests {
     #[test]
     fn edges_to_nodes_that_are_not_there_are_kept() {
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        let codec = Codec::new(3, Metric::L2, Quantization::I8);
-        let points: Vec<[f32; 3]> = (0..200).map(|_| rng.random()).collect();
-        let mut graph = raw(codec, 4, &points);
+        let mut graph = graph(&mut rng, CODEC, 4, 200);
         let (edge, entry, key) = {
-            let layout = Layout::parse(&codec, &graph).unwrap();
+            let layout = Layout::parse(&CODEC, &graph).unwrap();
             let walk = Walk::new(&layout).unwrap();
             let key = layout.keys().unwrap()[17].1;
             (walk.edges_at(&graph, 17, 0) + 4, layout.entry_at(), key)
         };
         graph[edge..edge + 4].copy_from_slice(&200u32.to_le_bytes());
         graph[entry..entry + 8].copy_from_slice(&200u64.to_le_bytes());
-        renumber(&codec, &mut graph, Place::Memory, &|| ()).unwrap();
-        let layout = Layout::parse(&codec, &graph).unwrap();
+        renumber(&CODEC, &mut graph, Place::Memory, &|| ()).unwrap();
+        let layout = Layout::parse(&CODEC, &graph).unwrap();
         assert!(layout.entry >= 200);
         let mut keys = layout.keys().unwrap().into_iter();
         let node = keys.position(|(_, own)| own == key).unwrap() as u32;
@@ -350,12 +353,10 @@ mod tests {
     #[test]
     fn a_pause_that_unwinds_before_anything_moves_changes_nothing() {
         let mut rng = ChaCha8Rng::seed_from_u64(8);
-        let codec = Codec::new(3, Metric::L2, Quantization::F32);
-        let points: Vec<[f32; 3]> = (0..300).map(|_| rng.random()).collect();
-        let before = raw(codec, 4, &points);
+        let before = graph(&mut rng, CODEC, 4, 300);
         let mut graph = before.clone();
         let left = catch_unwind(AssertUnwindSafe(|| {
-            renumber(&codec, &mut graph, Place::Memory, &|| {
+            renumber(&CODEC, &mut graph, Place::Memory, &|| {
                 resume_unwind(Box::new(()))
             })
         }));
@@ -363,19 +364,11 @@ mod tests {
         assert!(graph == before);
     }
 
-    #[test]
-    fn few_new_nodes_move_no_others() {
-        assert!(pays(0, 0) && pays(1, 1) && pays(100, 1600) && pays(1600, 1600));
-        assert!(!pays(99, 1600) && !pays(0, 16));
-    }
-
     /// Edges to nodes that are not there do no harm.
     #[test]
     fn damage_is_an_error_or_stays() {
         let mut rng = ChaCha8Rng::seed_from_u64(6);
-        let codec = Codec::new(3, Metric::L2, Quantization::I8);
-        let points: Vec<[f32; 3]> = (0..200).map(|_| rng.random()).collect();
-        let whole = raw(codec, 4, &points);
+        let whole = graph(&mut rng, CODEC, 4, 200);
         for _ in 0..2000 {
             let mut graph = whole.clone();
             for _ in 0..rng.random_range(1..20) {
@@ -383,8 +376,8 @@ mod tests {
                 graph[at] = rng.random();
             }
             graph.truncate(rng.random_range(graph.len() / 2..2 * graph.len()));
-            if renumber(&codec, &mut graph, Place::Memory, &|| ()).is_ok() {
-                let _ = number_keys(&codec, &mut graph, |_, _| ());
+            if renumber(&CODEC, &mut graph, Place::Memory, &|| ()).is_ok() {
+                let _ = number_keys(&CODEC, &mut graph, |_, _| ());
             }
         }
     }

@@ -21,6 +21,7 @@
 mod blocks;
 mod candidates;
 mod chooser;
+mod few;
 mod levels;
 mod lists;
 mod longest;
@@ -37,6 +38,7 @@ use crate::table::{Place, Table};
 use crate::walk::Walk;
 use candidates::{Candidates, Source};
 use chooser::{Chooser, ENOUGH};
+pub(crate) use few::are_few;
 use lists::{List, Lists, Offers, write};
 use longest::Longest;
 pub use passes::Passes;

@@ -245,6 +245,8 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+    use crate::graph::raw;
+    use crate::reach::link;
 
     #[test]
     fn the_nearest_are_those_of_a_sort() {
@@ -275,8 +277,6 @@ mod tests {
             }
         }
     }
-    use crate::graph::raw;
-    use crate::reach::link;
 
     fn encoding(codec: Codec, space: Space) -> Encoding {
         Encoding {

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::blocks;
 use super::chooser::Chooser;
+use super::few::are_few;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::{Graph, Layout};
@@ -27,10 +28,6 @@ const SHARE: usize = 4;
 const FEWEST: usize = 256;
 /// Candidates when the graphs are built, and of walks in them.
 const EF: usize = 64;
-/// Fewer new nodes than one in this many are linked by walks that pass the longest by: the graph that was there has edges
-/// among these, and a merge of a few rows must not cost what a build does.
-const FEW: usize = 16;
-
 /// What leads to the longest nodes; by default to none.
 #[derive(Default)]
 pub(super) struct Longest {
@@ -89,7 +86,8 @@ impl Longest {
             nodes.select_nth_unstable_by(count, |a, b| a.0.total_cmp(&b.0));
             nodes.truncate(count);
         };
-        if walk.nodes.saturating_sub(first) < walk.nodes / FEW {
+        // The graph that was there has edges among the longest.
+        if are_few(walk.nodes.saturating_sub(first), walk.nodes) {
             if nodes.len() > ENTRIES {
                 shorten(&mut nodes, ENTRIES);
             }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use laser_sampling::scattered;
 
 use super::candidates::Candidates;
+use super::few::are_few;
 use crate::metric::Metric;
 
 /// Passes over a graph, at most.
@@ -31,10 +32,6 @@ const EVERY: usize = 100;
 const FEWEST: usize = 20;
 /// Candidates of a node that count.
 const NEAREST: usize = 10;
-/// Where less than one in this many nodes is new, as in a merge of a few rows, no pass is repeated: it costs something for each
-/// of the others as well, which have been through passes before.
-const NEW: usize = 16;
-
 /// What a pass costs: looking for the neighbours of all nodes, the same when it is repeated, and linking them. Measured with
 /// 300,000 sentences of 384 dimensions, and with rows of which one dimension dominates, as multiples of the time that it takes to
 /// add the nodes to the graph.
@@ -111,7 +108,7 @@ impl Sample {
     /// A sample of the `new` nodes among `all`; an empty one where these are few, and in a graph for inner products.
     pub(super) fn of(new: &Range<usize>, all: usize, metric: Metric) -> Self {
         let size = SAMPLE.min(new.len() / EVERY);
-        let is_told = size >= FEWEST && new.len() * NEW >= all && metric != Metric::InnerProduct;
+        let is_told = size >= FEWEST && !are_few(new.len(), all) && metric != Metric::InnerProduct;
         let nodes = scattered(new.len()).map(|at| new.start as u32 + at);
         let known = |node| Known {
             node,
