@@ -12,12 +12,13 @@ use crate::cache::Scratch;
 use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
-use crate::graph::{Graph, Layout};
+use crate::graph::Layout;
+use crate::growing::Growing;
 use crate::join::Join;
 use crate::meta::nonce;
 use crate::order;
 use crate::reach;
-use crate::refine::{Form, Passes, are_few, refine};
+use crate::refine::{Form, Passes, Widths, are_few, leaves, refine};
 use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
 use crate::table::{Place, Table};
@@ -64,7 +65,7 @@ const SPILL_HEAD: usize = 12;
 /// The graph that a builder leaves.
 pub(crate) enum Grown {
     /// In memory.
-    Whole(Graph),
+    Whole(Growing),
     /// One part after the other, serialized.
     Parts(Vec<Part>),
 }
@@ -77,7 +78,7 @@ impl Part {
     ///
     /// # Errors
     /// No room on the disk.
-    pub(crate) fn of(graph: &Graph, folder: &Path) -> Result<Self> {
+    pub(crate) fn of(graph: &Growing, folder: &Path) -> Result<Self> {
         Self::write(folder, graph.serialized_len(), |bytes| graph.save(bytes))
     }
 
@@ -115,6 +116,8 @@ pub(crate) struct Pushed {
     pub spill: Scratch,
     /// Nodes that were there from the beginning.
     pub refined: usize,
+    /// Where none of them has an edge yet, how many threads link them by leaves.
+    pub by_leaves: Option<usize>,
     /// How far the second pass has come.
     pub passes: Arc<Passes>,
     /// Entries with a place in the graph.
@@ -126,11 +129,11 @@ pub(crate) struct Pushed {
 }
 
 /// Makes the file of a segment whose threads have stopped. The second pass over its graph walks with
-/// `width` on `threads` threads.
+/// `widths` on `threads` threads.
 pub(crate) fn assemble(
     pushed: Pushed,
     folder: &Path,
-    (width, threads): (usize, usize),
+    (widths, threads): (Widths, usize),
     pause: &dyn Fn(),
 ) -> Result<BuiltSegment> {
     let Pushed {
@@ -138,6 +141,7 @@ pub(crate) fn assemble(
         graph,
         spill: entries,
         refined,
+        by_leaves,
         passes,
         count,
         unplaced,
@@ -196,15 +200,19 @@ pub(crate) fn assemble(
         let form = Form {
             codec: &codec,
             space: Some(&encoding.space),
-            joined,
+            folder: joined,
+            is_joined: joined.is_some() && by_leaves.is_none(),
         };
         // The second pass is faster where neighbours lie together already. Of a graph that is continued it leaves the nodes that
-        // were there as they are, which are the first ones, and parts have no edges from one to another before it.
-        let is_new = joined.is_none() && refined == 0;
+        // were there as they are, which are the first ones, and parts that usearch has made have no edges from one to another before it.
+        let is_new = by_leaves.is_some() || joined.is_none() && refined == 0;
+        if let Some(threads) = by_leaves {
+            leaves::link(form, graph, threads, &passes, pause)?;
+        }
         if is_new {
             order::renumber(&codec, graph, place, pause)?;
         }
-        refine(form, graph, refined, width, threads, &passes, pause)?;
+        refine(form, graph, refined, widths, threads, &passes, pause)?;
         if !is_new && !are_few(nodes.saturating_sub(refined), nodes) {
             order::renumber(&codec, graph, place, pause)?;
         }

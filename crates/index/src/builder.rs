@@ -1,10 +1,10 @@
-//! Builds segments: several threads add vectors to one graph, within a memory budget. Beyond that the graph is serialized, and
-//! another part of it begun ([`crate::join`]).
+//! Builds segments: several threads collect vectors, or add them to one graph, within a memory budget. Beyond that what there is
+//! is serialized, and another part of it begun ([`crate::join`]).
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,11 @@ use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, bytes_per_vector, serialized_len};
+use crate::growing::{Growing, by_leaves, widths};
 use crate::meta::Parameters;
 use crate::metric::Metric;
 use crate::page::UNPLACED;
-use crate::refine::{Passes, widths};
+use crate::refine::{Passes, leaves};
 use crate::segment::bitmap_len;
 use crate::space;
 use crate::view::SegmentView;
@@ -94,7 +95,7 @@ struct Batch {
 struct Shared {
     encoding: Encoding,
     /// The part of the graph that grows. Adding shares it, making room needs it alone.
-    graph: RwLock<Graph>,
+    graph: RwLock<Growing>,
     /// Parts that have grown before.
     parts: Mutex<Vec<Part>>,
     /// Keys of the graph's nodes by the fingerprints of their vectors.
@@ -106,6 +107,8 @@ struct Shared {
     passes: Arc<Passes>,
     stop: AtomicBool,
     added: AtomicUsize,
+    /// Nanoseconds that the threads have been busy with that, together.
+    busy: AtomicU64,
     error: Mutex<Option<IndexError>>,
 }
 
@@ -117,7 +120,7 @@ impl Shared {
     }
 
     /// Serializes the part of the graph that has grown, and forgets its vectors.
-    fn end_part(&self, graph: &Graph, folder: &Path) -> Result<Part> {
+    fn end_part(&self, graph: &Growing, folder: &Path) -> Result<Part> {
         let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
         check_nodes(graph, nodes.len())?;
         *nodes = HashMap::new();
@@ -132,9 +135,12 @@ impl Shared {
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
+            let begin = Instant::now();
             if let Err(error) = self.add(&batch, &mut buffer, &mut spilled, &mut scratch) {
                 return self.fail(error);
             }
+            let busy = begin.elapsed().as_nanos() as u64;
+            self.busy.fetch_add(busy, Ordering::Relaxed);
         }
     }
 
@@ -167,7 +173,7 @@ impl Shared {
                 *nodes.entry(fingerprint(graph_part)).or_insert(key)
             };
             if node == key {
-                graph.add(u64::from(key), graph_part, scratch)?;
+                graph.add(key, graph_part, scratch)?;
             }
             spilled.extend_from_slice(&tid.to_le_bytes());
             spilled.extend_from_slice(&node.to_le_bytes());
@@ -206,6 +212,8 @@ pub struct SegmentBuilder {
     /// Entries of a part, and of the segment.
     limit: usize,
     most: usize,
+    /// Whether nodes are linked by leaves when all are there, and not as they come.
+    by_leaves: bool,
     /// Addresses that count as one.
     addresses: usize,
     dead: Vec<u8>,
@@ -222,13 +230,23 @@ impl std::fmt::Debug for SegmentBuilder {
     }
 }
 
+/// Bytes of memory for each vector while its node is collected or usearch adds it, and while it is linked.
+fn bytes(codec: &Codec, m: usize) -> usize {
+    let added = bytes_per_vector(codec, m);
+    if by_leaves(codec, false) {
+        added.max(leaves::bytes_per_node(m))
+    } else {
+        added
+    }
+}
+
 /// Vectors that fit into a memory budget, at least a few.
 pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
-    let each = bytes_per_vector(codec, m);
+    let each = bytes(codec, m);
     (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
 }
 
-/// Parts of a graph at most: a walk for the neighbours of a node has to begin in each of them.
+/// Parts of a graph at most: where usearch has made them, a walk for the neighbours of a node has to begin in each of them.
 const PARTS: usize = 16;
 /// Bytes of memory for each node while parts are joined, beside what is in files: numbers by which nodes are ordered and
 /// linked ([`crate::reach`]).
@@ -258,13 +276,14 @@ pub fn most(codec: &Codec, m: usize, memory: usize, cache: usize) -> usize {
 
 /// Bytes of files that joining parts goes through, for each vector: the graph, its lists, and what leads to each node.
 pub(crate) fn cached_bytes(codec: &Codec, m: usize) -> usize {
-    serialized_len(codec, m, 1) + codec.fine_len() + 2 * (4 + 8 * m) + 16
+    let tables = (2 * (4 + 8 * m) + 16).max(leaves::bytes_per_node(m));
+    serialized_len(codec, m, 1) + codec.fine_len() + tables
 }
 
 /// The memory budget into which `vectors` vectors fit.
 pub fn needed(codec: &Codec, m: usize, vectors: usize) -> usize {
     let moving = 8 * BATCH * (4 * codec.dims + codec.len());
-    vectors * bytes_per_vector(codec, m) + FIXED_MEMORY + moving
+    vectors * bytes(codec, m) + FIXED_MEMORY + moving
 }
 
 impl SegmentBuilder {
@@ -290,7 +309,7 @@ impl SegmentBuilder {
         let mut dead = Vec::new();
         let mut unplaced = Vec::new();
         let mut nodes = HashMap::new();
-        let (first, _) = widths(p.m, p.ef_construction);
+        let by_leaves = by_leaves(&codec, base.is_some());
         let (mut graph, mut parts, mut refined) = (None, Vec::new(), 0);
         if let Some(view) = base {
             let bytes = view.header().graph.of(view.bytes());
@@ -301,7 +320,8 @@ impl SegmentBuilder {
             if placed + options.expected.saturating_sub(view.len()) > limit && limit < most {
                 parts.push(Part::copied(bytes, &options.folder)?);
             } else {
-                graph = Some(Graph::load(codec, p.m, first, bytes)?);
+                let adding = widths(p, false).adding;
+                graph = Some(Growing::Linked(Graph::load(codec, p.m, adding, bytes)?));
                 let keys =
                     (0..view.nodes()).map(|node| (fingerprint(view.graph_part(node)), node as u32));
                 nodes.extend(keys);
@@ -321,7 +341,7 @@ impl SegmentBuilder {
         let before = if parts.is_empty() { 0 } else { already };
         let graph = match graph {
             Some(graph) => graph,
-            None => Graph::new(codec, p.m, first)?,
+            None => Growing::new(codec, p, by_leaves)?,
         };
         let here = already - before;
         let reserved = (here + options.expected.max(16 * BATCH)).min(limit.max(here + BATCH));
@@ -336,6 +356,7 @@ impl SegmentBuilder {
             passes: Arc::default(),
             stop: AtomicBool::new(false),
             added: AtomicUsize::new(already),
+            busy: AtomicU64::new(0),
             error: Mutex::new(None),
         });
         let (sender, receiver) = bounded::<Batch>(2 * threads);
@@ -355,6 +376,7 @@ impl SegmentBuilder {
             reserved,
             limit: limit.max(here + BATCH),
             most: most.max(already + BATCH),
+            by_leaves,
             addresses: addresses(most, memory),
             dead,
             unplaced,
@@ -384,6 +406,21 @@ impl SegmentBuilder {
     /// Entries that the threads have added.
     pub fn added(&self) -> usize {
         self.shared.added.load(Ordering::Relaxed)
+    }
+
+    /// What that has taken of the time, as far as all threads share it.
+    pub fn adding(&self) -> Duration {
+        let busy = Duration::from_nanos(self.shared.busy.load(Ordering::Relaxed));
+        busy / self.options.threads.max(1) as u32
+    }
+
+    /// What [`Self::finish`] does with the graph, as a multiple of what it takes to add the entries.
+    pub fn work(&self) -> f64 {
+        if self.by_leaves {
+            Passes::WORK_OF_LEAVES
+        } else {
+            Passes::WORK
+        }
     }
 
     /// How far the second pass has come while [`Self::finish`] runs.
@@ -545,13 +582,12 @@ impl SegmentBuilder {
             .max(16 * BATCH);
         let (shared, room) = (self.shared.clone(), self.reserved);
         let (p, threads) = (&self.options.parameters, self.options.threads.max(1));
-        let ((first, _), m) = (widths(p.m, p.ef_construction), p.m);
-        let folder = self.options.folder.clone();
+        let (p, folder, by_leaves) = (p.clone(), self.options.folder.clone(), self.by_leaves);
         background::run(pause, move |_| {
             let mut graph = shared.graph.write().unwrap_or_else(|e| e.into_inner());
             let part = shared.end_part(&graph, &folder)?;
             // The memory of the one is what the other has.
-            *graph = Graph::new(shared.encoding.codec, m, first)?;
+            *graph = Growing::new(shared.encoding.codec, &p, by_leaves)?;
             heap::trim();
             shared
                 .parts
@@ -597,12 +633,15 @@ impl SegmentBuilder {
         self.wait(self.pushed, pause)?;
         self.stop(FINISH_TIMEOUT);
         let (shared, count) = (self.shared.clone(), self.pushed);
-        let (p, threads) = (&self.options.parameters, self.options.threads);
-        let (_, width) = widths(p.m, p.ef_construction);
+        let threads = self.options.threads;
+        let widths = widths(&self.options.parameters, self.by_leaves);
         let (dead, unplaced) = (
             std::mem::take(&mut self.dead),
             std::mem::take(&mut self.unplaced),
         );
+        let codec = &self.shared.encoding.codec;
+        let by_leaves =
+            (self.by_leaves).then(|| leaves::threads(codec, threads, self.options.memory));
         let folder = self.options.folder.clone();
         drop(self);
         background::run(pause, move |pause| {
@@ -627,12 +666,13 @@ impl SegmentBuilder {
                 graph,
                 spill: shared.spill,
                 refined: shared.refined,
+                by_leaves,
                 passes: shared.passes,
                 count,
                 unplaced,
                 dead,
             };
-            assemble(from, &folder, (width, threads), pause)
+            assemble(from, &folder, (widths, threads), pause)
         })
     }
 
@@ -659,7 +699,7 @@ impl Drop for SegmentBuilder {
 }
 
 /// What threads have lost is an error, not a graph with fewer nodes.
-fn check_nodes(graph: &Graph, expected: usize) -> Result<()> {
+fn check_nodes(graph: &Growing, expected: usize) -> Result<()> {
     match graph.len() {
         nodes if nodes == expected => Ok(()),
         nodes => {

@@ -495,7 +495,7 @@ fn twelve_bits<'a>(
 
 /// Codes, scale and squared norm.
 #[inline]
-fn scalar_parts(bytes: &[u8]) -> (&[i8], f32, f32) {
+pub(crate) fn scalar_parts(bytes: &[u8]) -> (&[i8], f32, f32) {
     let (p, codes) = bytes.split_at(PARAMETERS);
     let scale = f32::from_le_bytes([p[0], p[1], p[2], p[3]]);
     let square = f32::from_le_bytes([p[4], p[5], p[6], p[7]]);

@@ -1,13 +1,12 @@
 //! How much longer a build will take, by how fast it has been so far.
 //!
-//! A phase is the adding of nodes to a segment, or the second pass over it. What is ahead is told by what it has taken to do what
-//! is behind of the phase, and by what each costs relative to the other ([`Passes::WORK`]).
+//! A phase is the adding of nodes to a segment, or what makes their graph. What is ahead is told by what it has taken to do what
+//! is behind of the phase, and by what each costs relative to the other ([`SegmentBuilder::work`]).
 
 use std::time::{Duration, Instant};
 
 #[cfg(doc)]
 use crate::builder::SegmentBuilder;
-use crate::refine::Passes;
 
 /// How long a phase has taken when it can be told how long it will.
 const AFTER: Duration = Duration::from_secs(1);
@@ -15,16 +14,6 @@ const AFTER: Duration = Duration::from_secs(1);
 /// Work of adding nodes to a graph, up to a factor: each takes a walk, whose length grows with the logarithm of their number.
 fn adding(nodes: f64) -> f64 {
     nodes * (nodes + 2.0).ln()
-}
-
-/// Work of a graph.
-fn graph(nodes: f64) -> f64 {
-    adding(nodes) * (1.0 + Passes::WORK)
-}
-
-/// Work of graphs that have `nodes` nodes together, each `most` at most.
-fn graphs(nodes: f64, most: f64) -> f64 {
-    (nodes / most).floor() * graph(most) + graph(nodes % most)
 }
 
 /// When something is told, and how much of the table was read by then.
@@ -43,6 +32,8 @@ pub struct Forecast {
     estimate: f64,
     /// Nodes of a segment at most.
     most: f64,
+    /// Work of the second pass, as a multiple of that of adding.
+    passes: f64,
     /// When it began with the phase, with what work behind it.
     phase: (Instant, f64),
     /// What embedding has taken of the phase, and for how many texts.
@@ -53,11 +44,12 @@ pub struct Forecast {
 
 impl Forecast {
     /// A build that begins `now`, of a table that has `estimate` rows by its statistics, 0 where there are none, in segments of
-    /// `most` at most.
-    pub fn new(estimate: usize, most: usize, now: Instant) -> Self {
+    /// `most` at most, whose second passes are `passes` times the work of adding the nodes ([`SegmentBuilder::work`]).
+    pub fn new(estimate: usize, most: usize, passes: f64, now: Instant) -> Self {
         Self {
             estimate: estimate as f64,
             most: most.max(1) as f64,
+            passes,
             phase: (now, 0.0),
             embedding: (Duration::ZERO, 0),
             finished: 0,
@@ -70,11 +62,26 @@ impl Forecast {
         self.embedding.1 += texts;
     }
 
-    /// Seconds that are left when the present segment has got these nodes; nothing while too little is known.
-    pub fn added(&self, nodes: usize, now: Moment) -> Option<f64> {
+    /// Seconds that are left when the present segment has got these nodes; nothing while too little is known. `adding` of the time
+    /// was spent on the graph ([`SegmentBuilder::adding`]), which tells how long its second pass will take; the rest went by while rows
+    /// were read.
+    pub fn added(&self, nodes: usize, adding: Duration, now: Moment) -> Option<f64> {
+        let (began, before) = self.phase;
+        let elapsed = now.at.saturating_duration_since(began);
+        let done = self.when_added(nodes) - before;
+        if elapsed < AFTER || done <= 0.0 {
+            return None;
+        }
         let all = self.nodes(nodes, now.read);
-        let texts = (all - (self.finished + nodes) as f64).max(0.0);
-        self.left(all, self.when_added(nodes), texts, now.at)
+        let rows = (all - (self.finished + nodes) as f64).max(0.0);
+        let ahead = (self.adding(all) - self.adding(self.finished as f64)).max(done);
+        let passes = self.passes * adding.as_secs_f64() * ahead / done;
+        let (embedding, texts) = self.embedding;
+        let own = elapsed.saturating_sub(embedding);
+        let reading = own.saturating_sub(adding).as_secs_f64() * rows / nodes.max(1) as f64;
+        let embedding = embedding.as_secs_f64() * rows / texts.max(1) as f64;
+        let adding = own.min(adding).as_secs_f64() * (ahead - done) / done;
+        Some(reading + embedding + adding + passes)
     }
 
     /// The second pass over a segment begins.
@@ -85,8 +92,14 @@ impl Forecast {
     /// As [`Forecast::added`] when this share of the pass is done ([`SegmentBuilder::refined`]). Where it is made again, its speed
     /// is so much less.
     pub fn refined(&self, share: f64, nodes: usize, now: Moment) -> Option<f64> {
-        let behind = self.phase.1 + share * Passes::WORK * adding(nodes as f64);
-        self.left(self.nodes(nodes, now.read), behind, 0.0, now.at)
+        let behind = self.phase.1 + share * self.passes * adding(nodes as f64);
+        let (began, before) = self.phase;
+        let elapsed = now.at.saturating_duration_since(began);
+        if elapsed < AFTER || behind <= before {
+            return None;
+        }
+        let all = self.adding(self.nodes(nodes, now.read)) * (1.0 + self.passes);
+        Some(elapsed.as_secs_f64() * (all - behind).max(0.0) / (behind - before))
     }
 
     /// A segment is finished.
@@ -95,9 +108,14 @@ impl Forecast {
         self.begin(self.when_added(0), now);
     }
 
+    /// Work of adding nodes to graphs that have `nodes` of them together.
+    fn adding(&self, nodes: f64) -> f64 {
+        (nodes / self.most).floor() * adding(self.most) + adding(nodes % self.most)
+    }
+
     /// The work that is behind when the present segment has these nodes.
     fn when_added(&self, nodes: usize) -> f64 {
-        graphs(self.finished as f64, self.most) + adding(nodes as f64)
+        self.adding(self.finished as f64) * (1.0 + self.passes) + adding(nodes as f64)
     }
 
     /// Nodes of all segments, of which the present one has some: as the part of the table that was read has them.
@@ -113,21 +131,6 @@ impl Forecast {
     fn begin(&mut self, behind: f64, now: Instant) {
         self.phase = (now, behind);
         self.embedding = (Duration::ZERO, 0);
-    }
-
-    /// What is left of graphs with `nodes` nodes when this work is behind, by how fast the phase has been so far, and of the
-    /// texts that are still to be embedded.
-    fn left(&self, nodes: f64, behind: f64, texts: f64, now: Instant) -> Option<f64> {
-        let (began, before) = self.phase;
-        let elapsed = now.saturating_duration_since(began);
-        if elapsed < AFTER || behind <= before {
-            return None;
-        }
-        let (embedding, embedded) = self.embedding;
-        let own = elapsed.saturating_sub(embedding).as_secs_f64();
-        let ahead = (graphs(nodes, self.most) - behind).max(0.0);
-        let for_texts = embedding.as_secs_f64() * texts / embedded.max(1) as f64;
-        Some(own * ahead / (behind - before) + for_texts)
     }
 }
 
@@ -145,8 +148,12 @@ mod tests {
         /// Rows of the table, if it is known how much of it was read.
         rows: Option<usize>,
         read: Option<f64>,
+        /// Seconds in which a row is read.
+        reading: f64,
     }
 
+    /// Work of a second pass that is not repeated.
+    const WORK: f64 = 2.1;
     /// Seconds that a unit of work takes.
     const SPEED: f64 = 2e-5;
     const ROWS: usize = 200_000;
@@ -156,11 +163,12 @@ mod tests {
             let begin = Instant::now();
             Self {
                 begin,
-                forecast: Forecast::new(estimate, most, begin),
+                forecast: Forecast::new(estimate, most, WORK, begin),
                 told: Vec::new(),
                 clock: 0.0,
                 rows: None,
                 read: None,
+                reading: 0.0,
             }
         }
 
@@ -187,15 +195,17 @@ mod tests {
                 let embedded = nodes / steps;
                 self.forecast
                     .embedded(embedded, Duration::from_secs_f64(text * embedded as f64));
-                self.clock = before + SPEED * adding(some as f64) + text * some as f64;
+                let own = SPEED * adding(some as f64);
+                self.clock = before + own + (text + self.reading) * some as f64;
                 self.read = self.rows.map(|rows| some as f64 / rows as f64);
-                self.tell(|forecast, now| forecast.added(some, now));
+                let own = Duration::from_secs_f64(own);
+                self.tell(|forecast, now| forecast.added(some, own, now));
             }
             let (before, now) = (self.clock, self.now());
             self.forecast.refines(nodes, now);
             for step in 1..=steps {
                 let share = step as f64 / steps as f64;
-                let work = passes * Passes::WORK * adding(nodes as f64);
+                let work = passes * WORK * adding(nodes as f64);
                 self.clock = before + SPEED * work * share;
                 self.tell(|forecast, now| forecast.refined(share, nodes, now));
             }
@@ -232,6 +242,15 @@ mod tests {
         assert!(build.worst() < 1e-6, "{}", build.worst());
     }
 
+    /// As of a table on a slow disk, whose passes take no longer for it.
+    #[test]
+    fn reading_is_not_taken_for_work() {
+        let mut build = Build::new(ROWS, ROWS);
+        build.reading = 1e-3;
+        build.segment(ROWS, 1.0, 0.0);
+        assert!(build.worst() < 0.02, "{}", build.worst());
+    }
+
     #[test]
     fn what_was_read_says_more_than_statistics() {
         for estimate in [0, ROWS / 10, ROWS * 20] {
@@ -253,13 +272,13 @@ mod tests {
     #[test]
     fn nothing_is_told_at_once() {
         let begin = Instant::now();
-        let forecast = Forecast::new(ROWS, ROWS, begin);
+        let forecast = Forecast::new(ROWS, ROWS, WORK, begin);
         let after = |ms| Moment {
             at: begin + Duration::from_millis(ms),
             read: None,
         };
-        assert_eq!(forecast.added(1_000, after(999)), None);
-        assert!(forecast.added(1_000, after(1_000)).is_some());
-        assert_eq!(forecast.added(0, after(5_000)), None);
+        assert_eq!(forecast.added(1_000, AFTER, after(999)), None);
+        assert!(forecast.added(1_000, AFTER, after(1_000)).is_some());
+        assert_eq!(forecast.added(0, AFTER, after(5_000)), None);
     }
 }

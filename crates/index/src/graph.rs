@@ -240,6 +240,9 @@ pub fn serialized_len(codec: &Codec, m: usize, vectors: usize) -> usize {
 pub(crate) const NODE_HEAD: usize = 10;
 /// usearch's own header between the vectors and the graph.
 pub(crate) const DENSE_HEAD: usize = 64;
+/// Where usearch's own header has the number of nodes (`index_dense.hpp`, `index_dense_head_t`): behind seven letters,
+/// three numbers of two bytes and four kinds of one.
+pub(crate) const COUNT_PRESENT: usize = 7 + 3 * 2 + 4;
 /// Counts in front of the levels.
 pub(crate) const GRAPH_HEAD: usize = 40;
 

@@ -2,16 +2,16 @@
 //!
 //! A graph grows in memory; where there is no memory for all nodes, it is made in parts, which are serialized one after
 //! the other. What is made of them here has all nodes, and no edges from part to part but those to a vector that is in
-//! more than one: [`crate::refine`] looks for the others, in what is mapped.
+//! more than one: [`crate::refine`] looks for the others, in what is mapped. Nodes that usearch has not linked have none at all
+//! until then.
 
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
-use crate::graph::{DENSE_HEAD, GRAPH_HEAD, Layout, NODE_HEAD, level_at, u32_at, u64_at};
+use crate::graph::{
+    COUNT_PRESENT, DENSE_HEAD, GRAPH_HEAD, Layout, NODE_HEAD, level_at, u32_at, u64_at,
+};
 use crate::table::{Place, Table};
 
-/// Where usearch's own header has the number of nodes (`index_dense.hpp`, `index_dense_head_t`): behind seven letters,
-/// three numbers of two bytes and four kinds of one.
-const COUNT_PRESENT: usize = 7 + 3 * 2 + 4;
 /// Nodes between two pauses.
 const PAUSE: usize = 1 << 12;
 
@@ -246,7 +246,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::Probe;
     use crate::reach::link;
-    use crate::refine::{Form, Passes, refine};
+    use crate::refine::{Form, Passes, Widths, refine};
     use crate::walk::Walk;
 
     const DIMS: usize = 12;
@@ -318,12 +318,22 @@ mod tests {
         let parts: Vec<Vec<u8>> = all.chunks(500).map(|part| raw(codec, 8, part)).collect();
         let (many, _) = joined(&codec, &parts, Place::Memory);
         let folder = tempfile::tempdir().unwrap();
-        let found = [(whole, None), (many, Some(folder.path()))].map(|(mut bytes, joined)| {
+        let found = [(whole, None), (many, Some(folder.path()))].map(|(mut bytes, folder)| {
             let form = Form {
-                joined,
+                folder,
+                is_joined: folder.is_some(),
                 ..Form::of(&codec)
             };
-            refine(form, &mut bytes, 0, 80, 2, &Passes::default(), &|| ()).unwrap();
+            refine(
+                form,
+                &mut bytes,
+                0,
+                Widths::of_pass(80),
+                2,
+                &Passes::default(),
+                &|| (),
+            )
+            .unwrap();
             link(&codec, &mut bytes, &|| ()).unwrap();
             let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
             [10, 40].map(|ef| {

@@ -1,6 +1,6 @@
 //! Storage and search of the laser index, without PostgreSQL.
 //!
-//! WAL-logged pages are the truth, usearch graphs are caches of them. New entries go to a *pending
+//! WAL-logged pages are the truth, mapped graphs are caches of them. New entries go to a *pending
 //! list* of pages, which scans read exactly; merging turns it into *segments*, immutable graphs
 //! whose bytes are kept in pages and searched in a mapped file. Entries die by a bit in a segment's
 //! bitmap, or in their pending entry.
@@ -38,6 +38,7 @@ pub mod error;
 mod familiar;
 pub mod forecast;
 pub mod graph;
+mod growing;
 mod join;
 pub mod kernels;
 mod lengths;
@@ -45,6 +46,7 @@ pub mod maintain;
 pub mod memory;
 pub mod meta;
 pub mod metric;
+mod nodes;
 mod order;
 pub mod page;
 pub mod pending;

@@ -1,6 +1,7 @@
-//! A second pass over the graph that usearch has built.
+//! A second pass over a graph whose nodes have first edges.
 //!
-//! usearch links a new node to at most `m` others, of what has come before it, and when a list of
+//! These are either those to the nearest in the same leaves ([`leaves`]), or what usearch has linked, which adds one node after the
+//! other: each to at most `m` others, of what has come before it, and when a list of
 //! edges overflows it keeps only those that no other one shadows: half of the room on the lowest level
 //! stays empty, most of it where everything is near everything. The second pass looks for the
 //! neighbours of each node among all of them and fills its list: those that no nearer one shadows
@@ -15,13 +16,15 @@
 //! ([`longest`]).
 //!
 //! Two cheap passes give a better graph than one that costs as much as both, because the first one
-//! links early nodes without knowing the later ones. Most of the work is in the second, which knows them all. Where it could
-//! not know them, because the first left most of them where no walk comes, it is made again ([`passes`]).
+//! knows only some of the nodes near each: those in its leaves, or that came before. Most of the work is in the second, which knows
+//! them all. Where it could not know them, because the first left most of them where no walk comes, it is made again ([`passes`]).
 
 mod blocks;
 mod candidates;
 mod chooser;
 mod few;
+pub(crate) mod leaves;
+mod level;
 mod levels;
 mod lists;
 mod longest;
@@ -37,27 +40,59 @@ use crate::space::Space;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
 use candidates::{Candidates, Source};
-use chooser::{Chooser, ENOUGH};
 pub(crate) use few::are_few;
-use lists::{List, Lists, Offers, write};
+use level::{Level, Members};
+use lists::{List, Lists};
 use longest::Longest;
 pub use passes::Passes;
 use passes::Sample;
 
-/// Candidates of the first pass, at least.
+/// Candidates of a node, at least.
 const FEWEST: usize = 32;
 
-/// Widths of the two passes over a graph: for the first, by which usearch links nodes, it is enough to
-/// find the neighbourhood; the second is [`refine`]. Few candidates, as of an `ef_construction` of 8,
-/// leave parts of the graph that no walk comes to, by chance of the build.
-pub(crate) fn widths(m: usize, ef_construction: usize) -> (usize, usize) {
-    let first = (ef_construction / 2).max(m).max(FEWEST);
-    (first, (ef_construction * 5 / 2).max(first).max(2 * FEWEST))
+/// How many candidates walks keep for the edges of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Widths {
+    /// Where usearch adds it to the graph.
+    pub adding: usize,
+    /// In the pass over all nodes.
+    pub pass: usize,
+    /// Where that is made again.
+    pub again: usize,
 }
 
-/// The width of [`refine`] when it goes over a graph again, where it began with `ef`: about the `ef_construction` of [`widths`].
-fn again(ef: usize) -> usize {
-    (ef * 2 / 5).max(1)
+impl Widths {
+    /// Of a pass with as many as this, which is made again with fewer, as they are better ones.
+    pub(crate) fn of_pass(pass: usize) -> Self {
+        Self {
+            adding: pass,
+            pass,
+            again: (pass * 2 / 5).max(1),
+        }
+    }
+
+    /// Of a graph that usearch makes or goes on with: to add a node it is enough to find the neighbourhood, since the pass that
+    /// follows knows them all. Few candidates, as of an `ef_construction` of 8, leave parts of the graph that no walk comes to, by
+    /// chance of the build.
+    pub fn of_added(m: usize, ef_construction: usize) -> Self {
+        let adding = (ef_construction / 2).max(m).max(FEWEST);
+        let pass = (ef_construction * 5 / 2).max(adding).max(2 * FEWEST);
+        Self {
+            adding,
+            ..Self::of_pass(pass)
+        }
+    }
+
+    /// Of one whose nodes are linked by leaves ([`leaves`]): these know most of what is near where that is easy, and a pass finds the
+    /// rest with few candidates. Where it does not, the one that follows has as many as it takes.
+    pub fn of_leaves(m: usize, ef_construction: usize) -> Self {
+        let pass = ef_construction.max(m).max(FEWEST);
+        Self {
+            adding: pass,
+            pass,
+            again: 2 * pass,
+        }
+    }
 }
 
 /// Nodes of the level above at which walks for candidates begin in a graph of several parts.
@@ -70,8 +105,10 @@ pub struct Form<'a> {
     pub codec: &'a Codec,
     /// The space of the vectors; without it, longer nodes get no graphs of their own.
     pub space: Option<&'a Space>,
-    /// Of several parts that no edges join ([`crate::join`]), and more than there is memory for: a folder for tables.
-    pub joined: Option<&'a Path>,
+    /// More than there is memory for: a folder for tables.
+    pub folder: Option<&'a Path>,
+    /// Of several parts that no edges join ([`crate::join`]).
+    pub is_joined: bool,
 }
 
 impl<'a> Form<'a> {
@@ -80,13 +117,18 @@ impl<'a> Form<'a> {
         Self {
             codec,
             space: None,
-            joined: None,
+            folder: None,
+            is_joined: false,
         }
+    }
+
+    fn place(&self) -> Place<'a> {
+        self.folder.map_or(Place::Memory, Place::Folder)
     }
 }
 
 /// Fills the lists of a serialized graph: on the lowest level those of the nodes from `first` on, and
-/// whichever have room. Walks look for candidates with a width of `ef`, where a pass is repeated with less. `pause` is called
+/// whichever have room. `pause` is called
 /// on this thread now and then, and may unwind.
 ///
 /// # Errors
@@ -95,7 +137,7 @@ pub fn refine(
     form: Form<'_>,
     bytes: &mut [u8],
     first: usize,
-    ef: usize,
+    widths: Widths,
     threads: usize,
     passes: &Passes,
     pause: &dyn Fn(),
@@ -105,10 +147,7 @@ pub fn refine(
     if walk.entry as usize >= walk.nodes {
         return Ok(());
     }
-    let (across, place) = match form.joined {
-        Some(folder) => (ACROSS, Place::Folder(folder)),
-        None => (0, Place::Memory),
-    };
+    let across = if form.is_joined { ACROSS } else { 0 };
     levels::refine(codec, &walk, bytes, (across, threads), pause)?;
     let mut source = Source {
         codec,
@@ -117,31 +156,34 @@ pub fn refine(
     };
     let new = first..walk.nodes;
     let mut sample = Sample::of(&new, walk.nodes, codec.metric);
-    let nodes = Nodes {
+    let lowest = Level {
+        codec,
         walk: &walk,
-        new,
-        place,
+        number: 0,
+        nodes: Members::All(walk.nodes),
+        place: form.place(),
+        threads,
     };
     passes.begin(walk.nodes);
     let most = if sample.is_empty() {
         1
     } else {
         // What the first pass will know.
-        sample.learn(&mut Candidates::new(&source, bytes)?, ef, pause);
+        sample.learn(&mut Candidates::new(&source, bytes)?, widths.pass, pause);
         passes::MOST
     };
-    let mut width = ef;
+    let mut width = widths.pass;
     for left in (0..most).rev() {
-        let found = nodes.search(&source, bytes, (width, threads), passes, pause)?;
+        let Found { lists, order } = search(&lowest, &new, &source, bytes, width, passes, pause)?;
         if left == 0 {
             // A third of all nodes may be in these graphs, and what follows wants memory.
             source.longest = Longest::default();
         }
-        nodes.link(codec, bytes, found, threads, passes, pause)?;
+        lowest.link(bytes, lists, &order, passes.visits(), pause)?;
         if left == 0 {
             break;
         }
-        width = again(ef);
+        width = widths.again;
         let unknown = sample.learn(&mut Candidates::new(&source, bytes)?, width, pause);
         if !Sample::is_enough(unknown) {
             break;
@@ -151,74 +193,34 @@ pub fn refine(
     Ok(())
 }
 
-/// The nodes on the lowest level.
-struct Nodes<'a> {
-    walk: &'a Walk,
-    /// Those whose lists are written in any case.
-    new: Range<usize>,
-    /// Where tables are.
-    place: Place<'a>,
-}
-
 /// The neighbours of all nodes, and the order to visit these in.
 struct Found<'a> {
     lists: Lists<'a>,
     order: Table<u32>,
 }
 
-impl<'a> Nodes<'a> {
-    /// Looks for the neighbours of every node by itself, in the graph as it is.
-    fn search(
-        &self,
-        source: &Source<'_>,
-        graph: &[u8],
-        (width, threads): (usize, usize),
-        passes: &Passes,
-        pause: &dyn Fn(),
-    ) -> Result<Found<'a>> {
-        let mut lists = Lists::new(self.walk, graph, self.place, pause)?;
-        let order = lists.by_place(pause)?;
-        let new = &self.new;
-        lists.rewrite(&order, threads, passes.visits(), pause, || {
-            let mut candidates = Candidates::new(source, graph)?;
-            Ok(move |node: u32, list: &mut List<'_>| {
-                if new.contains(&(node as usize)) || !list.is_full() {
-                    candidates.choose(node, list, width);
-                }
-            })
-        })?;
-        Ok(Found { lists, order })
-    }
-
-    /// Links every node to those, and with those that have chosen it.
-    fn link(
-        &self,
-        codec: &Codec,
-        bytes: &mut [u8],
-        Found { mut lists, order }: Found<'_>,
-        threads: usize,
-        passes: &Passes,
-        pause: &dyn Fn(),
-    ) -> Result<()> {
-        let graph: &[u8] = bytes;
-        let offers = Offers::of(&lists, |node| node as usize, pause)?;
-        lists.rewrite(&order, threads, passes.visits(), pause, || {
-            let mut chooser = Chooser::new(codec, graph)?;
-            let mut new = Vec::new();
-            let offers = &offers;
-            Ok(move |node: u32, list: &mut List<'_>| {
-                let from = offers.to(node).iter().copied();
-                new.clear();
-                new.extend(from.filter(|from| !list.edges().contains(from)));
-                let rank = |node| offers.to(node).len().min(ENOUGH);
-                chooser.accept(node, list, &new, rank);
-            })
-        })?;
-        for (node, list) in lists.each() {
-            write(bytes, self.walk.edges_at(bytes, node as u32, 0), list);
-        }
-        Ok(())
-    }
+/// Looks for the neighbours of the `new` nodes of the lowest level, and of those that have room, each by itself in the graph as
+/// it is.
+fn search<'a>(
+    lowest: &Level<'a>,
+    new: &Range<usize>,
+    source: &Source<'_>,
+    graph: &[u8],
+    width: usize,
+    passes: &Passes,
+    pause: &dyn Fn(),
+) -> Result<Found<'a>> {
+    let mut lists = lowest.lists(graph, pause)?;
+    let order = lists.by_place(pause)?;
+    lists.rewrite(&order, lowest.threads, passes.visits(), pause, || {
+        let mut candidates = Candidates::new(source, graph)?;
+        Ok(move |node: u32, list: &mut List<'_>| {
+            if new.contains(&(node as usize)) || !list.is_full() {
+                candidates.choose(node, list, width);
+            }
+        })
+    })?;
+    Ok(Found { lists, order })
 }
 
 #[cfg(test)]
@@ -281,7 +283,7 @@ mod tests {
                 Form::of(&codec),
                 &mut after,
                 0,
-                32,
+                Widths::of_pass(32),
                 1,
                 &Passes::default(),
                 &|| (),
@@ -301,7 +303,7 @@ mod tests {
                 Form::of(&codec),
                 &mut bytes,
                 0,
-                16,
+                Widths::of_pass(16),
                 2,
                 &Passes::default(),
                 &|| (),
@@ -323,7 +325,7 @@ mod tests {
             Form::of(&codec),
             &mut empty,
             0,
-            16,
+            Widths::of_pass(16),
             2,
             &Passes::default(),
             &|| (),
@@ -340,7 +342,7 @@ mod tests {
             Form::of(&codec),
             &mut one,
             0,
-            24,
+            Widths::of_pass(24),
             1,
             &Passes::default(),
             &|| (),
@@ -350,7 +352,7 @@ mod tests {
             Form::of(&codec),
             &mut three,
             0,
-            24,
+            Widths::of_pass(24),
             3,
             &Passes::default(),
             &|| (),
@@ -383,7 +385,7 @@ mod tests {
                     Form::of(&codec),
                     &mut bytes,
                     0,
-                    40,
+                    Widths::of_pass(40),
                     threads,
                     &passes,
                     &|| (),
@@ -415,7 +417,7 @@ mod tests {
             Form::of(&codec),
             &mut bytes,
             0,
-            32,
+            Widths::of_pass(32),
             1,
             &Passes::default(),
             &|| (),
@@ -426,7 +428,7 @@ mod tests {
             Form::of(&codec),
             &mut bytes,
             500,
-            32,
+            Widths::of_pass(32),
             1,
             &Passes::default(),
             &|| (),
@@ -456,7 +458,7 @@ mod tests {
                 Form::of(&codec),
                 &mut bytes,
                 0,
-                64,
+                Widths::of_pass(64),
                 2,
                 &Passes::default(),
                 &|| resume_unwind(Box::new(())),

@@ -17,7 +17,7 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::reach;
-use crate::refine::{Form, Passes, refine};
+use crate::refine::{Form, Passes, Widths, refine};
 use crate::space::Space;
 use crate::walk::Walk;
 
@@ -193,7 +193,7 @@ fn recall(
         Form::of(&codec),
         &mut bytes,
         0,
-        second,
+        Widths::of_pass(second),
         1,
         &Passes::default(),
         pause,

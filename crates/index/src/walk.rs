@@ -1,6 +1,6 @@
 //! Searching a serialized graph.
 //!
-//! usearch builds the graphs and could search them too. It asks for one distance at a time, through
+//! Graphs are in usearch's format, which could search them too. It asks for one distance at a time, through
 //! two function pointers, and waits for each vector to arrive from memory, which takes longer than
 //! to compute its distance. This walk (Malkov & Yashunin 2016, algorithms 2 and 5) asks for the
 //! vectors of a node's neighbours while it computes the distances of those before them, and believes
@@ -81,9 +81,9 @@ pub struct Walk {
 }
 
 /// A distance and a node as one number with the order of the distances.
-type Key = u64;
+pub(crate) type Key = u64;
 
-fn key(distance: f32, node: u32) -> Key {
+pub(crate) fn key(distance: f32, node: u32) -> Key {
     let bits = distance.to_bits();
     let ordered = if bits >> 31 == 1 {
         !bits
@@ -94,7 +94,7 @@ fn key(distance: f32, node: u32) -> Key {
 }
 
 /// The distance and the node of a key.
-fn parts(key: Key) -> (f32, u32) {
+pub(crate) fn parts(key: Key) -> (f32, u32) {
     let ordered = (key >> 32) as u32;
     let bits = if ordered >> 31 == 1 {
         ordered & !(1 << 31)

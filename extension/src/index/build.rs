@@ -133,9 +133,9 @@ impl Build {
         if self.builder.is_none() {
             let encoding = self.encoding.clone().expect("decided before");
             let builder = SegmentBuilder::new(self.options.clone(), encoding, None).or_report();
-            let most = builder.most();
+            let (most, passes) = (builder.most(), builder.work());
             self.builder = Some(builder);
-            (self.time_left).get_or_insert_with(|| TimeLeft::new(self.rows, most));
+            (self.time_left).get_or_insert_with(|| TimeLeft::new(self.rows, most, passes));
         }
         self.builder.as_mut().expect("made above")
     }
@@ -149,13 +149,13 @@ impl Build {
         }
         let builder = self.builder();
         builder.push_prepared(tid, x, error, &pause).or_report();
-        let full = builder.is_full();
-        let added = self.finished + self.builder().added();
+        let (full, added, adding) = (builder.is_full(), builder.added(), builder.adding());
+        let added = self.finished + added;
         if added >= self.reported + 500 {
             self.reported = added;
             progress(TUPLES_DONE, added as i64);
             if let Some(time) = &self.time_left {
-                time.added(added - self.finished);
+                time.added(added - self.finished, adding);
             }
         }
         if full {

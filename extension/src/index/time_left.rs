@@ -43,8 +43,8 @@ pub struct TimeLeft(Forecast);
 
 impl TimeLeft {
     /// As [`Forecast::new`].
-    pub fn new(estimate: usize, most: usize) -> Self {
-        Self(Forecast::new(estimate, most, Instant::now()))
+    pub fn new(estimate: usize, most: usize, passes: f64) -> Self {
+        Self(Forecast::new(estimate, most, passes, Instant::now()))
     }
 
     /// As [`Forecast::embedded`].
@@ -53,8 +53,8 @@ impl TimeLeft {
     }
 
     /// As [`Forecast::added`].
-    pub fn added(&self, nodes: usize) {
-        tell(self.0.added(nodes, now()));
+    pub fn added(&self, nodes: usize, adding: Duration) {
+        tell(self.0.added(nodes, adding, now()));
     }
 
     /// As [`Forecast::refines`].

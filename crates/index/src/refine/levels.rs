@@ -3,12 +3,14 @@
 //! usearch links a node of a level to what a walk from the highest level finds among those that came before it. Where
 //! nodes come one beside the other, as rows of a time series do, each is linked to the last ones, and the levels are a
 //! chain along which no walk gets across: of queries near such rows one in twenty found nothing, whatever its width. Which
-//! nodes are on a level is chance, so levels that are linked from the highest one down know all places.
+//! nodes are on a level is chance, so levels that are linked from the highest one down know all places. Leaves
+//! ([`super::leaves`]) link the larger levels, and leave the others to this.
 
 use std::sync::atomic::AtomicUsize;
 
-use super::chooser::{Chooser, ENOUGH};
-use super::lists::{List, Lists, Offers, write};
+use super::chooser::Chooser;
+use super::level::{Level, Members};
+use super::lists::List;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::table::Place;
@@ -16,7 +18,7 @@ use crate::walk::Walk;
 
 /// On a level of at most this many nodes, each is compared with all others. More than there are seeds, so that walks
 /// for the level below begin on this one.
-const FEW: usize = 1024;
+pub(super) const FEW: usize = 1024;
 /// Candidates for the edges of a node.
 const EF: usize = 64;
 
@@ -54,8 +56,15 @@ fn refine_level(
     pause: &dyn Fn(),
 ) -> Result<()> {
     let graph: &[u8] = bytes;
-    let node = |place: usize| nodes[place];
-    let mut lists = Lists::of(walk, graph, level, nodes.len(), node, Place::Memory)?;
+    let of = Level {
+        codec,
+        walk,
+        number: level,
+        nodes: Members::Some(nodes),
+        place: Place::Memory,
+        threads,
+    };
+    let mut lists = of.lists(graph, pause)?;
     let order: Vec<u32> = (0..nodes.len() as u32).collect();
     // What is told of progress is the lowest level's.
     let done = AtomicUsize::new(0);
@@ -74,28 +83,7 @@ fn refine_level(
             chooser.choose(list, |_| 0);
         })
     })?;
-    let place = |node: u32| {
-        nodes
-            .binary_search(&node)
-            .expect("edges stay on their level")
-    };
-    let offers = Offers::of(&lists, place, pause)?;
-    lists.rewrite(&order, threads, &done, pause, || {
-        let mut chooser = Chooser::new(codec, graph)?;
-        let mut new = Vec::new();
-        let (offers, place) = (&offers, &place);
-        Ok(move |own: u32, list: &mut List<'_>| {
-            new.clear();
-            let from = offers.to(own).iter().map(|&from| nodes[from as usize]);
-            new.extend(from.filter(|from| !list.edges().contains(from)));
-            let rank = |node| offers.to(place(node) as u32).len().min(ENOUGH);
-            chooser.accept(nodes[own as usize], list, &new, rank);
-        })
-    })?;
-    for (place, list) in lists.each() {
-        write(bytes, walk.edges_at(bytes, nodes[place], level), list);
-    }
-    Ok(())
+    of.link(bytes, lists, &order, &done, pause)
 }
 
 #[cfg(test)]
@@ -110,7 +98,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::{Probe, Query};
     use crate::reach::link;
-    use crate::refine::{Form, Passes};
+    use crate::refine::{Form, Passes, Widths};
     use crate::space::Space;
 
     /// Rows of a time series, which come one beside the other: before levels were linked again, one query in
@@ -133,7 +121,16 @@ mod tests {
                 .collect();
             let mut graph = raw(codec, 16, &points);
             let passes = Passes::default();
-            super::super::refine(Form::of(&codec), &mut graph, 0, 160, 2, &passes, &|| ()).unwrap();
+            super::super::refine(
+                Form::of(&codec),
+                &mut graph,
+                0,
+                Widths::of_pass(160),
+                2,
+                &passes,
+                &|| (),
+            )
+            .unwrap();
             link(&codec, &mut graph, &|| ()).unwrap();
             let layout = Layout::parse(&codec, &graph).unwrap();
             let walk = Walk::new(&layout).unwrap();

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::blocks;
+use super::level::Members;
 use crate::error::Result;
 use crate::order;
 use crate::table::{Place, Table};
@@ -57,36 +58,22 @@ impl List<'_> {
 }
 
 impl<'a> Lists<'a> {
-    /// Those of all nodes on the lowest level.
-    pub(super) fn new(
-        walk: &Walk,
-        graph: &[u8],
-        place: Place<'a>,
-        pause: &dyn Fn(),
-    ) -> Result<Self> {
-        let node = |at: usize| {
-            if at.is_multiple_of(BETWEEN) {
-                pause();
-            }
-            at as u32
-        };
-        Self::of(walk, graph, 0, walk.nodes, node, place)
-    }
-
-    /// Those of `count` nodes on a level.
+    /// Those of the nodes of a level.
     pub(super) fn of(
         walk: &Walk,
         graph: &[u8],
-        level: usize,
-        count: usize,
-        node: impl Fn(usize) -> u32,
+        (level, nodes): (usize, Members<'_>),
         place: Place<'a>,
+        pause: &dyn Fn(),
     ) -> Result<Self> {
         let stride = 1 + walk.room(level);
-        let mut all = Table::<u32>::zeroed(stride * count, place)?;
+        let mut all = Table::<u32>::zeroed(stride * nodes.len(), place)?;
         for (i, list) in all.chunks_exact_mut(stride).enumerate() {
+            if i.is_multiple_of(BETWEEN) {
+                pause();
+            }
             let mut list = List(list);
-            walk.neighbours(graph, node(i), level)
+            walk.neighbours(graph, nodes.node(i as u32), level)
                 .for_each(|to| list.push(to));
         }
         Ok(Self { stride, all, place })
@@ -132,12 +119,16 @@ impl<'a> Lists<'a> {
             let mut by_place = laser_memory::collect(borrowed)?;
             by_place.sort_unstable_by_key(|&(turn, ..)| turn);
             pause();
-            blocks::each(&mut by_place, threads, done, pause, || {
+            let blocks = (blocks::NODES, threads);
+            blocks::each(&mut by_place, blocks, done, pause, || {
                 let mut worker = start()?;
-                Ok(move |(_, node, list): &mut (u32, u32, &mut [u32])| {
-                    worker(*node, &mut List(list));
-                    Ok(())
-                })
+                type Borrowed<'a> = (u32, u32, &'a mut [u32]);
+                Ok(
+                    move |(_, node, list): &mut Borrowed<'_>, _: blocks::Pause<'_>| {
+                        worker(*node, &mut List(list));
+                        Ok(())
+                    },
+                )
             })?;
         }
         Ok(())

@@ -153,10 +153,11 @@ impl Range {
         let built = Graph::new(*codec, walk.room(1), EF)?;
         built.reserve(nodes.len(), threads)?;
         let done = AtomicUsize::new(0);
-        blocks::each(nodes, threads, &done, pause, || {
+        let blocks = (blocks::NODES, threads);
+        blocks::each(nodes, blocks, &done, pause, || {
             let mut scratch = Vec::new();
             let (built, whole) = (&built, &whole);
-            Ok(move |node: &mut u32| {
+            Ok(move |node: &mut u32, _: blocks::Pause<'_>| {
                 let at = whole.vector_at(*node as usize);
                 built.add(
                     u64::from(*node),
@@ -192,7 +193,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::Query;
     use crate::reach::link;
-    use crate::refine::{Form, Passes, refine};
+    use crate::refine::{Form, Passes, Widths, refine};
     use crate::seeds;
 
     const DIMS: usize = 48;
@@ -245,7 +246,16 @@ mod tests {
                 ..Form::of(&codec)
             };
             let passes = Passes::default();
-            refine(form, &mut bytes, refined, 160, 2, &passes, &|| ()).unwrap();
+            refine(
+                form,
+                &mut bytes,
+                refined,
+                Widths::of_pass(160),
+                2,
+                &passes,
+                &|| (),
+            )
+            .unwrap();
             link(&codec, &mut bytes, &|| ()).unwrap();
             refined = end;
         }

@@ -3,11 +3,13 @@
 //! A pass takes candidates from walks over the graph as it was before. Where most edges lead into the middle of crowds, as of rows
 //! whose distances to it have a heavy tail, few lead to what lies around, and walks do not find it. The pass itself mends that,
 //! with edges to those to which few lead; what walks find now, most nodes could not choose then. Where that is much, another pass
-//! is worth its time, with fewer candidates, as they are better ones (docs/recall.md: of 300,000 rows of which one of 32 dimensions
-//! dominates, .59 of the neighbours were found at 40 after one pass, .69 after another).
+//! is worth its time (docs/recall.md: of 300,000 rows of which one of 32 dimensions dominates, .59 of the neighbours were found at 40
+//! after one pass, .69 after another). It has fewer candidates, as they are better ones, where usearch has made the graph, and
+//! more where leaves have, of which a first pass with few candidates is all that most data need.
 //!
-//! Where all distances are alike, as of uniform rows of 128 dimensions, another pass finds one neighbour in a hundred more and
-//! takes as long: of 100,000 such rows a quarter of the candidates were not known, less than [`ENOUGH`]. In a graph for inner
+//! Where all distances are alike, as of uniform rows of 128 dimensions, another pass over what usearch has made finds one neighbour
+//! in a hundred more and takes as long: of 100,000 such rows a quarter of the candidates were not known, less than [`ENOUGH`]; half
+//! where leaves have linked them, and there the second pass brings what usearch's would have. In a graph for inner
 //! products another pass does harm: what lies near a longer node is not what queries want, and .66 was found where one pass
 //! gives .74.
 
@@ -33,24 +35,40 @@ const FEWEST: usize = 20;
 /// Candidates of a node that count.
 const NEAREST: usize = 10;
 /// What a pass costs: looking for the neighbours of all nodes, the same when it is repeated, and linking them. Measured with
-/// 300,000 sentences of 384 dimensions, and with rows of which one dimension dominates, as multiples of the time that it takes to
-/// add the nodes to the graph.
+/// 300,000 sentences of 384 dimensions, and with rows of which one dimension dominates, as multiples of the time that usearch
+/// takes to add the nodes to the graph.
 const SEARCHING: f64 = 1.8;
 const SEARCHING_AGAIN: f64 = 1.6;
 const LINKING: f64 = 0.3;
+/// What it costs to link nodes by leaves ([`super::leaves`]) and to collect them before, where a pass that follows costs as much as
+/// above; when that is repeated, it keeps twice as many candidates. Measured with 100,000 of the sentences.
+const LEAVES: f64 = 1.0;
+const COLLECTING: f64 = 0.2;
+const SEARCHING_WIDER: f64 = 2.0 * SEARCHING;
+/// How often nodes are visited while they are linked by leaves.
+const VISITS: usize = 6;
 
 /// How far the passes over a graph have come.
 #[derive(Debug, Default)]
 pub struct Passes {
     nodes: AtomicUsize,
+    /// Nodes that are linked by leaves first, and the visits to them.
+    new: AtomicUsize,
+    first: AtomicUsize,
     /// Two to each node in a pass.
     visits: AtomicUsize,
     repeated: AtomicUsize,
 }
 
 impl Passes {
-    /// Work of one pass, as a multiple of that of adding the nodes to the graph.
+    /// Work of one pass over a graph that usearch has made, as a multiple of that of adding the nodes to it.
     pub const WORK: f64 = SEARCHING + LINKING;
+    /// Work of linking nodes by leaves and of one pass, as a multiple of that of collecting them.
+    pub const WORK_OF_LEAVES: f64 = (LEAVES + Self::WORK) / COLLECTING;
+
+    /// Which share of that are leaves.
+    #[cfg(test)]
+    pub(super) const SHARE_OF_LEAVES: f64 = LEAVES / (LEAVES + Self::WORK);
 
     /// The share of the work that is done, from 0 to 1. Goes back when a pass is repeated: that is then a part of what there
     /// is to do.
@@ -58,11 +76,17 @@ impl Passes {
         let nodes = self.nodes.load(Ordering::Relaxed).max(1);
         let mut left = self.visits.load(Ordering::Relaxed);
         let (mut done, mut all) = (0.0, 0.0);
+        let new = self.new.load(Ordering::Relaxed);
+        if new > 0 {
+            let first = self.first.load(Ordering::Relaxed) as f64 / (VISITS * new) as f64;
+            done += LEAVES * first.min(1.0);
+            all += LEAVES;
+        }
         for pass in 0..=self.repeated.load(Ordering::Relaxed) {
-            let searching = if pass == 0 {
-                SEARCHING
-            } else {
-                SEARCHING_AGAIN
+            let searching = match (pass, new) {
+                (0, _) => SEARCHING,
+                (_, 0) => SEARCHING_AGAIN,
+                _ => SEARCHING_WIDER,
             };
             for work in [searching, LINKING] {
                 let visits = left.min(nodes);
@@ -82,6 +106,16 @@ impl Passes {
 
     pub(super) fn begin(&self, nodes: usize) {
         self.nodes.store(nodes, Ordering::Relaxed);
+    }
+
+    /// Nodes are linked by leaves first.
+    pub(super) fn begin_new(&self, nodes: usize) {
+        self.new.store(nodes, Ordering::Relaxed);
+    }
+
+    /// Grows by [`VISITS`] for every node of the lowest level meanwhile, and by as many for those of the others.
+    pub(super) fn first(&self) -> &AtomicUsize {
+        &self.first
     }
 
     /// Grows by one for every visit.
@@ -182,6 +216,17 @@ mod tests {
         assert!(near(at(100, 300, 1), (all - LINKING) / all));
         assert!(near(at(100, 400, 1), 1.0));
         assert!(near(at(100, 600, 2), 1.0));
+
+        let passes = Passes::default();
+        passes.begin_new(100);
+        assert_eq!(passes.share(), 0.0);
+        passes.first().fetch_add(3 * 100, Ordering::Relaxed);
+        let all = LEAVES + Passes::WORK;
+        assert!(near(passes.share(), LEAVES / 2.0 / all));
+        passes.first().fetch_add(4 * 100, Ordering::Relaxed);
+        passes.begin(100);
+        passes.visits().fetch_add(100, Ordering::Relaxed);
+        assert!(near(passes.share(), (all - LINKING) / all));
     }
 
     #[test]

@@ -181,9 +181,9 @@ fn deep_rows_are_searched_for_more_widely() {
     let folder = tempfile::tempdir().unwrap();
     let (n, dims, wanted) = (30_000, 24, 50);
     let mut rng = ChaCha8Rng::seed_from_u64(45);
-    let rows: Vec<Vec<f32>> = (0..n)
-        .map(|_| (0..dims).map(|_| rng.random()).collect())
-        .collect();
+    let mut point = || (0..dims).map(|_| rng.random()).collect::<Vec<f32>>();
+    let queries: Vec<Vec<f32>> = (0..20).map(|_| point()).collect();
+    let rows: Vec<Vec<f32>> = (0..n).map(|_| point()).collect();
     let options = options(dims, Metric::L2, None, folder.path());
     let store = MemoryStore::new();
     Meta::create(&store, options.parameters.clone()).unwrap();
@@ -201,7 +201,7 @@ fn deep_rows_are_searched_for_more_widely() {
             ..STRICT
         };
         let (mut found, mut visited, mut given) = (0, 0, 0);
-        for query in rows.iter().take(20) {
+        for query in &queries {
             let mut exact: Vec<f64> = (rows.iter())
                 .map(|x| distance(Metric::L2, query, x))
                 .collect();

@@ -1,0 +1,221 @@
+//! The nodes of a graph that has no edges yet, as they come, and the serialized graph of them. It does not depend on the threads that
+//! add them, except for which of some equal vectors is the one that has a node.
+
+use std::sync::Mutex;
+
+use laser_sampling::SplitMix64;
+
+use crate::codec::Codec;
+use crate::error::{IndexError, Result};
+use crate::graph::{COUNT_PRESENT, DENSE_HEAD, GRAPH_HEAD, Graph, NODE_HEAD};
+
+/// Vectors are kept in blocks of about this many bytes.
+const BLOCK: usize = 1 << 20;
+/// The highest level that a node may have.
+const HIGHEST: usize = 31;
+
+/// Keys and vectors, to which several threads add.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    codec: Codec,
+    m: usize,
+    added: Mutex<Added>,
+}
+
+#[derive(Debug, Default)]
+struct Added {
+    keys: Vec<u32>,
+    /// Graph parts in the order of the keys, in blocks of which all but the last are full.
+    blocks: Vec<Vec<u8>>,
+}
+
+impl Nodes {
+    /// None yet. A graph of them has `m` edges on each level of a node, and twice as many on the lowest.
+    pub(crate) fn new(codec: Codec, m: usize) -> Self {
+        Self {
+            codec,
+            m,
+            added: Mutex::default(),
+        }
+    }
+
+    fn per_block(&self) -> usize {
+        (BLOCK / self.codec.graph_len().max(1)).max(1)
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Added) -> T) -> T {
+        look(&mut self.added.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.with(|added| added.keys.len())
+    }
+
+    /// Bytes of keys and vectors.
+    pub(crate) fn memory(&self) -> usize {
+        let block = self.per_block() * self.codec.graph_len();
+        self.with(|added| 4 * added.keys.capacity() + block * added.blocks.len())
+    }
+
+    /// Adds a node. Several threads may do so at once.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(crate) fn add(&self, key: u32, graph: &[u8]) -> Result<()> {
+        let per_block = self.per_block();
+        self.with(|added| {
+            if added.keys.len().is_multiple_of(per_block) {
+                let block = laser_memory::with_capacity(per_block * graph.len())?;
+                laser_memory::push(&mut added.blocks, block)?;
+            }
+            laser_memory::push(&mut added.keys, key)?;
+            let block = added.blocks.last_mut().expect("one was pushed");
+            block.extend_from_slice(graph);
+            Ok(())
+        })
+    }
+
+    /// The highest level of each node: a chance of one in `m` for each one more (Malkov & Yashunin 2016, section 4), the same ones
+    /// every time.
+    fn levels(&self, nodes: usize) -> impl Iterator<Item = usize> {
+        let mut random = SplitMix64::new(nodes as u64);
+        let m = self.m.max(2) as f64;
+        (0..nodes).map(move |_| {
+            // From 0, exclusive, to 1.
+            let chance = ((random.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+            ((-chance.ln() / m.ln()) as usize).min(HIGHEST)
+        })
+    }
+
+    /// Bytes of the graph.
+    pub(crate) fn serialized_len(&self) -> usize {
+        let nodes = self.len();
+        let each = self.codec.graph_len() + 2 + NODE_HEAD + self.list(0);
+        let above: usize = self.levels(nodes).sum();
+        8 + DENSE_HEAD + GRAPH_HEAD + nodes * each + above * self.list(1)
+    }
+
+    /// Bytes of a list of edges.
+    fn list(&self, level: usize) -> usize {
+        4 + 4 * self.room(level)
+    }
+
+    fn room(&self, level: usize) -> usize {
+        if level == 0 { 2 * self.m } else { self.m }
+    }
+
+    /// Writes the graph into exactly [`Self::serialized_len`] bytes, as [`crate::graph::Layout`] describes it: nodes in the order
+    /// of their keys, whose lists are empty.
+    ///
+    /// # Errors
+    /// When usearch makes no graph.
+    pub(crate) fn save(&self, out: &mut [u8]) -> Result<()> {
+        let empty = Graph::new(self.codec, self.m, 1)?;
+        let mut head = laser_memory::filled(0, empty.serialized_len())?;
+        empty.save(&mut head)?;
+        let (columns, per_block) = (self.codec.graph_len(), self.per_block());
+        let Some(head) = head.get(8..8 + DENSE_HEAD) else {
+            return Err(IndexError::Graph("an empty graph has no header".into()));
+        };
+        self.with(|added| {
+            let nodes = added.keys.len();
+            let mut order = laser_memory::collect(added.keys.iter().copied().zip(0usize..))?;
+            order.sort_unstable();
+            let dense = 8 + nodes * columns;
+            let (graph, levels) = (dense + DENSE_HEAD, dense + DENSE_HEAD + GRAPH_HEAD);
+            out[..4].copy_from_slice(&(nodes as u32).to_le_bytes());
+            out[4..8].copy_from_slice(&(columns as u32).to_le_bytes());
+            for (&(_, from), to) in order.iter().zip(out[8..dense].chunks_exact_mut(columns)) {
+                let block = &added.blocks[from / per_block];
+                to.copy_from_slice(&block[from % per_block * columns..][..columns]);
+            }
+            out[dense..graph].copy_from_slice(head);
+            out[dense + COUNT_PRESENT..][..8].copy_from_slice(&(nodes as u64).to_le_bytes());
+            let (mut at, mut top, mut entry) = (levels + 2 * nodes, 0, 0);
+            out[at..].fill(0);
+            for (slot, (&(key, _), level)) in order.iter().zip(self.levels(nodes)).enumerate() {
+                out[levels + 2 * slot..][..2].copy_from_slice(&(level as i16).to_le_bytes());
+                out[at..at + 8].copy_from_slice(&u64::from(key).to_le_bytes());
+                out[at + 8..at + NODE_HEAD].copy_from_slice(&(level as i16).to_le_bytes());
+                at += NODE_HEAD + self.list(0) + level * self.list(1);
+                if level > top {
+                    (top, entry) = (level, slot);
+                }
+            }
+            let head = [nodes, self.room(1), self.room(0), top, entry];
+            for (i, number) in head.into_iter().enumerate() {
+                out[graph + 8 * i..][..8].copy_from_slice(&(number as u64).to_le_bytes());
+            }
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::seq::SliceRandom;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::graph::Layout;
+    use crate::metric::Metric;
+    use crate::quantization::Quantization;
+    use crate::walk::Walk;
+
+    /// What usearch reads as a graph of its own, whatever the order in which nodes came.
+    #[test]
+    fn a_graph_without_edges_is_one() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for quantization in 0..5 {
+            let quantization = Quantization::from_u8(quantization).unwrap();
+            let codec = Codec::new(9, Metric::L2, quantization);
+            for count in [1u32, 2, 700] {
+                let nodes = Nodes::new(codec, 4);
+                let vectors: Vec<Vec<u8>> = (0..count)
+                    .map(|_| {
+                        let x: Vec<f32> = (0..9).map(|_| rng.random_range(-1.0..1.0)).collect();
+                        let mut stored = vec![0; codec.graph_len()];
+                        codec.encode_graph(&x, &mut stored);
+                        stored
+                    })
+                    .collect();
+                let mut keys: Vec<u32> = (0..count).collect();
+                keys.shuffle(&mut rng);
+                for &key in &keys {
+                    nodes.add(key, &vectors[key as usize]).unwrap();
+                }
+                assert_eq!(nodes.len(), count as usize);
+                let mut bytes = vec![0xAA; nodes.serialized_len()];
+                nodes.save(&mut bytes).unwrap();
+                let layout = Layout::parse(&codec, &bytes).unwrap();
+                layout.verify(&|| ()).unwrap();
+                let walk = Walk::new(&layout).unwrap();
+                assert_eq!(walk.nodes, count as usize);
+                for node in 0..count {
+                    assert_eq!(walk.vector(&bytes, node), vectors[node as usize]);
+                    assert_eq!(walk.neighbours(&bytes, node, 0).count(), 0);
+                }
+                assert_eq!(
+                    Graph::load(codec, 4, 16, &bytes).unwrap().len(),
+                    count as usize
+                );
+            }
+        }
+    }
+
+    /// A sixteenth of the nodes of a level are on the one above it.
+    #[test]
+    fn levels_are_by_chance() {
+        let nodes = Nodes::new(Codec::new(2, Metric::L2, Quantization::F32), 16);
+        let mut counts = [0; 8];
+        for level in nodes.levels(1 << 20) {
+            counts[..=level].iter_mut().for_each(|count| *count += 1);
+        }
+        for (level, expected) in [1 << 20, 1 << 16, 1 << 12, 1 << 8].into_iter().enumerate() {
+            let off = (f64::from(counts[level]) / f64::from(expected) - 1.0).abs();
+            assert!(off < 0.25, "{counts:?}");
+        }
+    }
+}

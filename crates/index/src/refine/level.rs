@@ -1,0 +1,104 @@
+//! A level of a graph, and the linking of its nodes.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::chooser::{Chooser, ENOUGH};
+use super::lists::{List, Lists, Offers, write};
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::table::Place;
+use crate::walk::Walk;
+
+/// The nodes of a level. Each has a place among them.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Members<'a> {
+    /// The lowest level has this number of nodes: all, in their order.
+    All(usize),
+    /// Nodes in ascending order.
+    Some(&'a [u32]),
+}
+
+impl Members<'_> {
+    /// How many there are.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::All(count) => count,
+            Self::Some(nodes) => nodes.len(),
+        }
+    }
+
+    /// Which node is at a place.
+    pub(super) fn node(self, place: u32) -> u32 {
+        match self {
+            Self::All(_) => place,
+            Self::Some(nodes) => nodes[place as usize],
+        }
+    }
+
+    /// The place of a node.
+    pub(super) fn place(self, node: u32) -> usize {
+        match self {
+            Self::All(_) => node as usize,
+            Self::Some(nodes) => nodes
+                .binary_search(&node)
+                .expect("edges stay on their level"),
+        }
+    }
+}
+
+/// A level of a graph whose edges are chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Level<'a> {
+    pub(super) codec: &'a Codec,
+    pub(super) walk: &'a Walk,
+    /// From the lowest, 0, up.
+    pub(super) number: usize,
+    pub(super) nodes: Members<'a>,
+    /// Where tables are.
+    pub(super) place: Place<'a>,
+    pub(super) threads: usize,
+}
+
+impl<'a> Level<'a> {
+    /// The edges that there are.
+    pub(super) fn lists(&self, graph: &[u8], pause: &dyn Fn()) -> Result<Lists<'a>> {
+        Lists::of(
+            self.walk,
+            graph,
+            (self.number, self.nodes),
+            self.place,
+            pause,
+        )
+    }
+
+    /// Links every node to what its list has, and with those that have chosen it. `order` is the order to visit places in,
+    /// `done` grows by one for each.
+    pub(super) fn link(
+        &self,
+        bytes: &mut [u8],
+        mut lists: Lists<'_>,
+        order: &[u32],
+        done: &AtomicUsize,
+        pause: &dyn Fn(),
+    ) -> Result<()> {
+        let (graph, nodes): (&[u8], _) = (bytes, self.nodes);
+        let offers = Offers::of(&lists, |node| nodes.place(node), pause)?;
+        lists.rewrite(order, self.threads, done, pause, || {
+            let mut chooser = Chooser::new(self.codec, graph)?;
+            let mut new = Vec::new();
+            let offers = &offers;
+            Ok(move |place: u32, list: &mut List<'_>| {
+                let from = offers.to(place).iter().map(|&from| nodes.node(from));
+                new.clear();
+                new.extend(from.filter(|from| !list.edges().contains(from)));
+                let rank = |node| offers.to(nodes.place(node) as u32).len().min(ENOUGH);
+                chooser.accept(nodes.node(place), list, &new, rank);
+            })
+        })?;
+        for (place, list) in lists.each() {
+            let node = nodes.node(place as u32);
+            write(bytes, self.walk.edges_at(bytes, node, self.number), list);
+        }
+        Ok(())
+    }
+}
