@@ -130,6 +130,7 @@ const CRATES: [(&str, &[&str]); 16] = [
         "laser-index",
         &[
             "laser-cpu",
+            "laser-kernels",
             "laser-memory",
             "laser-sampling",
             "laser-vector",

@@ -282,7 +282,9 @@ pub(crate) fn assemble(
         out.copy_from_slice(&tid.to_le_bytes());
     }
     if nodes > 0 {
-        header.ef = width::measure(&encoding, header.graph.of(&bytes), pause)? as u32;
+        let measured = |share| passes.measured(share);
+        let graph = header.graph.of(&bytes);
+        header.ef = width::measure(&encoding, graph, threads, &measured, pause)? as u32;
     }
     header.seal(&mut bytes);
     pause();

@@ -19,7 +19,6 @@
 //! knows only some of the nodes near each: those in its leaves, or that came before. Most of the work is in the second, which knows
 //! them all. Where it could not know them, because the first left most of them where no walk comes, it is made again ([`passes`]).
 
-mod blocks;
 mod candidates;
 mod chooser;
 mod few;
@@ -28,6 +27,7 @@ mod level;
 mod levels;
 mod lists;
 mod longest;
+mod members;
 mod passes;
 
 use std::ops::Range;
@@ -41,9 +41,10 @@ use crate::table::{Place, Table};
 use crate::walk::Walk;
 use candidates::{Candidates, Source};
 pub(crate) use few::are_few;
-use level::{Level, Members};
+use level::Level;
 use lists::{List, Lists};
 use longest::Longest;
+use members::Members;
 pub use passes::Passes;
 use passes::Sample;
 
@@ -391,6 +392,7 @@ mod tests {
                     &|| (),
                 )
                 .unwrap();
+                passes.measured(1.0);
                 assert_eq!(passes.share(), 1.0);
                 (bytes, passes.repeats())
             };

@@ -6,9 +6,11 @@
 //! for the longest nodes, also those that are like the rows of other segments: some of these are searched for as well.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use laser_sampling::scattered;
 
+use crate::blocks::{self, Pause};
 use crate::codec::{Codec, Format};
 use crate::encoding::Encoding;
 use crate::error::Result;
@@ -75,16 +77,23 @@ fn leave_stranded_out(walk: &Walk, graph: &[u8], queries: &mut [Searched], pause
     }
 }
 
-/// The least width of [`WIDTHS`] that is enough, or the largest. `pause` is called now and then, and
-/// may unwind.
+/// The least width of [`WIDTHS`] that is enough, or the largest. `measured` is told which share of the work is done at least, `pause`
+/// is called now and then, and may unwind.
 ///
 /// # Errors
 /// Damage.
-pub fn measure(encoding: &Encoding, graph: &[u8], pause: &dyn Fn()) -> Result<usize> {
+pub fn measure(
+    encoding: &Encoding,
+    graph: &[u8],
+    threads: usize,
+    measured: &dyn Fn(f64),
+    pause: &dyn Fn(),
+) -> Result<usize> {
     let (walk, nodes) = walk(encoding, graph)?;
     // Nodes in step with something, as rows that come from several sources in turn, would all be of one kind.
     let sample: BTreeSet<u32> = scattered(nodes).take(QUERIES).collect();
-    least_width(encoding, (&walk, graph), sample, 0, pause)
+    let of = (&walk, graph);
+    least_width(encoding, of, sample, 0, threads, measured, pause)
 }
 
 /// The same where a width of `from` was enough so far, by what is like [`Encoding::queries`] alone.
@@ -98,7 +107,8 @@ pub fn measure_again(
     pause: &dyn Fn(),
 ) -> Result<usize> {
     let (walk, _) = walk(encoding, graph)?;
-    least_width(encoding, (&walk, graph), BTreeSet::new(), from, pause)
+    let (of, sample) = ((&walk, graph), BTreeSet::new());
+    least_width(encoding, of, sample, from, 1, &|_| (), pause)
 }
 
 /// A walk as searches make it, and the number of nodes.
@@ -151,29 +161,42 @@ fn nearest(
     codec: &Codec,
     (walk, graph): (&Walk, &[u8]),
     asked: Vec<(Option<u32>, Probe)>,
+    threads: usize,
     pause: &dyn Fn(),
-) -> Vec<Searched> {
-    let (dot, mut scratch) = (dot_i8(), Vec::new());
-    let mut nearest: Vec<Nearest> = asked.iter().map(|_| Nearest::none()).collect();
+) -> Result<Vec<Searched>> {
     let nodes = walk.nodes as u32;
-    for first in (0..nodes).step_by(TOGETHER) {
-        pause();
-        let together = first..nodes.min(first + TOGETHER as u32);
-        for ((node, probe), nearest) in asked.iter().zip(&mut nearest) {
-            for other in together.clone().filter(|other| Some(*other) != *node) {
-                let stored = walk.vector(graph, other);
-                let distance = probe.graph_distance(codec, stored, dot, &mut scratch);
-                nearest.add(distance, other);
+    let layout = Layout::parse(codec, graph)?;
+    let vector = |node: u32| &graph[layout.vector_at(node as usize)..][..codec.graph_len()];
+    let asked = asked.into_iter();
+    let asked = asked.map(|(node, probe)| (node, probe, Nearest::none()));
+    let mut queries = laser_memory::collect(asked)?;
+    let share = queries.len().div_ceil(threads.max(1)).max(1);
+    let mut shares = laser_memory::collect(queries.chunks_mut(share))?;
+    let (one, none) = ((1, threads), Default::default());
+    blocks::each(&mut shares, one, &none, pause, || {
+        let (dot, mut scratch) = (dot_i8(), Vec::new());
+        let vector = &vector;
+        type Share<'a> = &'a mut [(Option<u32>, Probe, Nearest)];
+        Ok(move |queries: &mut Share<'_>, go_on: Pause<'_>| {
+            for first in (0..nodes).step_by(TOGETHER) {
+                go_on()?;
+                let together = first..nodes.min(first + TOGETHER as u32);
+                for (node, probe, nearest) in queries.iter_mut() {
+                    for other in together.clone().filter(|other| Some(*other) != *node) {
+                        let stored = vector(other);
+                        let distance = probe.graph_distance(codec, stored, dot, &mut scratch);
+                        nearest.add(distance, other);
+                    }
+                }
             }
-        }
-    }
-    let searched = asked.into_iter().zip(nearest);
-    searched
-        .map(|((node, probe), mut nearest)| {
-            nearest.sort();
-            (node, probe, nearest.found)
+            Ok(())
         })
-        .collect()
+    })?;
+    let found = queries.into_iter().map(|(node, probe, mut nearest)| {
+        nearest.sort();
+        (node, probe, nearest.found)
+    });
+    Ok(laser_memory::collect(found)?)
 }
 
 /// The least width from `from` on that is enough for some nodes, and for what else is searched for.
@@ -182,6 +205,8 @@ fn least_width(
     (walk, graph): (&Walk, &[u8]),
     sample: BTreeSet<u32>,
     from: usize,
+    threads: usize,
+    measured: &dyn Fn(f64),
     pause: &dyn Fn(),
 ) -> Result<usize> {
     let Encoding { codec, space, .. } = encoding;
@@ -197,8 +222,7 @@ fn least_width(
         let query = Query::new(codec.metric, codec.dims, x)?;
         asked.push((None, Probe::new(*codec, space, &query)));
     }
-    let mut queries = nearest(codec, (walk, graph), asked, pause);
-    let (dot, mut scratch) = (dot_i8(), Vec::new());
+    let mut queries = nearest(codec, (walk, graph), asked, threads, pause)?;
     leave_stranded_out(walk, graph, &mut queries, pause);
     let least = match (codec.metric, codec.quantization) {
         (Metric::InnerProduct, Quantization::B1) => LEAST_FOR_PRODUCTS.max(from),
@@ -210,32 +234,48 @@ fn least_width(
         _ => WANTED,
     };
     let may_be_missed = ((1.0 - share) * wanted as f64) as usize;
-    for width in WIDTHS.into_iter().filter(|width| *width >= least) {
-        let mut missed = 0;
-        for (node, probe, nearest) in &queries {
-            pause();
-            let own = node.map(|node| walk.vector(graph, node).as_ptr());
-            let found = walk.search(graph, width, |stored| {
-                if Some(stored.as_ptr()) == own {
-                    // Nothing leads through the node that is searched for.
-                    return f32::INFINITY;
-                }
-                probe.graph_distance(codec, stored, dot, &mut scratch)
-            });
-            let hits: HashSet<u32> = found.into_iter().collect();
-            missed += nearest
-                .iter()
-                .filter(|(_, node)| !hits.contains(node))
-                .count();
-            // Most widths are far too small, and the first queries say so.
-            if missed > may_be_missed {
-                break;
-            }
+    let (layout, guide) = (Layout::parse(codec, graph)?, walk.guide());
+    let (layout, queries) = (&layout, &queries[..]);
+    for (tried, width) in WIDTHS.into_iter().enumerate() {
+        measured((tried + 1) as f64 / (WIDTHS.len() + 1) as f64);
+        if width < least {
+            continue;
         }
-        if missed <= may_be_missed {
+        let missed = AtomicUsize::new(0);
+        let is_too_small = || missed.load(Ordering::Relaxed) > may_be_missed;
+        let mut each = laser_memory::collect(queries)?;
+        blocks::each(&mut each, (1, threads), &Default::default(), pause, || {
+            let walk = Walk::with(layout, guide.clone());
+            let (dot, mut scratch) = (dot_i8(), Vec::new());
+            let (missed, is_too_small) = (&missed, &is_too_small);
+            Ok(
+                move |(node, probe, nearest): &mut &Searched, _: Pause<'_>| {
+                    // Most widths are far too small, and the first queries say so.
+                    if is_too_small() {
+                        return Ok(());
+                    }
+                    let own = node.map(|node| walk.vector(graph, node).as_ptr());
+                    let found = walk.search(graph, width, |stored| {
+                        if Some(stored.as_ptr()) == own {
+                            // Nothing leads through the node that is searched for.
+                            return f32::INFINITY;
+                        }
+                        probe.graph_distance(codec, stored, dot, &mut scratch)
+                    });
+                    let hits: HashSet<u32> = found.into_iter().collect();
+                    let is_missed = |(_, node): &&(f32, u32)| !hits.contains(node);
+                    let new = nearest.iter().filter(is_missed).count();
+                    missed.fetch_add(new, Ordering::Relaxed);
+                    Ok(())
+                },
+            )
+        })?;
+        if !is_too_small() {
+            measured(1.0);
             return Ok(width);
         }
     }
+    measured(1.0);
     Ok(WIDTHS[WIDTHS.len() - 1].max(from))
 }
 
@@ -303,7 +343,7 @@ mod tests {
             let mut graph = raw(codec, 16, &points);
             link(&codec, &mut graph, &|| ()).unwrap();
             let space = Space::plain(Metric::L2, 2);
-            let width = measure(&encoding(codec, space), &graph, &|| ()).unwrap();
+            let width = measure(&encoding(codec, space), &graph, 2, &|_| (), &|| ()).unwrap();
             assert!(width <= 1800, "{width}, seed {seed}");
         }
     }
@@ -323,7 +363,7 @@ mod tests {
         let width = |points: &[Vec<f32>]| {
             let mut graph = raw(codec, 16, points);
             link(&codec, &mut graph, &|| ()).unwrap();
-            measure(&encoding(codec, space.clone()), &graph, &|| ()).unwrap()
+            measure(&encoding(codec, space.clone()), &graph, 1, &|_| (), &|| ()).unwrap()
         };
         let in_turn = width(&points);
         points.sort_by(|a, b| a[0].total_cmp(&b[0]));

@@ -9,8 +9,9 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::chooser::Chooser;
-use super::level::{Level, Members};
+use super::level::Level;
 use super::lists::List;
+use super::members::Members;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::table::Place;

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::blocks;
-use super::level::Members;
+use super::members::Members;
+use crate::blocks;
 use crate::error::Result;
 use crate::order;
 use crate::table::{Place, Table};

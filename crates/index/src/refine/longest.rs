@@ -9,9 +9,9 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::blocks;
 use super::chooser::Chooser;
 use super::few::are_few;
+use crate::blocks;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::{Graph, Layout};

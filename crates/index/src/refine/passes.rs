@@ -40,6 +40,8 @@ const NEAREST: usize = 10;
 const SEARCHING: f64 = 1.8;
 const SEARCHING_AGAIN: f64 = 1.6;
 const LINKING: f64 = 0.3;
+/// What it takes to measure a graph afterwards ([`crate::width`]) where that is easy; hard ones take more.
+const MEASURING: f64 = 0.2;
 /// What it costs to link nodes by leaves ([`super::leaves`]) and to collect them before, where a pass that follows costs as much as
 /// above; when that is repeated, it keeps twice as many candidates. Measured with 100,000 of the sentences.
 const LEAVES: f64 = 1.0;
@@ -58,11 +60,13 @@ pub struct Passes {
     /// Two to each node in a pass.
     visits: AtomicUsize,
     repeated: AtomicUsize,
+    /// Thousandths of the measuring.
+    measured: AtomicUsize,
 }
 
 impl Passes {
     /// Work of one pass over a graph that usearch has made, as a multiple of that of adding the nodes to it.
-    pub const WORK: f64 = SEARCHING + LINKING;
+    pub const WORK: f64 = SEARCHING + LINKING + MEASURING;
     /// Work of linking nodes by leaves and of one pass, as a multiple of that of collecting them.
     pub const WORK_OF_LEAVES: f64 = (LEAVES + Self::WORK) / COLLECTING;
 
@@ -95,7 +99,14 @@ impl Passes {
                 left -= visits;
             }
         }
-        done / all
+        done += MEASURING * self.measured.load(Ordering::Relaxed) as f64 / 1000.0;
+        done / (all + MEASURING)
+    }
+
+    /// Which share of the measuring is done.
+    pub(crate) fn measured(&self, share: f64) {
+        let thousandths = (1000.0 * share) as usize;
+        self.measured.store(thousandths, Ordering::Relaxed);
     }
 
     /// How often one was repeated.
@@ -208,14 +219,14 @@ mod tests {
     fn what_is_done_is_a_share_of_the_work() {
         assert_eq!(at(0, 0, 0), 0.0);
         assert_eq!(at(100, 0, 0), 0.0);
-        assert_eq!(at(100, 100, 0), SEARCHING / Passes::WORK);
-        assert_eq!(at(100, 200, 0), 1.0);
-        let all = Passes::WORK + SEARCHING_AGAIN + LINKING;
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        assert!(near(at(100, 200, 1), Passes::WORK / all));
-        assert!(near(at(100, 300, 1), (all - LINKING) / all));
-        assert!(near(at(100, 400, 1), 1.0));
-        assert!(near(at(100, 600, 2), 1.0));
+        assert!(near(at(100, 100, 0), SEARCHING / Passes::WORK));
+        let (passes, all) = (Passes::WORK - MEASURING, Passes::WORK);
+        assert!(near(at(100, 200, 0), passes / all));
+        let all = all + SEARCHING_AGAIN + LINKING;
+        assert!(near(at(100, 200, 1), passes / all));
+        assert!(near(at(100, 300, 1), (all - LINKING - MEASURING) / all));
+        assert!(near(at(100, 400, 1), (all - MEASURING) / all));
 
         let passes = Passes::default();
         passes.begin_new(100);
@@ -226,7 +237,12 @@ mod tests {
         passes.first().fetch_add(4 * 100, Ordering::Relaxed);
         passes.begin(100);
         passes.visits().fetch_add(100, Ordering::Relaxed);
-        assert!(near(passes.share(), (all - LINKING) / all));
+        assert!(near(passes.share(), (all - LINKING - MEASURING) / all));
+        passes.visits().fetch_add(100, Ordering::Relaxed);
+        passes.measured(0.5);
+        assert!(near(passes.share(), (all - MEASURING / 2.0) / all));
+        passes.measured(1.0);
+        assert!(near(passes.share(), 1.0));
     }
 
     #[test]

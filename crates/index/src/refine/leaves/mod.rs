@@ -19,12 +19,13 @@ use std::sync::atomic::Ordering;
 
 use laser_sampling::{SplitMix64, mix};
 
-use super::blocks::{self, Pause};
 use super::chooser::Chooser;
-use super::level::{Level, Members};
+use super::level::Level;
 use super::lists::List;
+use super::members::Members;
 use super::passes::Passes;
 use super::{Form, levels};
+use crate::blocks::{self, Pause};
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::table::Table;

@@ -2,8 +2,8 @@
 
 use laser_kernels::strided;
 
-use super::super::blocks::Pause;
 use super::points::Points;
+use crate::blocks::Pause;
 use crate::error::Result;
 use crate::walk::{Key, key, parts};
 

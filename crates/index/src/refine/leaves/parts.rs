@@ -2,11 +2,11 @@
 
 use laser_sampling::SplitMix64;
 
-use super::super::blocks::Pause;
 use super::divide::{By, Leaders, Room};
 use super::nearest::Shared;
 use super::pairs::Pairs;
 use super::points::Points;
+use crate::blocks::Pause;
 use crate::error::Result;
 
 /// A division that leaves more than this share of the nodes together is none.
@@ -110,7 +110,7 @@ impl<'a, 'b, 'c> Divider<'a, 'b, 'c> {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::super::level::Members;
+    use super::super::super::members::Members;
     use super::super::nearest::Nearest;
     use super::*;
     use crate::codec::Codec;

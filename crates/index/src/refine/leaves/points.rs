@@ -1,7 +1,7 @@
 //! Components of the nodes of a level, as floats, of which products are made.
 
-use super::super::level::Members;
-use super::sizes::Sizes;
+use super::super::members::Members;
+use super::sizes::{Sizes, width};
 use crate::codec::{Codec, scalar_parts};
 use crate::error::Result;
 use crate::graph::Layout;
@@ -9,14 +9,6 @@ use crate::quantization::Quantization;
 
 /// Nodes by whose mean others are moved, at most.
 const MEANT: usize = 1024;
-
-/// Components of a vector that is stored like this.
-pub(super) fn width(codec: &Codec) -> usize {
-    match codec.quantization {
-        Quantization::B1 => 8 * codec.graph_len(),
-        _ => codec.width(),
-    }
-}
 
 /// The nodes of a level of a graph, by their places on it.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! How much is compared at once: as much as fits into the processor's caches, and not into too much memory where vectors are long.
 
-use super::points::width;
 use crate::codec::Codec;
+use crate::quantization::Quantization;
 
 /// Bytes of components of a leaf at most, and of leaders or of nodes that are compared with them.
 const LEAF: usize = 4 << 20;
@@ -22,7 +22,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// For vectors of so many components.
+    /// For vectors of this number of components.
     pub(super) fn of(width: usize) -> Self {
         let each = size_of::<f32>() * width.max(1);
         let others = (ROWS / each).clamp(OTHERS.0, OTHERS.1);
@@ -45,6 +45,14 @@ impl Sizes {
     }
 }
 
+/// Components of a vector that is stored like this.
+pub(super) fn width(codec: &Codec) -> usize {
+    match codec.quantization {
+        Quantization::B1 => 8 * codec.graph_len(),
+        _ => codec.width(),
+    }
+}
+
 /// How many of these threads link nodes by leaves: no more than half of the memory has room for.
 pub(crate) fn threads(codec: &Codec, wanted: usize, memory: usize) -> usize {
     let width = width(codec);
@@ -57,7 +65,6 @@ pub(crate) fn threads(codec: &Codec, wanted: usize, memory: usize) -> usize {
 mod tests {
     use super::*;
     use crate::metric::Metric;
-    use crate::quantization::Quantization;
 
     #[test]
     fn long_vectors_take_no_more_memory() {

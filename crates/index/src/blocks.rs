@@ -11,12 +11,12 @@ use laser_memory::threads::{self, Gate, ScopedThread};
 use crate::error::{IndexError, Result};
 
 /// What a thread takes at once where an item is a node.
-pub(super) const NODES: usize = 64;
+pub(crate) const NODES: usize = 64;
 /// How often the calling thread looks whether the others are done.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Whether a worker goes on; an error tells it that nobody wants what it does any more.
-pub(super) type Pause<'a> = &'a dyn Fn() -> Result<()>;
+pub(crate) type Pause<'a> = &'a dyn Fn() -> Result<()>;
 
 /// Shows each of the items to a worker, which `start` makes for each thread; this one is among them. A thread takes `at_once` of
 /// them. `done` grows by one for every item. `pause` is called on this thread, and may unwind; a worker whose items take long asks
@@ -24,7 +24,7 @@ pub(super) type Pause<'a> = &'a dyn Fn() -> Result<()>;
 ///
 /// # Errors
 /// The first of `start` or a worker.
-pub(super) fn each<T: Send, W: FnMut(&mut T, Pause<'_>) -> Result<()>>(
+pub(crate) fn each<T: Send, W: FnMut(&mut T, Pause<'_>) -> Result<()>>(
     items: &mut [T],
     (at_once, threads): (usize, usize),
     done: &AtomicUsize,
