@@ -23,6 +23,12 @@ pub(crate) fn by_leaves(codec: &Codec, goes_on: bool) -> bool {
     codec.metric != Metric::InnerProduct && !goes_on
 }
 
+/// Whether a graph of this number of nodes is gone on with, rather than that one is made anew for `all` that there will be: to link a
+/// node by leaves, and once more, takes half of the time in which usearch adds one, and walks find its neighbours.
+pub(crate) fn is_worth_going_on(codec: &Codec, nodes: usize, all: usize) -> bool {
+    2 * nodes >= all || !by_leaves(codec, false)
+}
+
 /// Candidates for the edges of such nodes, and of those that are added to a graph.
 pub(crate) fn widths(p: &Parameters, by_leaves: bool) -> Widths {
     if by_leaves {
@@ -106,5 +112,22 @@ impl Growing {
             Self::Linked(graph) => graph.save(out),
             Self::Collected(nodes) => nodes.save(out),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantization::Quantization;
+
+    #[test]
+    fn what_is_less_than_half_is_made_anew() {
+        let of = |metric| Codec::new(8, metric, Quantization::I8);
+        let goes_on = |metric, nodes| is_worth_going_on(&of(metric), nodes, 1000);
+        for metric in [Metric::L2, Metric::Cosine] {
+            assert!(goes_on(metric, 999) && goes_on(metric, 500));
+            assert!(!goes_on(metric, 499) && !goes_on(metric, 0));
+        }
+        assert!(goes_on(Metric::InnerProduct, 1));
     }
 }

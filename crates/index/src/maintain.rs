@@ -20,6 +20,7 @@ use crate::codec::{Codec, Format};
 use crate::disk_space;
 use crate::encoding::Encoding;
 use crate::error::Result;
+use crate::growing;
 use crate::meta::{Meta, Parameters, Pending, SegmentEntry};
 use crate::metric::Metric;
 use crate::page::{UNPLACED, address};
@@ -405,10 +406,11 @@ pub fn merge_reporting<S: PageStore>(
         // again.
         Merge::widen(store, &others, expected, &queries)?;
         drop(others);
-        // The largest segment is continued rather than rebuilt, unless it is mostly dead or its
-        // vectors need another encoding.
+        // The largest segment is continued rather than rebuilt, unless it is mostly dead, its vectors need another encoding, or
+        // to make a graph of all costs no more than to add the others to its own.
         let continued = group.first().is_some_and(|first| {
             !worn.contains(&first.nonce)
+                && growing::is_worth_going_on(&encoding.codec, first.live() as usize, expected)
                 && (group.len() > 1 || taken.is_some())
                 && views[0].nodes() > 0
                 && views[0].encoding().stores_like(&encoding)
