@@ -23,7 +23,7 @@ pub(crate) fn by_leaves(codec: &Codec, goes_on: bool) -> bool {
     codec.metric != Metric::InnerProduct && !goes_on
 }
 
-/// Whether a graph of this number of nodes is gone on with, rather than that one is made anew for `all` that there will be: to link a
+/// Whether a graph of this number of nodes is gone on with, rather than that a new one is made for `all` that there will be: to link a
 /// node by leaves, and once more, takes half of the time in which usearch adds one, and walks find its neighbours.
 pub(crate) fn is_worth_going_on(codec: &Codec, nodes: usize, all: usize) -> bool {
     2 * nodes >= all || !by_leaves(codec, false)
