@@ -58,6 +58,10 @@ pub struct Widths {
     pub adding: usize,
     /// In the pass over all nodes.
     pub pass: usize,
+    /// In that pass for nodes to which walks come from the level above. Where a group has more nodes than others keep candidates, these
+    /// alone lead to other groups, to whoever has come down in the wrong one: among 50,000 rows in 500 groups of 1,024 dimensions .981 of
+    /// the ten nearest were found at 40 without, .995 with it.
+    pub landing: usize,
     /// Where that is made again.
     pub again: usize,
 }
@@ -68,6 +72,7 @@ impl Widths {
         Self {
             adding: pass,
             pass,
+            landing: pass,
             again: (pass * 2 / 5).max(1),
         }
     }
@@ -91,6 +96,7 @@ impl Widths {
         Self {
             adding: pass,
             pass,
+            landing: 6 * pass,
             again: 2 * pass,
         }
     }
@@ -175,7 +181,15 @@ pub fn refine(
     };
     let mut width = widths.pass;
     for left in (0..most).rev() {
-        let Found { lists, order } = search(&lowest, &new, &source, bytes, width, passes, pause)?;
+        let Found { lists, order } = search(
+            &lowest,
+            &new,
+            &source,
+            bytes,
+            (width, widths.landing.max(width)),
+            passes,
+            pause,
+        )?;
         if left == 0 {
             // A third of all nodes may be in these graphs, and what follows wants memory.
             source.longest = Longest::default();
@@ -207,16 +221,25 @@ fn search<'a>(
     new: &Range<usize>,
     source: &Source<'_>,
     graph: &[u8],
-    width: usize,
+    (width, landing): (usize, usize),
     passes: &Passes,
     pause: &dyn Fn(),
 ) -> Result<Found<'a>> {
+    let walk = lowest.walk;
+    let landings = (0..walk.nodes as u32).map(|node| walk.may_begin_at(graph, node));
+    let landings = laser_memory::collect(landings)?;
+    let is_landing = &landings[..];
     let mut lists = lowest.lists(graph, pause)?;
     let order = lists.by_place(pause)?;
     lists.rewrite(&order, lowest.threads, passes.visits(), pause, || {
         let mut candidates = Candidates::new(source, graph)?;
         Ok(move |node: u32, list: &mut List<'_>| {
             if new.contains(&(node as usize)) || !list.is_full() {
+                let width = if is_landing[node as usize] {
+                    landing
+                } else {
+                    width
+                };
                 candidates.choose(node, list, width);
             }
         })
