@@ -148,7 +148,7 @@ impl Leaves<'_> {
             if turn == 0 {
                 self.sort(&mut order, &belongs, &leaders);
             }
-            let mut starts = starts(leaders.len(), belongs.iter().copied());
+            let starts = starts(leaders.len(), belongs.iter().copied());
             let mut members = Table::<u32>::zeroed(belongs.len(), place)?;
             let mut next = starts.clone();
             for (at, leader) in belongs.iter().enumerate() {
@@ -165,7 +165,6 @@ impl Leaves<'_> {
                 rest = behind;
                 parts.push((parts.len() as u64, own));
             }
-            starts.clear();
             parts.sort_by_key(|(_, part)| std::cmp::Reverse(part.len()));
             let (one, none) = ((1, self.level.threads), Default::default());
             let number = self.level.number;
