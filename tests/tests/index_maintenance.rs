@@ -25,13 +25,18 @@ fn cluster() -> Result<Cluster> {
 
 /// A database with a table of random vectors and an index with these options.
 fn create(cluster: &Cluster, dimensions: i32, options: &str) -> Result<Client> {
+    create_as(cluster, dimensions, &format!("(e) WITH ({options})"))
+}
+
+/// The same, with an index `USING laser` that is described in full.
+fn create_as(cluster: &Cluster, dimensions: i32, index: &str) -> Result<Client> {
     let mut client = cluster.database("m")?;
     client.batch_execute(&format!(
         "CREATE FUNCTION vector(i int) RETURNS embedding LANGUAGE sql VOLATILE RETURN
              (SELECT array_agg(random() - 0.5)::real[]::embedding
               FROM generate_series(1, {dimensions}) WHERE i = i);
          CREATE TABLE t (id serial, e embedding({dimensions}));
-         CREATE INDEX ti ON t USING laser (e) WITH ({options})"
+         CREATE INDEX ti ON t USING laser {index}"
     ))?;
     Ok(client)
 }
@@ -70,7 +75,8 @@ fn at_work(cluster: &Cluster) -> Result<Option<i32>> {
     Ok(cluster.psql("m", sql)?.parse().ok())
 }
 
-const LONG: &str = "m = 48, ef_construction = 1000";
+/// An index whose lists take long to merge: for inner products nodes are added one after the other.
+const LONG: &str = "(e embedding_ip_ops) WITH (m = 48, ef_construction = 1000)";
 
 /// The process of the worker, once it is merging.
 fn merging(cluster: &Cluster) -> Result<i32> {
@@ -174,7 +180,7 @@ fn workers_are_limited() -> Result<()> {
         .setting("autovacuum", "off")
         .setting("laser.maintenance_workers", "1")
         .start()?;
-    let mut client = create(&cluster, 64, LONG)?;
+    let mut client = create_as(&cluster, 64, LONG)?;
     let worker = long_merge(&cluster, &mut client)?;
     let mut other = cluster.database("other")?;
     other.batch_execute(
@@ -201,7 +207,7 @@ fn workers_are_limited() -> Result<()> {
 #[test]
 fn the_worker_is_in_nobodys_way() -> Result<()> {
     let cluster = cluster()?;
-    let mut client = create(&cluster, 64, LONG)?;
+    let mut client = create_as(&cluster, 64, LONG)?;
     long_merge(&cluster, &mut client)?;
     drop(client);
     let timed = |database: &str, sql: &str| -> Result<()> {
@@ -228,9 +234,7 @@ fn the_worker_is_in_nobodys_way() -> Result<()> {
     clean(&cluster)?;
     merging_for(&cluster, &mut client)?;
     timed("m", "DROP INDEX ti")?;
-    client.batch_execute(&format!(
-        "CREATE INDEX ti ON t USING laser (e) WITH ({LONG})"
-    ))?;
+    client.batch_execute(&format!("CREATE INDEX ti ON t USING laser {LONG}"))?;
     long_merge(&cluster, &mut client)?;
     drop(client);
     wait_until("the session has gone", || {
@@ -244,7 +248,7 @@ fn the_worker_is_in_nobodys_way() -> Result<()> {
 #[test]
 fn a_worker_may_end_at_any_time() -> Result<()> {
     let mut cluster = cluster()?;
-    let mut client = create(&cluster, 64, LONG)?;
+    let mut client = create_as(&cluster, 64, LONG)?;
     let pid = long_merge(&cluster, &mut client)?;
     cluster.psql("m", &format!("SELECT pg_cancel_backend({pid})"))?;
     wait_until("the merge is canceled", || {
@@ -413,7 +417,7 @@ fn a_fast_load_waits_for_merges() -> Result<()> {
 #[test]
 fn a_long_merge_is_nobody_elses() -> Result<()> {
     let cluster = cluster()?;
-    let mut client = create(&cluster, 32, LONG)?;
+    let mut client = create_as(&cluster, 32, LONG)?;
     client.batch_execute(
         "CREATE TABLE u (id serial, e embedding(32));
          CREATE INDEX ui ON u USING laser (e) WITH (pending_list_limit = 64, m = 4, ef_construction = 8)",
