@@ -3,12 +3,13 @@
 
 use std::panic::catch_unwind;
 
+use laser_index::bytes::SegmentBytes;
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{META_BLOCK, Meta, Parameters, SegmentEntry};
 use laser_index::page::{HEADER, PAYLOAD};
 use laser_index::segment::{SegmentHeader, SegmentMap};
 use laser_index::store::PageStore;
-use laser_index::view::{SegmentBytes, SegmentView};
+use laser_index::view::SegmentView;
 use memmap2::MmapMut;
 
 /// Longest segment that is sealed.

@@ -30,6 +30,6 @@ pub use cluster::{Builder, Cluster, Notices, process_exists, signal, wait_until}
 pub use disk::SmallDisk;
 pub use failure::{failure, was_ended};
 pub use output::text;
-pub use segments::{segment_files, segment_folder};
+pub use segments::{passing_folder, segment_files, segment_folder};
 pub use skipped::skipped;
 pub use tree::Tree;

@@ -7,8 +7,13 @@ use anyhow::Result;
 
 use crate::Cluster;
 
-/// The folder of a server's files of segments.
+/// The folder of a server's files of segments, which outlive it.
 pub fn segment_folder(cluster: &Cluster) -> PathBuf {
+    cluster.data().join("laser/pgsql_tmp_segments")
+}
+
+/// The folder of those that do not: files in the making, and those of temporary relations.
+pub fn passing_folder(cluster: &Cluster) -> PathBuf {
     cluster.data().join("base/pgsql_tmp/pgsql_tmp.laser")
 }
 
@@ -18,15 +23,16 @@ pub fn segment_folder(cluster: &Cluster) -> PathBuf {
 /// What the operating system says; what vanishes meanwhile is none.
 pub fn segment_files(cluster: &Cluster) -> Result<Vec<(PathBuf, u64)>> {
     let mut files = Vec::new();
-    let folder = segment_folder(cluster);
-    collect(&folder, &mut files)?;
-    files.retain(|(path, _)| {
-        let database = path
-            .strip_prefix(&folder)
-            .ok()
-            .and_then(|path| path.iter().next());
-        !database.is_some_and(|name| name.as_encoded_bytes().starts_with(b"s"))
-    });
+    for folder in [segment_folder(cluster), passing_folder(cluster)] {
+        let mut found = Vec::new();
+        collect(&folder, &mut found)?;
+        found.retain(|(path, _)| {
+            let below = path.strip_prefix(&folder).ok();
+            let database = below.and_then(|path| path.iter().next());
+            !database.is_some_and(|name| name.as_encoded_bytes().starts_with(b"s"))
+        });
+        files.append(&mut found);
+    }
     Ok(files)
 }
 

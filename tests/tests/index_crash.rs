@@ -3,6 +3,7 @@
 //! `LASER_CRASH_ROUNDS` sets the number of rounds (3 unless told; 50 are worth an evening).
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
@@ -239,6 +240,7 @@ fn no_row_is_lost_and_none_is_invented() -> Result<()> {
         if round % 3 == 1 {
             // The cache is a cache.
             let _ = std::fs::remove_dir_all(cluster.data().join("base/pgsql_tmp"));
+            let _ = std::fs::remove_dir_all(segment_folder(&cluster));
         }
         cluster.start()?;
         let mut known = known.lock().unwrap();
@@ -327,6 +329,65 @@ fn the_cache_may_be_deleted() -> Result<()> {
     std::fs::remove_dir_all(&folder)?;
     client.batch_execute("SELECT laser_prewarm('ti')")?;
     ensure!(segment_files(&cluster)?.len() == 1);
+    Ok(())
+}
+
+/// Files of segments outlive the server, however it ends, and are used by the next one unless somebody has changed them
+/// meanwhile; not those of temporary tables, and of what is gone.
+#[test]
+fn the_cache_outlives_the_server() -> Result<()> {
+    let mut cluster = Cluster::builder()
+        .preload(true)
+        .setting("fsync", "off")
+        .start()?;
+    let mut client = cluster.database("crash")?;
+    client.batch_execute(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE TABLE t (id integer, e embedding(3));
+         INSERT INTO t SELECT i, ARRAY[i, 1, 1]::real[]::embedding FROM generate_series(1, 3000) i;
+         CREATE INDEX ti ON t USING laser (e);
+         CHECKPOINT;
+         CREATE TEMP TABLE s AS SELECT * FROM t;
+         CREATE INDEX ON s USING laser (e)",
+    )?;
+    let [(path, _)] = segment_files(&cluster)?
+        .into_iter()
+        .filter(|(path, _)| path.starts_with(segment_folder(&cluster)))
+        .collect::<Vec<_>>()
+        .try_into()
+        .map_err(|files| anyhow::anyhow!("{files:?}"))?;
+    ensure!(segment_files(&cluster)?.len() == 2);
+    let gone = segment_folder(&cluster).join("fffffff0/67f_4000_ffffffff");
+    client.batch_execute(&format!(
+        "COPY (SELECT 'bytes') TO PROGRAM 'mkdir -p {0} && cat > {0}/0123456789abcdef'",
+        gone.display()
+    ))?;
+    drop(client);
+    let inode = || -> Result<u64> { Ok(path.metadata()?.ino()) };
+    let made = inode()?;
+    let found = |cluster: &Cluster| -> Result<i32> {
+        let mut client = cluster.connect("crash")?;
+        client.batch_execute("SET enable_seqscan = off")?;
+        let near = "SELECT id FROM t ORDER BY e <=> '[7,1,1]' LIMIT 1";
+        Ok(client.query_one(near, &[])?.get(0))
+    };
+    for end in ["fast", "immediate", "killed"] {
+        match end {
+            "killed" => kill_all(&mut cluster)?,
+            mode => cluster.stop(mode)?,
+        }
+        cluster.start()?;
+        ensure!(found(&cluster)? == 7 && inode()? == made);
+        let files = segment_files(&cluster)?;
+        ensure!(files.len() == 1, "{files:?}");
+        ensure!(!gone.exists(), "{gone:?} is left");
+    }
+
+    cluster.stop("fast")?;
+    let file = std::fs::File::options().write(true).open(&path)?;
+    file.write_all_at(&[0; 100], 1000)?;
+    cluster.start()?;
+    ensure!(found(&cluster)? == 7 && inode()? != made);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::{Cluster, process_exists, segment_folder, signal, wait_until, was_ended};
+use laser_tests::{Cluster, passing_folder, process_exists, signal, wait_until, was_ended};
 use postgres::Client;
 use postgres::error::SqlState;
 
@@ -311,7 +311,7 @@ fn a_failed_merge_is_put_off_for_all() -> Result<()> {
     insert(&mut client, 2000)?;
     wait_until("the list is short", || Ok(pending(&cluster)? < 1000))?;
     // Nobody may create files there any more.
-    let folder = segment_folder(&cluster);
+    let folder = passing_folder(&cluster);
     let before = folder.metadata()?.permissions();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o500))?;
     let (mut other, notices) = cluster.connect_with_notices("m")?;

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::bytes::SegmentBytes;
 use laser_index::choice::{self, Existing};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Parameters;
@@ -25,7 +26,7 @@ use laser_index::raw::RawForm;
 use laser_index::scan::{Distance, Hit, Iterate, PendingRows, Scan, Settings};
 use laser_index::segment::write_pages;
 use laser_index::space::prepare;
-use laser_index::view::{Candidate, SegmentBytes, SegmentView};
+use laser_index::view::{Candidate, SegmentView};
 use laser_vector::Element;
 
 fn floats(path: &str) -> Vec<f32> {
@@ -115,7 +116,8 @@ fn build(
         write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
     let file = built.into_bytes();
     let range = (file.as_ptr() as usize, file.len());
-    let view = SegmentView::open(parameters, &entry, SegmentBytes::File(file)).expect("a segment");
+    let view =
+        SegmentView::open(parameters, &entry, SegmentBytes::File(file, None)).expect("a segment");
     (view, range, entry.bytes)
 }
 

@@ -50,8 +50,7 @@ impl BuiltSegment {
     /// What the operating system says.
     pub fn keep(self, path: &Path) -> Result<()> {
         drop(self.bytes);
-        let segment = (self.header.nonce, self.header.file_len());
-        self.file.keep_verified(path, segment, &self.guide)
+        self.file.keep_verified(path, &self.header, &self.guide)
     }
 }
 

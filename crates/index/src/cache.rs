@@ -2,8 +2,9 @@
 //!
 //! A file has a name that contains the segment's random identity, is written under a temporary name in a
 //! folder for files in the making, renamed to where it belongs when it is complete, and is compared with its
-//! checksums whenever it is opened. It may be deleted at any time, with its folder: who has it mapped keeps it, the
-//! next one makes it again.
+//! checksums before it is used, unless that was done ([`stamp`]) and nobody has written to it since. It may be deleted at
+//! any time, with its folder: who has it mapped keeps it, the next one makes it again. It may stay when the server ends: what
+//! has reached the disk is used by the next one ([`settle`]), what may not have is verified.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -11,19 +12,21 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use laser_memory::OutOfMemory;
 use memmap2::MmapMut;
 
 use crate::appendix;
 use crate::background;
+use crate::bytes::SegmentBytes;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
-use crate::segment::SegmentMap;
+use crate::segment::{SegmentHeader, SegmentMap};
+use crate::settle::{Damage, read_through, settle};
 use crate::stamp;
 use crate::store::PageStore;
-use crate::view::{SegmentBytes, SegmentView};
+use crate::view::SegmentView;
 use crate::walk::Guide;
 
 /// How often a folder is made that others remove.
@@ -100,22 +103,27 @@ impl Scratch {
     /// # Errors
     /// What the operating system says.
     pub(crate) fn keep_verified(
-        self,
+        mut self,
         path: &Path,
-        (nonce, len): (u64, u64),
+        header: &SegmentHeader,
         guide: &Guide,
     ) -> Result<()> {
+        let (nonce, len) = (header.nonce, header.file_len());
         if appendix::append(&self.file, len, nonce, guide) {
-            stamp::set(&self.file, nonce);
+            stamp::set(&self.file, nonce, false);
         }
-        self.keep(path)
+        self.keep(path)?;
+        if len >= LONG_FILE {
+            settle(&self.file, path, *header, &Damage::default());
+        }
+        Ok(())
     }
 
     /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty.
     ///
     /// # Errors
     /// What the operating system says.
-    fn keep(mut self, path: &Path) -> Result<()> {
+    fn keep(&mut self, path: &Path) -> Result<()> {
         let mut renamed = fs::rename(&self.path, path);
         for _ in 0..ATTEMPTS {
             match (&renamed, path.parent()) {
@@ -261,8 +269,21 @@ fn turn(folder: &Path, pause: &dyn Fn()) -> Option<File> {
     }
 }
 
-/// Opens the file of a segment; makes it from the pages if it is missing or damaged, in `folder`, and does
-/// without a file if there is no room for one. A file that was verified lately is not verified again, see [`stamp`].
+/// Where the file of a segment is.
+#[derive(Debug, Clone, Copy)]
+pub struct Location<'a> {
+    /// Its name, in a folder that is made if need be.
+    pub path: &'a Path,
+    /// Folder for files in the making, of the same file system.
+    pub folder: &'a Path,
+    /// When the server was started. What was written before may not have reached the disk when the machine, or another
+    /// one, ended.
+    pub started: SystemTime,
+}
+
+/// Opens the file of a segment; makes it from the pages if it is missing or damaged, and does without a file if there is
+/// no room for one. A file that was verified is not verified again before it is used, see [`stamp`]; where that was long
+/// ago, a large one is meanwhile ([`SegmentView::is_damaged`]).
 ///
 /// # Errors
 /// [`IndexError::Moved`] when the segment is gone, or damage of the pages.
@@ -270,15 +291,20 @@ pub fn open(
     store: &impl PageStore,
     parameters: &Parameters,
     entry: &SegmentEntry,
-    path: &Path,
-    folder: &Path,
+    location: Location<'_>,
 ) -> Result<SegmentView> {
-    let verify = |bytes| {
-        if entry.bytes < LONG_FILE {
+    let Location { path, folder, .. } = location;
+    let is_long = entry.bytes >= LONG_FILE;
+    let verify = |bytes, file: Option<&File>| {
+        if !is_long {
             return SegmentView::open(parameters, entry, bytes);
         }
-        let (parameters, entry) = (parameters.clone(), *entry);
-        background::run(&|| store.pause(), move |_| {
+        let file = file.and_then(|file| file.try_clone().ok());
+        let (parameters, entry, path) = (parameters.clone(), *entry, path.to_path_buf());
+        background::run(&|| store.pause(), move |pause| {
+            if let Some(file) = file {
+                read_through(&file, pause).map_err(|e| IndexError::io("read", &path, e))?;
+            }
             SegmentView::open(&parameters, &entry, bytes)
         })
     };
@@ -299,10 +325,19 @@ pub fn open(
         if guide.is_none() && !behind.is_empty() {
             return Existing::Useless;
         }
-        let view = match guide.filter(|_| stamp::is_valid(&file, entry.nonce)) {
+        let stamp = stamp::read(&file, entry.nonce)
+            .filter(|stamp| stamp.on_disk || stamp.at >= location.started)
+            .filter(|stamp| is_long || !stamp.is_old());
+        let view = match guide.filter(|_| stamp.is_some()) {
             Some(guide) => SegmentView::open_verified(parameters, entry, bytes, guide),
-            None => verify(bytes).inspect(|_| stamp::set(&file, entry.nonce)),
+            None => verify(bytes, Some(&file)).inspect(|_| stamp::set(&file, entry.nonce, false)),
         };
+        if let Ok(view) = &view
+            && is_long
+            && stamp.is_none_or(|stamp| stamp.is_old() || !stamp.on_disk)
+        {
+            settle(&file, path, *view.header(), view.damage());
+        }
         match view {
             Ok(view) => Existing::Sound(Box::new(view)),
             Err(error) => Existing::after(&error),
@@ -332,15 +367,15 @@ pub fn open(
     {
         map.read_bytes(store, 0, &mut bytes)?;
         drop(bytes);
-        let view = verify(SegmentBytes::map(scratch.file(), scratch.path())?)?;
+        let view = verify(SegmentBytes::map(scratch.file(), scratch.path())?, None)?;
         // Without its name the file still serves this process.
-        let _ = scratch.keep_verified(path, (entry.nonce, entry.bytes), &view.guide());
+        let _ = scratch.keep_verified(path, view.header(), &view.guide());
         return Ok(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
         .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
-    verify(SegmentBytes::Memory(bytes))
+    verify(SegmentBytes::Memory(bytes), None)
 }
 
 #[cfg(test)]

@@ -1,14 +1,11 @@
 //! A segment opened for searching: the file's bytes, mapped, and a graph over them.
-#![allow(unsafe_code)]
 
 use std::cell::{Cell, Ref, RefCell};
-use std::fs::File;
-use std::path::Path;
 
 use laser_cpu::prefetch;
-use memmap2::{Mmap, MmapMut};
 
 use crate::arithmetic::HALF_ULP;
+use crate::bytes::SegmentBytes;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::Layout;
@@ -17,41 +14,9 @@ use crate::meta::{Parameters, SegmentEntry};
 use crate::query::{Estimate, Probe, Query};
 use crate::seeds;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, count_dead, is_dead};
+use crate::settle::Damage;
 use crate::store::PageStore;
 use crate::walk::{Found, Guide, Walk};
-
-/// Bytes of a segment's file that stay where they are.
-#[derive(Debug)]
-pub enum SegmentBytes {
-    /// A file that nobody writes to any more.
-    File(Mmap),
-    /// Memory of this process, when there is no room for a file.
-    Memory(MmapMut),
-}
-
-impl SegmentBytes {
-    /// Maps a file.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn map(file: &File, path: &Path) -> Result<Self> {
-        // SAFETY: files in the cache folder are written under another name, renamed when they are
-        // complete and never changed; the folder belongs to the server's account alone.
-        let map = unsafe { Mmap::map(file) }.map_err(|e| IndexError::io("map", path, e))?;
-        Ok(Self::File(map))
-    }
-}
-
-impl std::ops::Deref for SegmentBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::File(map) => map,
-            Self::Memory(map) => map,
-        }
-    }
-}
 
 /// A segment that can be searched.
 #[derive(Debug)]
@@ -70,6 +35,7 @@ pub struct SegmentView {
     dead_placed: Cell<usize>,
     /// Candidates of a walk, of the segment and as its directory has them by now; zero where that was not measured.
     ef: Cell<u32>,
+    damage: Damage,
 }
 
 /// How much wider a walk may become because of dead entries.
@@ -158,6 +124,7 @@ impl SegmentView {
             dead_placed: Cell::new(0),
             bytes,
             bytes_len: entry.bytes as usize,
+            damage: Damage::default(),
         })
     }
 
@@ -171,7 +138,16 @@ impl SegmentView {
 
     /// Whether the bytes are those of a file, not this process's own memory.
     pub fn is_file(&self) -> bool {
-        matches!(self.bytes, SegmentBytes::File(_))
+        matches!(self.bytes, SegmentBytes::File(..))
+    }
+
+    /// Whether the file was found to be damaged since it was opened, and removed: to open it again makes it again.
+    pub fn is_damaged(&self) -> bool {
+        self.damage.is_found()
+    }
+
+    pub(crate) fn damage(&self) -> &Damage {
+        &self.damage
     }
 
     /// Compares the bytes with their checksums once more: those of a file that was verified lately are not when it is

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use laser_index::bytes::SegmentBytes;
 use laser_index::check::check;
 use laser_index::codec::Format;
 use laser_index::memory::MemoryStore;
@@ -16,7 +17,7 @@ use laser_index::pending;
 use laser_index::quantization::Quantization;
 use laser_index::segment::SegmentHeader;
 use laser_index::space::prepare;
-use laser_index::view::{SegmentBytes, SegmentView};
+use laser_index::view::SegmentView;
 use memmap2::MmapMut;
 
 const SEEDS: [(Metric, Quantization); 6] = [

@@ -5,9 +5,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::cache::Location;
 use laser_index::choice::{self, Existing};
 use laser_index::memory::MemoryStore;
 use laser_index::meta::{Meta, Parameters, SegmentEntry};
@@ -53,23 +54,37 @@ fn parameters() -> Parameters {
     }
 }
 
+/// Where a server of this test's own would have a file.
+fn at<'a>(path: &'a Path, folder: &'a Path) -> Location<'a> {
+    Location {
+        path,
+        folder,
+        started: SystemTime::UNIX_EPOCH,
+    }
+}
+
 /// An index of one segment.
 fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
+    index_of(parameters(), 500, folder)
+}
+
+fn index_of(parameters: Parameters, rows: u64, folder: &Path) -> (MemoryStore, SegmentEntry) {
+    let dims = parameters.dims;
     let options = BuildOptions {
-        parameters: parameters(),
+        parameters,
         threads: 1,
-        memory: 16 << 20,
+        memory: 64 << 20,
         cache: 0,
-        expected: 500,
+        expected: rows as usize,
         folder: folder.to_owned(),
     };
     let store = MemoryStore::new();
     Meta::create(&store, options.parameters.clone()).unwrap();
-    let sample = [vec![0.0; 8], vec![1.0; 8]];
+    let sample = [vec![0.0; dims], vec![1.0; dims]];
     let asked = Some(Quantization::F32);
     let encoding = choice::choose(
         Metric::L2,
-        8,
+        dims,
         asked,
         &sample,
         500,
@@ -77,8 +92,10 @@ fn index(folder: &Path) -> (MemoryStore, SegmentEntry) {
         &|| (),
     );
     let mut builder = SegmentBuilder::new(options, encoding, None).unwrap();
-    for tid in 0..500u64 {
-        let x: Vec<f32> = (0..8).map(|i| ((tid * (i + 3)) as f32).sin()).collect();
+    for tid in 0..rows {
+        let x: Vec<f32> = (0..dims as u64)
+            .map(|i| ((tid * (i + 3)) as f32).sin())
+            .collect();
         builder.push(tid << 16 | 1, &x, &|| ()).unwrap();
     }
     let built = builder.finish(&|| ()).unwrap();
@@ -105,7 +122,7 @@ fn counts_are_compared_with_the_relation() {
         let error = SegmentMap::read(&store, &bad).unwrap_err();
         assert!(matches!(error, IndexError::Segment { .. }), "{error}");
         let path = folder.path().join("file");
-        cache::open(&store, &parameters(), &bad, &path, folder.path()).unwrap_err();
+        cache::open(&store, &parameters(), &bad, at(&path, folder.path())).unwrap_err();
         maintain::replace(&store, &[good.nonce], &[bad], None).unwrap();
         sweep::sweep(&store).unwrap_err();
         maintain::delete(&store, |_| false).unwrap_err();
@@ -128,7 +145,7 @@ fn files_are_opened_with_care() {
     let folder = tempfile::tempdir().unwrap();
     let (store, entry) = index(folder.path());
     let path = folder.path().join("file");
-    drop(cache::open(&store, &parameters(), &entry, &path, folder.path()).unwrap());
+    drop(cache::open(&store, &parameters(), &entry, at(&path, folder.path())).unwrap());
     let other = folder.path().join("other");
     std::fs::rename(&path, &other).unwrap();
     let len = other.metadata().unwrap().len();
@@ -156,7 +173,7 @@ fn files_are_opened_with_care() {
         std::thread::scope(|scope| {
             let (store, path, folder) = (&store, &path, folder.path());
             scope.spawn(move || {
-                let view = cache::open(store, &parameters(), &entry, path, folder);
+                let view = cache::open(store, &parameters(), &entry, at(path, folder));
                 done.send(view.map(|v| v.len())).unwrap();
             });
             if wait
@@ -182,7 +199,7 @@ fn files_are_opened_with_care() {
     // What cannot be replaced is done without.
     std::fs::create_dir_all(path.join("full")).unwrap();
     assert_eq!(
-        cache::open(&store, &parameters(), &entry, &path, folder.path())
+        cache::open(&store, &parameters(), &entry, at(&path, folder.path()))
             .unwrap()
             .len(),
         500
@@ -195,7 +212,7 @@ fn files_are_verified_once() {
     let folder = tempfile::tempdir().unwrap();
     let (store, entry) = index(folder.path());
     let path = folder.path().join("file");
-    let open = || cache::open(&store, &parameters(), &entry, &path, folder.path()).unwrap();
+    let open = || cache::open(&store, &parameters(), &entry, at(&path, folder.path())).unwrap();
     drop(open());
     let good = std::fs::read(&path).unwrap();
     let file = || std::fs::File::options().write(true).open(&path).unwrap();
@@ -230,6 +247,86 @@ fn files_are_verified_once() {
     file().set_len(entry.bytes).unwrap();
     assert_eq!(open().bytes(), &good[..entry.bytes as usize]);
     assert_eq!(path.metadata().unwrap().len(), entry.bytes);
+}
+
+/// A large file that was on the disk when the server ended is used by the next one at once, and verified meanwhile where that
+/// was long ago; of one that may not have been, the next server believes nothing.
+#[test]
+fn long_files_outlive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let dims = 1900;
+    let parameters = Parameters {
+        dims,
+        ..parameters()
+    };
+    let (store, entry) = index_of(parameters.clone(), 4600, folder.path());
+    assert!(entry.bytes >= 32 << 20, "{}", entry.bytes);
+    let path = folder.path().join("file");
+    let open = |started| {
+        let location = Location {
+            started,
+            ..at(&path, folder.path())
+        };
+        cache::open(&store, &parameters, &entry, location).unwrap()
+    };
+    let stamp = || path.metadata().unwrap().modified().unwrap();
+    let is_on_disk = || {
+        let since = stamp().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        since.subsec_nanos() % 2 == 0
+    };
+    let wait_until = |done: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let file = || std::fs::File::options().write(true).open(&path).unwrap();
+    let set_stamp = |time| {
+        let times = std::fs::FileTimes::new().set_modified(time);
+        file().set_times(times).unwrap();
+    };
+    let (last, later) = (entry.bytes - 1, SystemTime::now() + Duration::from_secs(60));
+    let good = open(SystemTime::UNIX_EPOCH).bytes()[last as usize];
+    let damage = |stamp| {
+        file().write_all_at(&[good ^ 1], last).unwrap();
+        set_stamp(stamp);
+    };
+
+    wait_until(&is_on_disk);
+    let on_disk = stamp();
+    let inode = path.metadata().unwrap().ino();
+    damage(on_disk);
+    let view = open(later);
+    assert_eq!(view.bytes()[last as usize], good ^ 1, "it is not verified");
+    assert!(!view.is_damaged());
+
+    // An hour later: it is used, and found to be damaged.
+    set_stamp(on_disk - Duration::from_secs(3600));
+    let view = open(later);
+    wait_until(&|| view.is_damaged());
+    assert!(!path.exists());
+    let view = open(later);
+    assert_eq!(view.bytes()[last as usize], good);
+    assert_ne!(path.metadata().unwrap().ino(), inode);
+    wait_until(&is_on_disk);
+
+    // What is right stays, and its stamp is a new one.
+    let (inode, old) = (
+        path.metadata().unwrap().ino(),
+        stamp() - Duration::from_secs(3600),
+    );
+    set_stamp(old);
+    let view = open(later);
+    wait_until(&|| stamp() != old);
+    assert!(is_on_disk() && !view.is_damaged());
+    assert_eq!(path.metadata().unwrap().ino(), inode);
+
+    // One that has not reached the disk is this server's alone.
+    let not_on_disk = stamp() - Duration::from_nanos(1);
+    damage(not_on_disk);
+    assert_eq!(open(later).bytes()[last as usize], good, "it is verified");
+    assert_ne!(path.metadata().unwrap().ino(), inode);
 }
 
 /// What is no folder makes room for one.

@@ -1,26 +1,31 @@
 //! Opened segments of this session, and their files.
 //!
-//! Files live in `base/pgsql_tmp/pgsql_tmp.laser/`, below the server's folder for temporary files:
-//! the server itself empties that at every start and after a crash, and base backups leave it out.
-//! What becomes of them is in [`files`]. A file is named `DATABASE/TABLESPACE_RELATION_BACKEND/SEGMENT`, all
-//! hexadecimal: what one role or database has much of others need not read.
+//! Files live in `laser/pgsql_tmp_segments/`, which base backups leave out, and outlive the server: its next searches need
+//! not make them again. What is in the making, and files of temporary relations, are in
+//! `base/pgsql_tmp/pgsql_tmp.laser/`, below the server's folder for temporary files: the server itself empties that at every
+//! start and after a crash. What becomes of them is in [`files`]. A file is named
+//! `DATABASE/TABLESPACE_RELATION_BACKEND/SEGMENT`, all hexadecimal: what one role or database has much of others need
+//! not read.
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use laser_index::Result;
 use laser_index::assemble::BuiltSegment;
-use laser_index::cache;
+use laser_index::cache::{self, Location};
+use laser_index::faults;
 use laser_index::meta::{Meta, SegmentEntry};
 use laser_index::view::SegmentView;
-use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode as Code, function_name, pg_sys};
 
 use super::pages::RelationStore;
 use super::statistics::{self, Counter};
-use super::storage::{FOLDER, NO_BACKEND, Storage};
+use super::storage::{NO_BACKEND, PASSING, Storage};
+use crate::pg::encoding;
 use crate::pg::interrupts::pause;
 use opened::{Opened, SESSION};
 
@@ -30,10 +35,10 @@ mod opened;
 mod remover;
 mod sessions;
 
-/// The folder, for who will create files there: they go when the session ends, however it does.
+/// The folder for files in the making: they go when the session ends, however it does.
 pub fn folder() -> PathBuf {
     files::watch_exit();
-    PathBuf::from(FOLDER)
+    PathBuf::from(PASSING)
 }
 
 /// Where the file of a segment is.
@@ -120,6 +125,35 @@ pub fn init() {
     files::init();
 }
 
+/// Says that files which searches have used were damaged.
+///
+/// # Safety
+/// `relation` is open.
+unsafe fn warn_of_damage(relation: pg_sys::Relation) {
+    // SAFETY: by contract.
+    let name = unsafe { encoding::name_of(relation) };
+    ErrorReport::new(
+        Code::ERRCODE_INDEX_CORRUPTED,
+        format!("a file of index \"{name}\" was damaged, and searches may have missed rows"),
+        function_name!(),
+    )
+    .set_hint(
+        "The file was removed, and is made again from the index, which is not affected. Check the disk that it was on.",
+    )
+    .report(PgLogLevel::WARNING);
+}
+
+/// When the server was started.
+fn server_start() -> SystemTime {
+    /// Seconds from the epoch of Unix to the server's.
+    const EPOCHS: u64 = (pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE) as u64
+        * pg_sys::SECS_PER_DAY as u64;
+    // SAFETY: reads a variable of this process.
+    let microseconds = unsafe { pg_sys::PgStartTime };
+    let since = Duration::from_micros(microseconds.max(0) as u64);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCHS) + since
+}
+
 /// Segments that a session keeps open. What a scan holds stays open regardless.
 const MOST_OPENED: usize = 256;
 
@@ -139,12 +173,18 @@ pub unsafe fn views(
     // SAFETY: by contract.
     let storage = unsafe { Storage::of(relation) };
     let began = Instant::now();
-    let (mut made, mut opened_one) = (false, false);
+    let (mut made, mut opened_one, mut damaged) = (false, false, false);
     let views: Result<_> = SESSION.with_borrow_mut(|session| {
         session.clock += 1;
         let clock = session.clock;
         let mut views = Vec::with_capacity(meta.segments.len());
         for entry in &meta.segments {
+            let opened = session.opened.get(&entry.nonce);
+            if opened.is_some_and(|opened| opened.view.is_damaged()) {
+                session.opened.remove(&entry.nonce);
+                sessions::wake(storage.database);
+                damaged = true;
+            }
             let view = match session.opened.get_mut(&entry.nonce) {
                 Some(opened) => {
                     opened.used = clock;
@@ -157,12 +197,16 @@ pub unsafe fn views(
                     made |= is_new;
                     opened_one = true;
                     sessions::join();
+                    faults::watch();
                     let view = Rc::new(cache::open(
                         store,
                         &meta.parameters,
                         entry,
-                        &path,
-                        Path::new(FOLDER),
+                        Location {
+                            path: &path,
+                            folder: Path::new(PASSING),
+                            started: server_start(),
+                        },
                     )?);
                     // SAFETY: by contract.
                     if let Some(counts) = unsafe { statistics::of(relation) } {
@@ -200,6 +244,10 @@ pub unsafe fn views(
         }
         Ok(views)
     });
+    if damaged {
+        // SAFETY: by contract.
+        unsafe { warn_of_damage(relation) };
+    }
     let views = views?;
     if made {
         // By the directory as it is now: this one may be outdated.

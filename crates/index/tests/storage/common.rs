@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
+use laser_index::cache::Location;
 use laser_index::choice::{self, Existing};
 use laser_index::encoding::Encoding;
 use laser_index::memory::MemoryStore;
@@ -70,6 +72,15 @@ pub fn insert(store: &MemoryStore, tid: u64, x: &[f32]) -> Option<u64> {
     pending::append(store, &parameters, tid, Some(x)).unwrap()
 }
 
+/// Where a server of this test's own would have a file.
+pub fn at<'a>(path: &'a Path, folder: &'a Path) -> Location<'a> {
+    Location {
+        path,
+        folder,
+        started: SystemTime::UNIX_EPOCH,
+    }
+}
+
 /// The segments of an index, opened.
 pub fn views(
     store: &MemoryStore,
@@ -78,7 +89,7 @@ pub fn views(
 ) -> Result<Vec<Rc<SegmentView>>, IndexError> {
     let opened = meta.segments.iter().map(|s| {
         let path = folder.join(format!("{:016x}", s.nonce));
-        let view = cache::open(store, &meta.parameters, s, &path, folder)?;
+        let view = cache::open(store, &meta.parameters, s, at(&path, folder))?;
         view.refresh(store, s, meta.dead_version)?;
         Ok(Rc::new(view))
     });

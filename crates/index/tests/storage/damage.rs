@@ -18,7 +18,7 @@ use laser_index::{IndexError, cache, check, pending};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::common::{build, clustered, distance, insert, options, search, try_scan};
+use super::common::{at, build, clustered, distance, insert, options, search, try_scan};
 
 #[test]
 fn a_page_that_is_named_twice_is_damage() {
@@ -125,8 +125,7 @@ fn damaged_files_are_made_again() {
         &store,
         &meta.parameters,
         &meta.segments[0],
-        &path,
-        folder.path(),
+        at(&path, folder.path()),
     )
     .unwrap()
     .tid(5);
@@ -135,8 +134,7 @@ fn damaged_files_are_made_again() {
             &store,
             &meta.parameters,
             &meta.segments[0],
-            &path,
-            folder.path(),
+            at(&path, folder.path()),
         )
         .unwrap();
         assert_eq!(view.tid(5), tid);
@@ -308,7 +306,7 @@ fn one_of_many_makes_a_file() {
         let views = std::thread::scope(|scope| {
             let open = || {
                 start.wait();
-                let view = cache::open(&store, &options.parameters, &entry, &path, own.path());
+                let view = cache::open(&store, &options.parameters, &entry, at(&path, own.path()));
                 drop(view.unwrap());
                 std::fs::metadata(&path).unwrap().ino()
             };

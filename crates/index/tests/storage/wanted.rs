@@ -11,7 +11,7 @@ use laser_index::scan::{AtOnce, Iterate, PendingRows, Scan, Settings};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::common::{build, distance, options, scan};
+use super::common::{at, build, distance, options, scan};
 
 /// All rows, in strict order.
 const STRICT: Settings = Settings {
@@ -46,7 +46,8 @@ fn dead_rows_do_not_count() {
     for ef in [10, 1000] {
         let open = |s| {
             let path = folder.path().join("a");
-            let view = cache::open(&store, &options.parameters, s, &path, folder.path()).unwrap();
+            let view =
+                cache::open(&store, &options.parameters, s, at(&path, folder.path())).unwrap();
             view.refresh(&store, s, meta.dead_version).unwrap();
             Rc::new(view)
         };

@@ -4,7 +4,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// All signals of the calling thread are blocked until this is dropped; threads inherit that.
+/// All signals of the calling thread are blocked until this is dropped; threads inherit that. Not SIGBUS, which comes of what the
+/// thread itself has touched: of one that is blocked the system asks no handler.
 pub struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -14,6 +15,7 @@ impl SignalsBlocked {
         // SAFETY: both sets are written before they are read.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
+            libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
             Self(before.assume_init())
         }

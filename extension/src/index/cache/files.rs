@@ -15,7 +15,7 @@
 //! which others wait, and cannot be cancelled.
 //!
 //! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
-//! finds, at last the server's start.
+//! finds, or the next start of a server that loads the library then.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
-use super::super::storage::{FOLDER, NO_BACKEND, Storage, database_folder};
+use super::super::storage::{NO_BACKEND, PASSING, Storage, database_folder, lasting};
 use super::folders::{HERE, Removal, ShortPath, list, segment_name, unlink};
 use super::remover::{self, Gone};
 use super::{opened, sessions};
@@ -69,6 +69,9 @@ pub fn init() {
         pg_sys::RegisterSubXactCallback(Some(subtransaction), std::ptr::null_mut());
         NEXT_HOOK.set(pg_sys::object_access_hook);
         pg_sys::object_access_hook = Some(object_access);
+        if pg_sys::process_shared_preload_libraries_in_progress {
+            sweep_at_start();
+        }
     }
 }
 
@@ -97,13 +100,7 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry], worked: Duration) {
         }
     });
 
-    let mut relations = Vec::new();
-    let database = ShortPath::new(database_folder(storage.database));
-    list(HERE, &database, |_, name| {
-        let relation = name.to_str().ok();
-        relations.extend(relation.and_then(|name| Storage::parse(storage.database, name)));
-    });
-    look_at(&relations, until, |relation| {
+    look_at(&relations(storage.database), until, |relation| {
         if relation.is_gone() {
             let removal = Gone::Relation(*relation).remove(Some(until));
             removed |= removal != Removal::Missing;
@@ -113,16 +110,51 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry], worked: Duration) {
         sessions::wake(storage.database);
     }
 
-    let mut databases = Vec::new();
-    list(HERE, &ShortPath::new(FOLDER), |_, name| {
-        let name = name.to_str().ok();
-        databases.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
-    });
-    look_at(&databases, until, |database| {
+    look_at(&databases(), until, |database| {
         if !catalogs::is_cached(DATABASEOID, (*database).into()) {
             Gone::Database(*database).remove(Some(until));
         }
     });
+}
+
+/// The databases that have files.
+fn databases() -> Vec<u32> {
+    let mut found = Vec::new();
+    for folder in [lasting(), PASSING] {
+        list(HERE, &ShortPath::new(folder), |_, name| {
+            let name = name.to_str().ok();
+            found.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
+        });
+    }
+    found
+}
+
+/// The relations of a database that have files.
+fn relations(database: u32) -> Vec<Storage> {
+    let mut found = Vec::new();
+    for folder in [lasting(), PASSING] {
+        let folder = ShortPath::new(database_folder(folder, database));
+        list(HERE, &folder, |_, name| {
+            let name = name.to_str().ok();
+            found.extend(name.and_then(|name| Storage::parse(database, name)));
+        });
+    }
+    found
+}
+
+/// Removes files of relations that were gone when the server ended, without a catalog: to be called when it starts. Those of
+/// relations that recovery will make are removed with them, and made again.
+fn sweep_at_start() {
+    for database in databases() {
+        let all = relations(database);
+        let (gone, there): (Vec<_>, Vec<_>) = all.into_iter().partition(Storage::is_gone);
+        for relation in gone {
+            Gone::Relation(relation).remove(None);
+        }
+        if there.is_empty() {
+            Gone::Database(database).remove(None);
+        }
+    }
 }
 
 /// Gives up what this session has of storage that goes, and its files.
@@ -212,7 +244,7 @@ unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
         Gone::Relation(storage).remove(Some(until));
     }
     sessions::leave();
-    list(HERE, &ShortPath::new(FOLDER), |folder, name| {
+    list(HERE, &ShortPath::new(PASSING), |folder, name| {
         if name.to_bytes().starts_with(scratch.as_bytes()) {
             unlink(folder, name);
         }

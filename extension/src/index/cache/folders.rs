@@ -79,8 +79,8 @@ pub(super) fn unlink(folder: c_int, name: &CStr) -> bool {
     unsafe { libc::unlinkat(folder, name.as_ptr(), 0) == 0 }
 }
 
-/// What became of a folder that was to be removed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What became of a folder that was to be removed; of several, the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Removal {
     /// There was none.
     Missing,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use laser_memory::room::can_be_mapped;
 use laser_memory::threads;
 
-use super::super::storage::{Storage, database_folder};
+use super::super::storage::{PASSING, Storage, database_folder, lasting};
 use super::folders::{self, HERE, Removal, ShortPath};
 use super::sessions;
 
@@ -31,8 +31,12 @@ impl Gone {
                 folders::remove(HERE, &ShortPath::new(storage.folder()), 0, until)
             }
             Gone::Database(database) => {
+                let remove = |folder| {
+                    let folder = ShortPath::new(database_folder(folder, database));
+                    folders::remove(HERE, &folder, 1, until)
+                };
                 folders::remove(HERE, &ShortPath::new(sessions::folder(database)), 0, until);
-                folders::remove(HERE, &ShortPath::new(database_folder(database)), 1, until)
+                remove(PASSING).max(remove(lasting()))
             }
         }
     }

@@ -20,7 +20,7 @@ use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
 
-use super::super::storage::FOLDER;
+use super::super::storage::lasting;
 use super::folders::{HERE, ShortPath, list, unlink};
 use crate::pg::unguarded;
 
@@ -32,7 +32,7 @@ thread_local! {
 
 /// The folder of a database's sessions.
 pub(super) fn folder(database: u32) -> impl fmt::Display {
-    fmt::from_fn(move |f| write!(f, "{FOLDER}/s{database:x}"))
+    fmt::from_fn(move |f| write!(f, "{}/s{database:x}", lasting()))
 }
 
 fn own() -> impl fmt::Display {
@@ -72,7 +72,12 @@ fn write_down() {
     let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
     let (own, removed) = (ShortPath::new(own()), removed(database));
     if !make(&own) {
-        for path in [ShortPath::new(FOLDER), ShortPath::new(folder(database))] {
+        let above = lasting().rsplit_once('/').map_or(".", |(above, _)| above);
+        for path in [
+            ShortPath::new(above),
+            ShortPath::new(lasting()),
+            ShortPath::new(folder(database)),
+        ] {
             // SAFETY: the path ends with a zero. What cannot be made is there, or is missed below.
             unsafe { libc::mkdir(path.as_ptr(), 0o700) };
         }
