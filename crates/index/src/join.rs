@@ -7,9 +7,8 @@
 
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
-use crate::graph::{
-    COUNT_PRESENT, DENSE_HEAD, GRAPH_HEAD, Layout, NODE_HEAD, level_at, u32_at, u64_at,
-};
+use crate::graph::{DENSE_HEAD, Layout, NODE_HEAD, level_at, u32_at, u64_at};
+use crate::shape::Shape;
 use crate::table::{Place, Table};
 
 /// Nodes between two pauses.
@@ -21,11 +20,9 @@ pub(crate) struct Join<'a> {
     /// The node that each node of each part becomes, one part behind the other: those that are new are numbered in this
     /// order, others have become one of these before.
     nodes: Table<u32>,
-    count: usize,
+    shape: Shape,
     /// Levels above the lowest of all new nodes together.
     levels: usize,
-    /// Room for edges on the lowest level, and on one above.
-    room: (usize, usize),
 }
 
 impl<'a> Join<'a> {
@@ -43,12 +40,18 @@ impl<'a> Join<'a> {
         let parse = |bytes: &&'a [u8]| Ok((*bytes, Layout::parse(codec, bytes)?));
         let parts = parts.iter().map(parse).collect::<Result<Vec<_>>>()?;
         let room = parts.last().map(|(_, last)| (last.base_edges, last.edges));
+        let (base_edges, edges) = room.unwrap_or_default();
+        let columns = parts.first().map_or(0, |(_, first)| first.columns);
         let mut join = Self {
             nodes: firsts(&parts, place, pause)?,
             parts,
-            count: 0,
+            shape: Shape {
+                nodes: 0,
+                columns,
+                base_edges,
+                edges,
+            },
             levels: 0,
-            room: room.unwrap_or_default(),
         };
         let mut node = 0;
         for (_, layout) in &join.parts {
@@ -56,8 +59,8 @@ impl<'a> Join<'a> {
                 let first = join.nodes[node] as usize;
                 if first == node {
                     join.levels += layout.level(slot);
-                    join.nodes[node] = join.count as u32;
-                    join.count += 1;
+                    join.nodes[node] = join.shape.nodes as u32;
+                    join.shape.nodes += 1;
                 } else {
                     join.nodes[node] = join.nodes[first];
                 }
@@ -70,17 +73,12 @@ impl<'a> Join<'a> {
 
     /// Nodes of the new graph.
     pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    fn columns(&self) -> usize {
-        self.parts.first().map_or(0, |(_, layout)| layout.columns)
+        self.shape.nodes
     }
 
     /// Bytes of the new graph.
     pub(crate) fn len(&self) -> usize {
-        let node = self.columns() + 2 + NODE_HEAD + 4 + 4 * self.room.0;
-        8 + DENSE_HEAD + GRAPH_HEAD + self.count * node + self.levels * (4 + 4 * self.room.1)
+        self.shape.len(self.levels)
     }
 
     /// Tells of every node of every part by its key which one it becomes.
@@ -108,17 +106,8 @@ impl<'a> Join<'a> {
         let Some((bytes, layout)) = self.parts.first() else {
             return Ok(());
         };
-        let mut put = |at: usize, number: &[u8]| out[at..at + number.len()].copy_from_slice(number);
-        let (count, columns) = (self.count, self.columns());
-        let dense = 8 + count * columns;
-        let (graph, levels) = (dense + DENSE_HEAD, dense + DENSE_HEAD + GRAPH_HEAD);
-        put(0, &(count as u32).to_le_bytes());
-        put(4, &(columns as u32).to_le_bytes());
-        put(
-            dense,
-            &bytes[layout.vector_at(layout.rows())..][..DENSE_HEAD],
-        );
-        put(dense + COUNT_PRESENT, &(count as u64).to_le_bytes());
+        let shape = self.shape;
+        let head = &bytes[layout.vector_at(layout.rows())..][..DENSE_HEAD];
         let (mut before, mut next, mut top, mut entry) = (0, 0, 0, 0);
         for (bytes, layout) in &self.parts {
             for slot in 0..layout.rows() {
@@ -129,8 +118,9 @@ impl<'a> Join<'a> {
                     continue;
                 }
                 let (from, level) = (layout.vector_at(slot), layout.level(slot));
-                put(8 + next * columns, &bytes[from..from + columns]);
-                put(levels + 2 * next, &(level as i16).to_le_bytes());
+                let vector = &bytes[from..from + shape.columns];
+                out[shape.vector_at(next)..][..shape.columns].copy_from_slice(vector);
+                shape.write_level(out, next, level);
                 if level > top {
                     (top, entry) = (level, next);
                 }
@@ -138,12 +128,9 @@ impl<'a> Join<'a> {
             }
             before += layout.rows();
         }
-        let head = [count, self.room.1, self.room.0, top, entry];
-        for (i, number) in head.into_iter().enumerate() {
-            put(graph + 8 * i, &(number as u64).to_le_bytes());
-        }
+        shape.write_heads(out, head, top, entry);
 
-        let (mut before, mut next, mut at) = (0, 0, levels + 2 * count);
+        let (mut before, mut next, mut at) = (0, 0, shape.lists_at());
         let mut edges: Vec<u32> = Vec::new();
         for (bytes, layout) in &self.parts {
             layout.nodes(|slot, mut from, level| {
@@ -153,13 +140,13 @@ impl<'a> Join<'a> {
                 if self.nodes[before + slot] as usize != next {
                     return Ok(());
                 }
-                out[at..at + 8].copy_from_slice(&(next as u64).to_le_bytes());
-                out[at + 8..at + NODE_HEAD].copy_from_slice(&(level as i16).to_le_bytes());
+                Shape::write_node_head(out, at, next as u64, level);
                 (at, from) = (at + NODE_HEAD, from + NODE_HEAD);
                 for own in 0..=level {
-                    let (there, here) = match own {
-                        0 => (layout.base_edges, self.room.0),
-                        _ => (layout.edges, self.room.1),
+                    let here = shape.room(own);
+                    let there = match own {
+                        0 => layout.base_edges,
+                        _ => layout.edges,
                     };
                     let found = u32_at(bytes, from).map_or(0, |found| (found as usize).min(there));
                     edges.clear();
@@ -169,7 +156,8 @@ impl<'a> Join<'a> {
                             continue;
                         }
                         let to = self.nodes[before + to as usize];
-                        let is_there = own == 0 || level_at(out, levels, to as usize) >= own;
+                        let is_there =
+                            own == 0 || level_at(out, shape.levels_at(), to as usize) >= own;
                         if is_there && to as usize != next && !edges.contains(&to) {
                             edges.push(to);
                         }

@@ -63,6 +63,7 @@ pub mod scan;
 mod seeds;
 pub mod segment;
 mod settle;
+mod shape;
 pub mod size;
 pub mod space;
 mod stamp;

@@ -7,7 +7,8 @@ use laser_sampling::SplitMix64;
 
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
-use crate::graph::{COUNT_PRESENT, DENSE_HEAD, GRAPH_HEAD, Graph, NODE_HEAD};
+use crate::graph::{DENSE_HEAD, Graph};
+use crate::shape::Shape;
 
 /// Vectors are kept in blocks of about this many bytes.
 const BLOCK: usize = 1 << 20;
@@ -91,18 +92,16 @@ impl Nodes {
     /// Bytes of the graph.
     pub(crate) fn serialized_len(&self) -> usize {
         let nodes = self.len();
-        let each = self.codec.graph_len() + 2 + NODE_HEAD + self.list(0);
-        let above: usize = self.levels(nodes).sum();
-        8 + DENSE_HEAD + GRAPH_HEAD + nodes * each + above * self.list(1)
+        self.shape(nodes).len(self.levels(nodes).sum())
     }
 
-    /// Bytes of a list of edges.
-    fn list(&self, level: usize) -> usize {
-        4 + 4 * self.room(level)
-    }
-
-    fn room(&self, level: usize) -> usize {
-        if level == 0 { 2 * self.m } else { self.m }
+    fn shape(&self, nodes: usize) -> Shape {
+        Shape {
+            nodes,
+            columns: self.codec.graph_len(),
+            base_edges: 2 * self.m,
+            edges: self.m,
+        }
     }
 
     /// Writes the graph into exactly [`Self::serialized_len`] bytes, as [`crate::graph::Layout`] describes it: nodes in the order
@@ -114,39 +113,31 @@ impl Nodes {
         let empty = Graph::new(self.codec, self.m, 1)?;
         let mut head = laser_memory::filled(0, empty.serialized_len())?;
         empty.save(&mut head)?;
-        let (columns, per_block) = (self.codec.graph_len(), self.per_block());
+        let per_block = self.per_block();
         let Some(head) = head.get(8..8 + DENSE_HEAD) else {
             return Err(IndexError::Graph("an empty graph has no header".into()));
         };
         self.with(|added| {
-            let nodes = added.keys.len();
+            let shape = self.shape(added.keys.len());
+            let Shape { nodes, columns, .. } = shape;
             let mut order = laser_memory::collect(added.keys.iter().copied().zip(0usize..))?;
             order.sort_unstable();
-            let dense = 8 + nodes * columns;
-            let (graph, levels) = (dense + DENSE_HEAD, dense + DENSE_HEAD + GRAPH_HEAD);
-            out[..4].copy_from_slice(&(nodes as u32).to_le_bytes());
-            out[4..8].copy_from_slice(&(columns as u32).to_le_bytes());
-            for (&(_, from), to) in order.iter().zip(out[8..dense].chunks_exact_mut(columns)) {
+            let vectors = &mut out[shape.vector_at(0)..shape.vector_at(nodes)];
+            for (&(_, from), to) in order.iter().zip(vectors.chunks_exact_mut(columns)) {
                 let block = &added.blocks[from / per_block];
                 to.copy_from_slice(&block[from % per_block * columns..][..columns]);
             }
-            out[dense..graph].copy_from_slice(head);
-            out[dense + COUNT_PRESENT..][..8].copy_from_slice(&(nodes as u64).to_le_bytes());
-            let (mut at, mut top, mut entry) = (levels + 2 * nodes, 0, 0);
+            let (mut at, mut top, mut entry) = (shape.lists_at(), 0, 0);
             out[at..].fill(0);
             for (slot, (&(key, _), level)) in order.iter().zip(self.levels(nodes)).enumerate() {
-                out[levels + 2 * slot..][..2].copy_from_slice(&(level as i16).to_le_bytes());
-                out[at..at + 8].copy_from_slice(&u64::from(key).to_le_bytes());
-                out[at + 8..at + NODE_HEAD].copy_from_slice(&(level as i16).to_le_bytes());
-                at += NODE_HEAD + self.list(0) + level * self.list(1);
+                shape.write_level(out, slot, level);
+                Shape::write_node_head(out, at, u64::from(key), level);
+                at += shape.node_len(level);
                 if level > top {
                     (top, entry) = (level, slot);
                 }
             }
-            let head = [nodes, self.room(1), self.room(0), top, entry];
-            for (i, number) in head.into_iter().enumerate() {
-                out[graph + 8 * i..][..8].copy_from_slice(&(number as u64).to_le_bytes());
-            }
+            shape.write_heads(out, head, top, entry);
             Ok(())
         })
     }

@@ -147,14 +147,25 @@ impl Leaders {
     }
 }
 
-/// Puts numbers into boxes: where each box begins among all, one behind the other, and what is in them.
-pub(super) fn starts(boxes: usize, of: impl Iterator<Item = u16>) -> Vec<usize> {
-    let mut starts = vec![0; boxes + 1];
-    for chosen in of {
-        starts[usize::from(chosen) + 1] += 1;
+/// Sorts places by their leaders into `out`; of the same leader they stay as they come. Returns where those of each
+/// leader begin, and where the last end.
+pub(super) fn by_leader(
+    out: &mut [u32],
+    leaders: usize,
+    belongs: impl Iterator<Item = (u16, u32)> + Clone,
+) -> Vec<usize> {
+    let mut starts = vec![0; leaders + 1];
+    for (leader, _) in belongs.clone() {
+        starts[usize::from(leader) + 1] += 1;
     }
     for at in 1..starts.len() {
         starts[at] += starts[at - 1];
+    }
+    let mut next = starts.clone();
+    for (leader, place) in belongs {
+        let next = &mut next[usize::from(leader)];
+        out[*next] = place;
+        *next += 1;
     }
     starts
 }

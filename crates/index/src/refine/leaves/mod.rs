@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::graph::Layout;
 use crate::table::Table;
 use crate::walk::{Key, Walk};
-use divide::{By, Leaders, Room, starts};
+use divide::{By, Leaders, Room, by_leader};
 use nearest::Nearest;
 use pairs::Pairs;
 use parts::Divider;
@@ -145,17 +145,14 @@ impl Leaves<'_> {
             let mut room = Room::default();
             let leaders = Leaders::of(points, &order, leaders, by, &mut random, &mut room)?;
             let belongs = self.belongs(points, &leaders, pause)?;
+            let all = belongs.iter().copied().enumerate();
+            let all = all.map(|(at, leader)| (leader, (at / EACH) as u32));
             if turn == 0 {
-                self.sort(&mut order, &belongs, &leaders);
+                // By the first leader of each.
+                by_leader(&mut order, leaders.len(), all.clone().step_by(EACH));
             }
-            let starts = starts(leaders.len(), belongs.iter().copied());
             let mut members = Table::<u32>::zeroed(belongs.len(), place)?;
-            let mut next = starts.clone();
-            for (at, leader) in belongs.iter().enumerate() {
-                let next = &mut next[usize::from(*leader)];
-                members[*next] = (at / EACH) as u32;
-                *next += 1;
-            }
+            let starts = by_leader(&mut members, leaders.len(), all);
             drop(belongs);
             pause();
             // The largest first: who has one is busy for long.
@@ -212,17 +209,6 @@ impl Leaves<'_> {
         })?;
         drop(rows);
         Ok(belongs)
-    }
-
-    /// Sorts all nodes by the first leader of each.
-    fn sort(&self, order: &mut [u32], belongs: &[u16], leaders: &Leaders) {
-        let first = || belongs.iter().step_by(EACH).copied();
-        let mut next = starts(leaders.len(), first());
-        for (place, leader) in (0..).zip(first()) {
-            let next = &mut next[usize::from(leader)];
-            order[*next] = place;
-            *next += 1;
-        }
     }
 }
 
