@@ -358,12 +358,10 @@ fn the_cache_outlives_the_server() -> Result<()> {
         .map_err(|files| anyhow::anyhow!("{files:?}"))?;
     ensure!(segment_files(&cluster)?.len() == 2);
     let gone = segment_folder(&cluster).join("fffffff0/67f_4000_ffffffff");
-    client.batch_execute(&format!(
-        "COPY (SELECT 'bytes') TO PROGRAM 'mkdir -p {0} && cat > {0}/0123456789abcdef'",
-        gone.display()
-    ))?;
     drop(client);
     let inode = || -> Result<u64> { Ok(path.metadata()?.ino()) };
+    // While it is open, no other file has its number.
+    let _opened = std::fs::File::open(&path)?;
     let made = inode()?;
     let found = |cluster: &Cluster| -> Result<i32> {
         let mut client = cluster.connect("crash")?;
@@ -372,6 +370,11 @@ fn the_cache_outlives_the_server() -> Result<()> {
         Ok(client.query_one(near, &[])?.get(0))
     };
     for end in ["fast", "immediate", "killed"] {
+        let mkdir = format!(
+            "COPY (SELECT 'bytes') TO PROGRAM 'mkdir -p {0} && cat > {0}/0123456789abcdef'",
+            gone.display()
+        );
+        cluster.psql("crash", &mkdir)?;
         match end {
             "killed" => kill_all(&mut cluster)?,
             mode => cluster.stop(mode)?,

@@ -116,8 +116,7 @@ fn build(
         write_pages(&store, &built.header, &built.bytes, &built.dead, |_| ()).expect("pages");
     let file = built.into_bytes();
     let range = (file.as_ptr() as usize, file.len());
-    let view =
-        SegmentView::open(parameters, &entry, SegmentBytes::File(file, None)).expect("a segment");
+    let view = SegmentView::open(parameters, &entry, SegmentBytes::from(file)).expect("a segment");
     (view, range, entry.bytes)
 }
 

@@ -44,13 +44,14 @@ impl BuiltSegment {
         self.bytes
     }
 
-    /// Gives the file the name under which the cache will look for it.
+    /// Gives the file the name under which the cache of a server will look for it.
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn keep(self, path: &Path) -> Result<()> {
+    pub fn keep(self, path: &Path, server: u64) -> Result<()> {
         drop(self.bytes);
-        self.file.keep_verified(path, &self.header, &self.guide)
+        self.file
+            .keep_verified(path, server, &self.header, &self.guide)
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use memmap2::{Mmap, MmapMut};
@@ -12,14 +13,31 @@ use crate::faults::{self, Known};
 /// Bytes of a segment's file that stay where they are.
 #[derive(Debug)]
 pub enum SegmentBytes {
-    /// A file that nobody writes to any more, and that [`faults`] knows unless there are very many.
-    File(Mmap, Option<Known>),
+    /// A file that nobody writes to any more.
+    File(Mapped),
     /// Memory of this process, when there is no room for a file.
     Memory(MmapMut),
 }
 
+/// A mapped file.
+#[derive(Debug)]
+pub struct Mapped {
+    // In front of the mapping, and so dropped before it.
+    _known: Option<Known>,
+    inode: u64,
+    map: Mmap,
+}
+
 impl SegmentBytes {
-    /// Maps a file.
+    /// Number of the file on its file system; zero where it is not known.
+    pub fn inode(&self) -> Option<u64> {
+        match self {
+            Self::File(mapped) => Some(mapped.inode),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// Maps a file, which has the name `path` or will have: by that [`faults`] removes it.
     ///
     /// # Errors
     /// What the operating system says.
@@ -27,8 +45,22 @@ impl SegmentBytes {
         // SAFETY: files in the cache folder are written under another name, renamed when they are
         // complete and never changed; the folder belongs to the server's account alone.
         let map = unsafe { Mmap::map(file) }.map_err(|e| IndexError::io("map", path, e))?;
-        let known = faults::register(&map, path);
-        Ok(Self::File(map, known))
+        Ok(Self::File(Mapped {
+            _known: faults::register(&map, path),
+            inode: file.metadata().map_or(0, |found| found.ino()),
+            map,
+        }))
+    }
+}
+
+impl From<Mmap> for SegmentBytes {
+    /// What is mapped of a file without a name.
+    fn from(map: Mmap) -> Self {
+        Self::File(Mapped {
+            _known: None,
+            inode: 0,
+            map,
+        })
     }
 }
 
@@ -37,7 +69,7 @@ impl std::ops::Deref for SegmentBytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::File(map, _) => map,
+            Self::File(mapped) => &mapped.map,
             Self::Memory(map) => map,
         }
     }

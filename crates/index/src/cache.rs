@@ -4,15 +4,16 @@
 //! folder for files in the making, renamed to where it belongs when it is complete, and is compared with its
 //! checksums before it is used, unless that was done ([`stamp`]) and nobody has written to it since. It may be deleted at
 //! any time, with its folder: who has it mapped keeps it, the next one makes it again. It may stay when the server ends: what
-//! has reached the disk is used by the next one ([`settle`]), what may not have is verified.
+//! has reached the disk is used by the next one ([`crate::settle`]), what may not have is verified.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Seek};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use laser_memory::OutOfMemory;
 use memmap2::MmapMut;
@@ -23,8 +24,8 @@ use crate::bytes::SegmentBytes;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::{SegmentHeader, SegmentMap};
-use crate::settle::{Damage, read_through, settle};
-use crate::stamp;
+use crate::settle::{Damage, is_want, read_through, settle};
+use crate::stamp::{self, Reach, Stamp};
 use crate::store::PageStore;
 use crate::view::SegmentView;
 use crate::walk::Guide;
@@ -103,27 +104,29 @@ impl Scratch {
     /// # Errors
     /// What the operating system says.
     pub(crate) fn keep_verified(
-        mut self,
+        self,
         path: &Path,
+        server: u64,
         header: &SegmentHeader,
         guide: &Guide,
     ) -> Result<()> {
         let (nonce, len) = (header.nonce, header.file_len());
         if appendix::append(&self.file, len, nonce, guide) {
-            stamp::set(&self.file, nonce, false);
+            Stamp::now(Reach::Server(server)).set(&self.file, nonce);
         }
-        self.keep(path)?;
+        let kept = self.keep(path)?;
         if len >= LONG_FILE {
-            settle(&self.file, path, *header, &Damage::default());
+            settle(&kept.file, path, *header, server, &Damage::default());
         }
         Ok(())
     }
 
-    /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty.
+    /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty. On another file
+    /// system a copy has the name; the copy is returned then.
     ///
     /// # Errors
     /// What the operating system says.
-    fn keep(&mut self, path: &Path) -> Result<()> {
+    fn keep(mut self, path: &Path) -> Result<Self> {
         let mut renamed = fs::rename(&self.path, path);
         for _ in 0..ATTEMPTS {
             match (&renamed, path.parent()) {
@@ -131,12 +134,29 @@ impl Scratch {
                     make_folder(folder).map_err(|e| IndexError::io("create", folder, e))?;
                     renamed = fs::rename(&self.path, path);
                 }
+                (Err(e), Some(folder)) if e.kind() == io::ErrorKind::CrossesDevices => {
+                    return self.copy(folder)?.keep(path);
+                }
                 _ => break,
             }
         }
         renamed.map_err(|e| IndexError::io("rename", &self.path, e))?;
         self.kept = true;
-        Ok(())
+        Ok(self)
+    }
+
+    /// The same file in another folder, with its time of change.
+    fn copy(&self, folder: &Path) -> Result<Self> {
+        let copy = Self::new(folder)?;
+        let all = || {
+            let (mut from, mut to) = (&self.file, &copy.file);
+            from.rewind()?;
+            io::copy(&mut from, &mut to)?;
+            let changed = self.file.metadata()?.modified()?;
+            copy.file.set_modified(changed)
+        };
+        all().map_err(|e| IndexError::io("copy", &self.path, e))?;
+        Ok(copy)
     }
 }
 
@@ -202,7 +222,7 @@ const LONG_FILE: u64 = 32 << 20;
 /// Opens what a segment's file should be: a plain file of this account that nobody else may write
 /// to, not what a link leads to, and never with waiting, as a pipe would want it.
 fn open_file(path: &Path) -> io::Result<Option<File>> {
-    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::os::unix::fs::OpenOptionsExt;
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
     let file = match opened {
@@ -215,14 +235,6 @@ fn open_file(path: &Path) -> io::Result<Option<File>> {
     let account = unsafe { libc::geteuid() };
     let is_ours = found.is_file() && found.uid() == account && found.mode() & 0o022 == 0;
     Ok(is_ours.then_some(file))
-}
-
-/// Whether this process lacks descriptors or memory, which says nothing of what it asked for.
-fn is_want(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
-    )
 }
 
 /// What a segment's file turns out to be.
@@ -274,11 +286,11 @@ fn turn(folder: &Path, pause: &dyn Fn()) -> Option<File> {
 pub struct Location<'a> {
     /// Its name, in a folder that is made if need be.
     pub path: &'a Path,
-    /// Folder for files in the making, of the same file system.
+    /// Folder for files in the making.
     pub folder: &'a Path,
-    /// When the server was started. What was written before may not have reached the disk when the machine, or another
-    /// one, ended.
-    pub started: SystemTime,
+    /// What this run of the server is known by. What another one has made may not have reached the disk when its machine
+    /// ended.
+    pub server: u64,
 }
 
 /// Opens the file of a segment; makes it from the pages if it is missing or damaged, and does without a file if there is
@@ -293,7 +305,11 @@ pub fn open(
     entry: &SegmentEntry,
     location: Location<'_>,
 ) -> Result<SegmentView> {
-    let Location { path, folder, .. } = location;
+    let Location {
+        path,
+        folder,
+        server,
+    } = location;
     let is_long = entry.bytes >= LONG_FILE;
     let verify = |bytes, file: Option<&File>| {
         if !is_long {
@@ -325,18 +341,20 @@ pub fn open(
         if guide.is_none() && !behind.is_empty() {
             return Existing::Useless;
         }
-        let stamp = stamp::read(&file, entry.nonce)
-            .filter(|stamp| stamp.on_disk || stamp.at >= location.started)
-            .filter(|stamp| is_long || !stamp.is_old());
+        let stamp = stamp::read(&file, entry.nonce, server).filter(|stamp| match is_long {
+            true => !stamp.is_too_old(),
+            false => !stamp.is_old(),
+        });
         let view = match guide.filter(|_| stamp.is_some()) {
             Some(guide) => SegmentView::open_verified(parameters, entry, bytes, guide),
-            None => verify(bytes, Some(&file)).inspect(|_| stamp::set(&file, entry.nonce, false)),
+            None => verify(bytes, Some(&file))
+                .inspect(|_| Stamp::now(Reach::Server(server)).set(&file, entry.nonce)),
         };
         if let Ok(view) = &view
             && is_long
-            && stamp.is_none_or(|stamp| stamp.is_old() || !stamp.on_disk)
+            && stamp.is_none_or(|stamp| stamp.is_old() || stamp.reach != Reach::Disk)
         {
-            settle(&file, path, *view.header(), view.damage());
+            settle(&file, path, *view.header(), server, view.damage());
         }
         match view {
             Ok(view) => Existing::Sound(Box::new(view)),
@@ -367,15 +385,35 @@ pub fn open(
     {
         map.read_bytes(store, 0, &mut bytes)?;
         drop(bytes);
-        let view = verify(SegmentBytes::map(scratch.file(), scratch.path())?, None)?;
+        let view = verify(SegmentBytes::map(scratch.file(), path)?, None)?;
         // Without its name the file still serves this process.
-        let _ = scratch.keep_verified(path, view.header(), &view.guide());
+        let _ = scratch.keep_verified(path, server, view.header(), &view.guide());
         return Ok(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
         .map_err(|e| IndexError::io("map memory for", path, e))?;
     map.read_bytes(store, 0, &mut bytes)?;
     verify(SegmentBytes::Memory(bytes), None)
+}
+
+/// Has a large file that is in use verified again in the background where that was long ago. To be called when it is searched, where
+/// [`SegmentView::is_to_be_seen_to`]: so the file of an index that is used has a stamp that the next server believes, however
+/// long sessions live.
+pub fn renew(view: &SegmentView, location: Location<'_>) {
+    let header = view.header();
+    if view.is_file()
+        && header.file_len() >= LONG_FILE
+        && let Ok(Some(file)) = open_file(location.path)
+        && file.metadata().ok().map(|found| found.ino()) == view.inode()
+    {
+        settle(
+            &file,
+            location.path,
+            *header,
+            location.server,
+            view.damage(),
+        );
+    }
 }
 
 #[cfg(test)]

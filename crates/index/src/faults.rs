@@ -15,8 +15,10 @@ use std::sync::{Mutex, Once, PoisonError};
 /// Mappings that are known at once. What is mapped beyond that is not removed.
 const MOST: usize = 1024;
 
-/// A mapping: none where it has no path.
+/// A mapping: none where it has no path. What is read of it is of one mapping where `changes` is the same before and after: then an address
+/// within it is one that is mapped, and so the path is kept.
 struct Slot {
+    changes: AtomicUsize,
     start: AtomicUsize,
     len: AtomicUsize,
     path: AtomicPtr<c_char>,
@@ -24,6 +26,7 @@ struct Slot {
 
 static SLOTS: [Slot; MOST] = [const {
     Slot {
+        changes: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         path: AtomicPtr::new(null_mut()),
@@ -44,18 +47,20 @@ pub(crate) fn register(bytes: &[u8], path: &Path) -> Option<Known> {
     let mut slots = SLOTS.iter();
     let at = slots.position(|slot| slot.path.load(Ordering::Relaxed).is_null())?;
     let slot = &SLOTS[at];
-    slot.start.store(bytes.as_ptr() as usize, Ordering::Relaxed);
-    slot.len.store(bytes.len(), Ordering::Relaxed);
-    slot.path.store(path.into_raw(), Ordering::Release);
+    slot.start.store(bytes.as_ptr() as usize, Ordering::SeqCst);
+    slot.len.store(bytes.len(), Ordering::SeqCst);
+    slot.path.store(path.into_raw(), Ordering::SeqCst);
     Some(Known(at))
 }
 
 impl Drop for Known {
     fn drop(&mut self) {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = SLOTS[self.0].path.swap(null_mut(), Ordering::AcqRel);
-        // SAFETY: the slot's own, from `into_raw`. The handler reads that of an address that is mapped, as this one is not
-        // used any more.
+        let slot = &SLOTS[self.0];
+        let path = slot.path.swap(null_mut(), Ordering::SeqCst);
+        slot.changes.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the slot's own, from `into_raw`. The handler uses that of an address that somebody reads, as nobody does of
+        // this mapping any more.
         drop(unsafe { CString::from_raw(path) });
     }
 }
@@ -69,8 +74,7 @@ pub fn watch() {
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = remove as *const () as usize;
-            // The second time the process ends.
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_SIGINFO;
             libc::sigaction(libc::SIGBUS, &action, null_mut());
         }
     });
@@ -80,22 +84,27 @@ pub fn watch() {
 unsafe extern "C" fn remove(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the system passes what SA_SIGINFO promises.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
-    if code <= 0 {
-        // Another process has sent it. It comes again when this function has ended.
-        // SAFETY: has no preconditions.
-        unsafe { libc::raise(libc::SIGBUS) };
-        return;
-    }
     for slot in &SLOTS {
-        let path = slot.path.load(Ordering::Acquire);
-        let start = slot.start.load(Ordering::Relaxed);
-        let len = slot.len.load(Ordering::Relaxed);
-        if !path.is_null() && address.wrapping_sub(start) < len {
+        let changes = slot.changes.load(Ordering::SeqCst);
+        let path = slot.path.load(Ordering::SeqCst);
+        let start = slot.start.load(Ordering::SeqCst);
+        let len = slot.len.load(Ordering::SeqCst);
+        let is_one = slot.changes.load(Ordering::SeqCst) == changes;
+        // One that another process has sent has no address.
+        if code > 0 && is_one && !path.is_null() && address.wrapping_sub(start) < len {
             // SAFETY: a string that ends with a zero, kept as long as the mapping is in use.
             unsafe { libc::unlink(path) };
         }
     }
-    // What was touched is touched again, without a handler.
+    // What was touched is touched again when this function has ended, and what was sent is sent again: then without a
+    // handler. Not before, or another thread that meets the same would end the process.
+    // SAFETY: both have no preconditions.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        if code <= 0 {
+            libc::raise(libc::SIGBUS);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -104,14 +113,13 @@ mod tests {
 
     #[test]
     fn slots_are_given_back() {
-        let bytes = [1, 2, 3];
-        let path = Path::new("nowhere");
-        let known: Vec<_> = (0..MOST).map_while(|_| register(&bytes, path)).collect();
         // Other tests have files mapped as well.
-        assert!(known.len() > MOST / 2);
-        assert!(register(&bytes, path).is_none());
-        drop(known);
-        assert!(register(&bytes, path).is_some());
-        assert!(register(&bytes, Path::new("a\0b")).is_none());
+        for _ in 0..5 {
+            let known: Vec<_> = (0..MOST / 2)
+                .map_while(|_| register(&[1, 2, 3], Path::new("nowhere")))
+                .collect();
+            assert_eq!(known.len(), MOST / 2);
+        }
+        assert!(register(&[1], Path::new("a\0b")).is_none());
     }
 }

@@ -3,22 +3,28 @@
 //!
 //! Who opens a file need not wait for either. A stamp ([`stamp`]) says of what is on the disk that it is, and a process
 //! that ends before has done nothing: the next one that opens the file begins again.
+#![allow(unsafe_code)]
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use laser_memory::threads;
 
 use crate::bytes::SegmentBytes;
 use crate::segment::SegmentHeader;
-use crate::stamp;
+use crate::stamp::{self, Reach, Stamp};
 
 /// Bytes that are read from a file at once.
 const PART: usize = 64 << 10;
+/// Bytes that are written to the disk at once: a process does not end before.
+const WRITTEN: u64 = 16 << 20;
+/// Files that wait at once. Others are left to who opens them next.
+const MOST: usize = 256;
 
 /// Whether a file that is in use was found to be damaged.
 #[derive(Debug, Clone, Default)]
@@ -26,58 +32,159 @@ pub(crate) struct Damage(Arc<AtomicBool>);
 
 impl Damage {
     pub(crate) fn is_found(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Acquire)
     }
 }
 
-/// Settles the file of a segment, whose final name is `path`. A file that turns out to be damaged is removed. Without a thread, or
-/// where another process is at it, nothing is done.
-pub(crate) fn settle(file: &File, path: &Path, header: SegmentHeader, damage: &Damage) {
+/// A file that waits.
+struct Job {
+    file: File,
+    path: PathBuf,
+    header: SegmentHeader,
+    server: u64,
+    damage: Damage,
+}
+
+struct Queue {
+    waiting: Vec<Job>,
+    at_work: bool,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue {
+    waiting: Vec::new(),
+    at_work: false,
+});
+
+fn queue() -> MutexGuard<'static, Queue> {
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged is removed.
+/// Without a thread, or where another process is at it, nothing is done.
+pub(crate) fn settle(
+    file: &File,
+    path: &Path,
+    header: SegmentHeader,
+    server: u64,
+    damage: &Damage,
+) {
     let Ok(file) = file.try_clone() else {
         return;
     };
-    let (path, damage) = (path.to_path_buf(), damage.clone());
-    let _ = threads::spawn("laser file", move || {
-        // Locks of files belong to what was opened, which the thread keeps no longer than its work.
-        if file.try_lock().is_err() {
-            return;
-        }
-        if work(&file, &path, &header).is_err() {
-            damage.0.store(true, Ordering::Relaxed);
-            // By another name it would be another's.
-            let _ = fs::remove_file(&path);
-        }
-        let _ = file.unlock();
+    let mut queue = queue();
+    if queue.waiting.len() >= MOST || queue.waiting.try_reserve(1).is_err() {
+        return;
+    }
+    queue.waiting.push(Job {
+        file,
+        path: path.to_path_buf(),
+        header,
+        server,
+        damage: damage.clone(),
     });
+    if queue.at_work {
+        return;
+    }
+    // Before the thread looks at the queue, this function has let go of it.
+    queue.at_work = true;
+    drop(queue);
+    if threads::spawn("laser file", work).is_err() {
+        let mut queue = self::queue();
+        queue.at_work = false;
+        queue.waiting.clear();
+    }
 }
 
-/// What is wrong with a file, if anything is.
-struct IsDamaged;
-
-fn work(file: &File, path: &Path, header: &SegmentHeader) -> Result<(), IsDamaged> {
-    let Some(found) = stamp::read(file, header.nonce) else {
-        // Somebody has written to it, and who opens it next verifies it.
-        return Ok(());
-    };
-    let is_old = found.is_old();
-    if found.on_disk && !is_old {
-        return Ok(());
+fn work() {
+    loop {
+        let mut queue = queue();
+        let Some(job) = queue.waiting.pop() else {
+            queue.at_work = false;
+            return;
+        };
+        drop(queue);
+        // Of what was opened, which the mapping of whoever searches the file keeps open: so it is unlocked in any case.
+        if job.file.try_lock().is_ok() {
+            job.settle();
+            let _ = job.file.unlock();
+        }
     }
-    if is_old {
-        // What a disk cannot read is an error of this call, and a signal to who has the file mapped.
-        read_through(file, &thread::yield_now).map_err(|_| IsDamaged)?;
-        let Ok(bytes) = SegmentBytes::map(file, path) else {
+}
+
+/// How a file cannot be used any longer.
+enum Unfit {
+    Damaged,
+    /// The disk has not taken it. What is mapped is right, and stays so while it is mapped.
+    Unwritten,
+}
+
+impl Job {
+    fn settle(&self) {
+        let Err(unfit) = self.work() else {
+            return;
+        };
+        // Another process may have made it again by now.
+        let inode = |found: io::Result<fs::Metadata>| found.map(|found| found.ino()).ok();
+        if inode(self.file.metadata()) == inode(self.path.symlink_metadata()) {
+            let _ = fs::remove_file(&self.path);
+        }
+        // Last: who hears of it opens what has the name.
+        if matches!(unfit, Unfit::Damaged) {
+            self.damage.0.store(true, Ordering::Release);
+        }
+    }
+
+    fn work(&self) -> Result<(), Unfit> {
+        let (file, nonce) = (&self.file, self.header.nonce);
+        let Some(found) = stamp::read(file, nonce, self.server) else {
+            // Somebody has written to it, and who opens it next verifies it.
             return Ok(());
         };
-        let segment = bytes.get(..header.file_len() as usize).ok_or(IsDamaged)?;
-        let verified = header.verify(segment, &thread::yield_now);
-        verified.map_err(|_| IsDamaged)?;
+        let mut settled = found;
+        if found.is_old() {
+            // What a disk cannot read is an error of this call, and a signal to who has the file mapped.
+            match read_through(file, &thread::yield_now) {
+                Err(error) if is_want(&error) => return Ok(()),
+                read => read.map_err(|_| Unfit::Damaged)?,
+            }
+            let Ok(bytes) = SegmentBytes::map(file, &self.path) else {
+                return Ok(());
+            };
+            let segment = bytes.get(..self.header.file_len() as usize);
+            let segment = segment.ok_or(Unfit::Damaged)?;
+            let verified = self.header.verify(segment, &thread::yield_now);
+            verified.map_err(|_| Unfit::Damaged)?;
+            settled = Stamp::now(found.reach);
+        }
+        if found.reach != Reach::Disk {
+            // The system tells once that it could not write, and then knows nothing of it any more.
+            write_out(file, self.header.file_len()).map_err(|_| Unfit::Unwritten)?;
+            settled.reach = Reach::Disk;
+        }
+        // Whoever has written to the file meanwhile has taken the stamp away, and it stays so.
+        if settled != found && stamp::read(file, nonce, self.server) == Some(found) {
+            settled.set(file, nonce);
+        }
+        Ok(())
     }
-    // Whoever has written to the file meanwhile has taken the stamp away, and it stays so.
-    if file.sync_all().is_ok() && stamp::read(file, header.nonce) == Some(found) {
-        stamp::set(file, header.nonce, true);
+}
+
+/// Writes a file to its disk, in parts, so that a process can end between them.
+fn write_out(file: &File, len: u64) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    for at in (0..len).step_by(WRITTEN as usize) {
+        // SAFETY: a call with an open descriptor and numbers.
+        let done =
+            unsafe { libc::sync_file_range(file.as_raw_fd(), at as i64, WRITTEN as i64, flags) };
+        let error = io::Error::last_os_error();
+        if done != 0 && matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC)) {
+            return Err(error);
+        }
     }
-    Ok(())
+    // And what is left, all of it where a file system knows no parts.
+    file.sync_all()
 }
 
 /// Reads a file once, so that what its disk cannot read is an error and not a signal. Calls `pause` every few milliseconds.
@@ -96,4 +203,12 @@ pub(crate) fn read_through(file: &File, pause: &dyn Fn()) -> io::Result<()> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Whether this process lacks descriptors or memory, which says nothing of what it asked for.
+pub(crate) fn is_want(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
+    )
 }

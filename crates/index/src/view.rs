@@ -1,6 +1,7 @@
 //! A segment opened for searching: the file's bytes, mapped, and a graph over them.
 
 use std::cell::{Cell, Ref, RefCell};
+use std::time::Instant;
 
 use laser_cpu::prefetch;
 
@@ -15,6 +16,7 @@ use crate::query::{Estimate, Probe, Query};
 use crate::seeds;
 use crate::segment::{SegmentHeader, SegmentMap, bitmap_len, count_dead, is_dead};
 use crate::settle::Damage;
+use crate::stamp;
 use crate::store::PageStore;
 use crate::walk::{Found, Guide, Walk};
 
@@ -36,6 +38,8 @@ pub struct SegmentView {
     /// Candidates of a walk, of the segment and as its directory has them by now; zero where that was not measured.
     ef: Cell<u32>,
     damage: Damage,
+    /// When the file was opened, or seen to.
+    seen_to: Cell<Instant>,
 }
 
 /// How much wider a walk may become because of dead entries.
@@ -125,6 +129,7 @@ impl SegmentView {
             bytes,
             bytes_len: entry.bytes as usize,
             damage: Damage::default(),
+            seen_to: Cell::new(Instant::now()),
         })
     }
 
@@ -138,12 +143,26 @@ impl SegmentView {
 
     /// Whether the bytes are those of a file, not this process's own memory.
     pub fn is_file(&self) -> bool {
-        matches!(self.bytes, SegmentBytes::File(..))
+        self.inode().is_some()
+    }
+
+    /// The number of that file, by which it differs from one that was made in its place; zero where it is not known.
+    pub fn inode(&self) -> Option<u64> {
+        self.bytes.inode()
     }
 
     /// Whether the file was found to be damaged since it was opened, and removed: to open it again makes it again.
     pub fn is_damaged(&self) -> bool {
         self.damage.is_found()
+    }
+
+    /// Whether [`crate::cache::renew`] has something to do: the file was opened, or this asked, as long ago as a file need not be verified.
+    pub fn is_to_be_seen_to(&self) -> bool {
+        let is_due = self.seen_to.get().elapsed() >= stamp::VALID;
+        if is_due {
+            self.seen_to.set(Instant::now());
+        }
+        is_due
     }
 
     pub(crate) fn damage(&self) -> &Damage {

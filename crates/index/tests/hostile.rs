@@ -59,7 +59,7 @@ fn at<'a>(path: &'a Path, folder: &'a Path) -> Location<'a> {
     Location {
         path,
         folder,
-        started: SystemTime::UNIX_EPOCH,
+        server: 1,
     }
 }
 
@@ -262,9 +262,9 @@ fn long_files_outlive_the_server() {
     let (store, entry) = index_of(parameters.clone(), 4600, folder.path());
     assert!(entry.bytes >= 32 << 20, "{}", entry.bytes);
     let path = folder.path().join("file");
-    let open = |started| {
+    let open = |server| {
         let location = Location {
-            started,
+            server,
             ..at(&path, folder.path())
         };
         cache::open(&store, &parameters, &entry, location).unwrap()
@@ -286,8 +286,8 @@ fn long_files_outlive_the_server() {
         let times = std::fs::FileTimes::new().set_modified(time);
         file().set_times(times).unwrap();
     };
-    let (last, later) = (entry.bytes - 1, SystemTime::now() + Duration::from_secs(60));
-    let good = open(SystemTime::UNIX_EPOCH).bytes()[last as usize];
+    let (last, later) = (entry.bytes - 1, 2);
+    let good = open(1).bytes()[last as usize];
     let damage = |stamp| {
         file().write_all_at(&[good ^ 1], last).unwrap();
         set_stamp(stamp);
@@ -321,12 +321,41 @@ fn long_files_outlive_the_server() {
     wait_until(&|| stamp() != old);
     assert!(is_on_disk() && !view.is_damaged());
     assert_eq!(path.metadata().unwrap().ino(), inode);
+    // So it is where a session has it open for long.
+    set_stamp(old);
+    let location = Location {
+        server: later,
+        ..at(&path, folder.path())
+    };
+    cache::renew(&view, location);
+    wait_until(&|| stamp() != old);
+    assert!(is_on_disk() && !view.is_damaged());
 
-    // One that has not reached the disk is this server's alone.
-    let not_on_disk = stamp() - Duration::from_nanos(1);
-    damage(not_on_disk);
-    assert_eq!(open(later).bytes()[last as usize], good, "it is verified");
-    assert_ne!(path.metadata().unwrap().ino(), inode);
+    // One that has not reached the disk is that server's alone which made it.
+    let made = loop {
+        std::fs::remove_file(&path).unwrap();
+        drop(open(1));
+        let made = stamp();
+        let was_before = !is_on_disk();
+        wait_until(&is_on_disk);
+        if was_before {
+            break made;
+        }
+    };
+    damage(made);
+    assert_eq!(
+        open(1).bytes()[last as usize],
+        good ^ 1,
+        "it is not verified"
+    );
+    wait_until(&is_on_disk);
+    damage(made);
+    assert_eq!(open(2).bytes()[last as usize], good, "it is verified");
+
+    // After a day nobody uses it before.
+    wait_until(&is_on_disk);
+    damage(stamp() - Duration::from_secs(24 * 3600));
+    assert_eq!(open(2).bytes()[last as usize], good, "it is verified");
 }
 
 /// What is no folder makes room for one.

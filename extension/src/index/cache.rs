@@ -11,7 +11,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use laser_index::Result;
 use laser_index::assemble::BuiltSegment;
@@ -62,7 +62,7 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
 pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
     // SAFETY: by contract.
     let path = unsafe { path(index, entry.nonce) };
-    if built.keep(&path).is_ok()
+    if built.keep(&path, server()).is_ok()
         // SAFETY: by contract.
         && let Some(counts) = unsafe { statistics::of(index) }
     {
@@ -143,15 +143,19 @@ unsafe fn warn_of_damage(relation: pg_sys::Relation) {
     .report(PgLogLevel::WARNING);
 }
 
-/// When the server was started.
-fn server_start() -> SystemTime {
-    /// Seconds from the epoch of Unix to the server's.
-    const EPOCHS: u64 = (pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE) as u64
-        * pg_sys::SECS_PER_DAY as u64;
+fn location(path: &Path) -> Location<'_> {
+    Location {
+        path,
+        folder: Path::new(PASSING),
+        server: server(),
+    }
+}
+
+/// What this run of the server is known by: the time at which it was started, which a crash of one of its processes does
+/// not change.
+fn server() -> u64 {
     // SAFETY: reads a variable of this process.
-    let microseconds = unsafe { pg_sys::PgStartTime };
-    let since = Duration::from_micros(microseconds.max(0) as u64);
-    SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCHS) + since
+    unsafe { pg_sys::PgStartTime as u64 }
 }
 
 /// Segments that a session keeps open. What a scan holds stays open regardless.
@@ -188,6 +192,11 @@ pub unsafe fn views(
             let view = match session.opened.get_mut(&entry.nonce) {
                 Some(opened) => {
                     opened.used = clock;
+                    if opened.view.is_to_be_seen_to() {
+                        // SAFETY: by contract.
+                        let path = unsafe { path(relation, entry.nonce) };
+                        cache::renew(&opened.view, location(&path));
+                    }
                     opened.view.clone()
                 }
                 None => {
@@ -202,11 +211,7 @@ pub unsafe fn views(
                         store,
                         &meta.parameters,
                         entry,
-                        Location {
-                            path: &path,
-                            folder: Path::new(PASSING),
-                            started: server_start(),
-                        },
+                        location(&path),
                     )?);
                     // SAFETY: by contract.
                     if let Some(counts) = unsafe { statistics::of(relation) } {

@@ -3,9 +3,6 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
 
 use pgrx::pg_sys;
 
@@ -13,23 +10,9 @@ use pgrx::pg_sys;
 /// database, in which each temporary relation has one. The server empties it at every start and after a crash.
 pub const PASSING: &str = "base/pgsql_tmp/pgsql_tmp.laser";
 
-/// Folder for files of segments that outlive the server. Its name is one that base backups and pg_rewind leave out.
-const LASTING: &str = "laser/pgsql_tmp_segments";
-
-/// Folder for files of segments, in which each database has one, and in that each relation; temporary relations apart. Files in
-/// the making become what they should in one step only on their own file system: where [`PASSING`] is on another
-/// one, files end with the server.
-pub fn lasting() -> &'static str {
-    static IS_APART: OnceLock<bool> = OnceLock::new();
-    let device = |paths: [&str; 3]| {
-        let found = paths.iter().find_map(|path| fs::metadata(path).ok());
-        found.map(|found| found.dev())
-    };
-    let is_apart = IS_APART.get_or_init(|| {
-        device([PASSING, "base/pgsql_tmp", "base"]) != device([LASTING, "laser", "."])
-    });
-    if *is_apart { PASSING } else { LASTING }
-}
+/// Folder for files of segments of other relations, which outlive the server, in the same way. Its name is one that base
+/// backups and pg_rewind leave out.
+pub const LASTING: &str = "laser/pgsql_tmp_segments";
 
 /// The folder of a database's files in one of the two.
 pub fn database_folder(folder: &str, database: u32) -> impl fmt::Display {
@@ -90,7 +73,7 @@ impl Storage {
             backend,
         } = *self;
         let is_temporary = backend != NO_BACKEND;
-        let folder = if is_temporary { PASSING } else { lasting() };
+        let folder = if is_temporary { PASSING } else { LASTING };
         let database = database_folder(folder, database);
         fmt::from_fn(move |f| write!(f, "{database}/{tablespace:x}_{relation:x}_{backend:x}"))
     }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::rc::Rc;
-use std::time::SystemTime;
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::cache::Location;
@@ -77,7 +76,7 @@ pub fn at<'a>(path: &'a Path, folder: &'a Path) -> Location<'a> {
     Location {
         path,
         folder,
-        started: SystemTime::UNIX_EPOCH,
+        server: 1,
     }
 }
 

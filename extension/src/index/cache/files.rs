@@ -15,7 +15,8 @@
 //! which others wait, and cannot be cancelled.
 //!
 //! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
-//! finds, or the next start of a server that loads the library then.
+//! finds, or the next start of a server that loads the library then. It is not found whose relation the server itself does not find: what a
+//! transaction has made that a crash has ended (`src/backend/catalog/storage.c`).
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -28,8 +29,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::SysCacheIdentifier::{DATABASEOID, RELOID};
 
 use super::super::statistics;
-use super::super::storage::{NO_BACKEND, PASSING, Storage, database_folder, lasting};
-use super::folders::{HERE, Removal, ShortPath, list, segment_name, unlink};
+use super::super::storage::{LASTING, NO_BACKEND, PASSING, Storage, database_folder};
+use super::folders::{HERE, Removal, ShortPath, list, remove, segment_name, unlink};
 use super::remover::{self, Gone};
 use super::{opened, sessions};
 use crate::pg::catalogs;
@@ -120,7 +121,7 @@ pub fn sweep(storage: Storage, current: &[SegmentEntry], worked: Duration) {
 /// The databases that have files.
 fn databases() -> Vec<u32> {
     let mut found = Vec::new();
-    for folder in [lasting(), PASSING] {
+    for folder in [LASTING, PASSING] {
         list(HERE, &ShortPath::new(folder), |_, name| {
             let name = name.to_str().ok();
             found.extend(name.and_then(|name| u32::from_str_radix(name, 16).ok()));
@@ -132,7 +133,7 @@ fn databases() -> Vec<u32> {
 /// The relations of a database that have files.
 fn relations(database: u32) -> Vec<Storage> {
     let mut found = Vec::new();
-    for folder in [lasting(), PASSING] {
+    for folder in [LASTING, PASSING] {
         let folder = ShortPath::new(database_folder(folder, database));
         list(HERE, &folder, |_, name| {
             let name = name.to_str().ok();
@@ -142,9 +143,14 @@ fn relations(database: u32) -> Vec<Storage> {
     found
 }
 
-/// Removes files of relations that were gone when the server ended, without a catalog: to be called when it starts. Those of
-/// relations that recovery will make are removed with them, and made again.
+/// Removes files of relations that were gone when the server ended, without a catalog, and what its sessions were known by: to
+/// be called when it starts. Those of relations that recovery will make are removed with them, and made again.
 fn sweep_at_start() {
+    list(HERE, &ShortPath::new(LASTING), |folder, name| {
+        if sessions::is_folder(name) {
+            remove(folder, name, 0, None);
+        }
+    });
     for database in databases() {
         let all = relations(database);
         let (gone, there): (Vec<_>, Vec<_>) = all.into_iter().partition(Storage::is_gone);

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::MaybeUninit;
 use std::rc::Rc;
 
 use laser_index::view::SegmentView;
@@ -42,10 +43,17 @@ pub fn forget(storage: Storage) {
 
 /// Forgets segments whose files others have removed meanwhile. A scan keeps what it reads.
 pub fn forget_removed() {
-    let is_there = |nonce: u64, storage: Storage| {
-        let path = ShortPath::new(format_args!("{}/{}", storage.folder(), segment_name(nonce)));
-        // SAFETY: the path ends with a zero.
-        unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+    // Not another one that was made in its place.
+    let is_there = |nonce: u64, opened: &Opened| {
+        let folder = opened.storage.folder();
+        let path = ShortPath::new(format_args!("{folder}/{}", segment_name(nonce)));
+        let mut found = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the path ends with a zero, and `found` is read only after success.
+        let inode = unsafe {
+            let is_found = libc::lstat(path.as_ptr(), found.as_mut_ptr()) == 0;
+            is_found.then(|| found.assume_init().st_ino)
+        };
+        inode.is_some() && inode == opened.view.inode()
     };
     let _ = SESSION.try_with(|session| {
         if let Ok(mut session) = session.try_borrow_mut()
@@ -54,7 +62,7 @@ pub fn forget_removed() {
         {
             session
                 .opened
-                .retain(|nonce, o| !o.view.is_file() || is_there(*nonce, o.storage));
+                .retain(|nonce, o| !o.view.is_file() || is_there(*nonce, o));
         }
     });
 }

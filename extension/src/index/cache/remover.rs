@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use laser_memory::room::can_be_mapped;
 use laser_memory::threads;
 
-use super::super::storage::{PASSING, Storage, database_folder, lasting};
+use super::super::storage::{LASTING, PASSING, Storage, database_folder};
 use super::folders::{self, HERE, Removal, ShortPath};
 use super::sessions;
 
@@ -36,7 +36,7 @@ impl Gone {
                     folders::remove(HERE, &folder, 1, until)
                 };
                 folders::remove(HERE, &ShortPath::new(sessions::folder(database)), 0, until);
-                remove(PASSING).max(remove(lasting()))
+                remove(PASSING).max(remove(LASTING))
             }
         }
     }

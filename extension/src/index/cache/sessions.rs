@@ -20,9 +20,9 @@ use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
 
-use super::super::storage::lasting;
+use super::super::storage::LASTING;
 use super::folders::{HERE, ShortPath, list, unlink};
-use crate::pg::unguarded;
+use crate::pg::{file_lock, unguarded};
 
 thread_local! {
     static IS_KNOWN: Cell<bool> = const { Cell::new(false) };
@@ -32,7 +32,12 @@ thread_local! {
 
 /// The folder of a database's sessions.
 pub(super) fn folder(database: u32) -> impl fmt::Display {
-    fmt::from_fn(move |f| write!(f, "{}/s{database:x}", lasting()))
+    fmt::from_fn(move |f| write!(f, "{LASTING}/s{database:x}"))
+}
+
+/// Whether a folder beside those of the databases is one of sessions.
+pub(super) fn is_folder(name: &CStr) -> bool {
+    name.to_bytes().starts_with(b"s")
 }
 
 fn own() -> impl fmt::Display {
@@ -72,10 +77,9 @@ fn write_down() {
     let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
     let (own, removed) = (ShortPath::new(own()), removed(database));
     if !make(&own) {
-        let above = lasting().rsplit_once('/').map_or(".", |(above, _)| above);
         for path in [
-            ShortPath::new(above),
-            ShortPath::new(lasting()),
+            ShortPath::new(file_lock::FOLDER),
+            ShortPath::new(LASTING),
             ShortPath::new(folder(database)),
         ] {
             // SAFETY: the path ends with a zero. What cannot be made is there, or is missed below.
