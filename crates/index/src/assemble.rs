@@ -44,14 +44,15 @@ impl BuiltSegment {
         self.bytes
     }
 
-    /// Gives the file the name under which the cache of a server will look for it.
+    /// Gives the file the name under which the cache of a server will look for it, and writes it to the disk while `go_on` says so:
+    /// to do without only costs the next server the time to verify it.
     ///
     /// # Errors
     /// What the operating system says.
-    pub fn keep(self, path: &Path, server: u64) -> Result<()> {
+    pub fn keep(self, path: &Path, server: u64, go_on: &dyn Fn() -> bool) -> Result<()> {
         drop(self.bytes);
-        self.file
-            .keep_verified(path, server, &self.header, &self.guide)
+        let segment = (&self.header, &self.guide);
+        self.file.keep_verified(path, server, segment, go_on)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::bytes::SegmentBytes;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
 use crate::segment::{SegmentHeader, SegmentMap};
-use crate::settle::{Damage, is_want, read_through, settle};
+use crate::settle::{Damage, is_want, read_through, settle, settle_new};
 use crate::stamp::{self, Reach, Stamp};
 use crate::store::PageStore;
 use crate::view::SegmentView;
@@ -99,7 +99,8 @@ impl Scratch {
         unsafe { MmapMut::map_mut(&self.file) }.map_err(|e| IndexError::io("map", &self.path, e))
     }
 
-    /// Gives the file of a segment whose bytes are right the guide for those who open it, and its final name.
+    /// Gives the file of a segment whose bytes are right the guide for those who open it, and its final name. A large one is written
+    /// to the disk as long as `go_on` says so, else by the thread that settles files.
     ///
     /// # Errors
     /// What the operating system says.
@@ -107,16 +108,24 @@ impl Scratch {
         self,
         path: &Path,
         server: u64,
-        header: &SegmentHeader,
-        guide: &Guide,
+        (header, guide): (&SegmentHeader, &Guide),
+        go_on: &dyn Fn() -> bool,
     ) -> Result<()> {
         let (nonce, len) = (header.nonce, header.file_len());
-        if appendix::append(&self.file, len, nonce, guide) {
+        let is_whole = appendix::append(&self.file, len, nonce, guide);
+        if is_whole {
             Stamp::now(Reach::Server(server)).set(&self.file, nonce);
         }
         let kept = self.keep(path)?;
-        if len >= LONG_FILE {
-            settle(&kept.file, path, *header, server, &Damage::default());
+        if is_whole && len >= LONG_FILE {
+            match settle_new(&kept.file, header, go_on) {
+                Ok(true) => {}
+                Ok(false) => settle(&kept.file, path, *header, server, &Damage::default()),
+                Err(error) => {
+                    let _ = fs::remove_file(path);
+                    return Err(IndexError::io("write", path, error));
+                }
+            }
         }
         Ok(())
     }
@@ -387,7 +396,8 @@ pub fn open(
         drop(bytes);
         let view = verify(SegmentBytes::map(scratch.file(), path)?, None)?;
         // Without its name the file still serves this process.
-        let _ = scratch.keep_verified(path, server, view.header(), &view.guide());
+        let segment = (view.header(), &view.guide());
+        let _ = scratch.keep_verified(path, server, segment, &|| false);
         return Ok(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)

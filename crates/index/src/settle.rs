@@ -158,7 +158,7 @@ impl Job {
         }
         if found.reach != Reach::Disk {
             // The system tells once that it could not write, and then knows nothing of it any more.
-            write_out(file, self.header.file_len()).map_err(|_| Unfit::Unwritten)?;
+            write_out(file, self.header.file_len(), &|| true).map_err(|_| Unfit::Unwritten)?;
             settled.reach = Reach::Disk;
         }
         // Whoever has written to the file meanwhile has taken the stamp away, and it stays so.
@@ -169,12 +169,32 @@ impl Job {
     }
 }
 
-/// Writes a file to its disk, in parts, so that a process can end between them.
-fn write_out(file: &File, len: u64) -> io::Result<()> {
+/// Writes a file whose bytes are right to its disk, and stamps it; says whether that was done. Ends between parts where it is not to
+/// go on.
+///
+/// # Errors
+/// What the operating system says. The file is then not to be used by others.
+pub(crate) fn settle_new(
+    file: &File,
+    header: &SegmentHeader,
+    go_on: &dyn Fn() -> bool,
+) -> io::Result<bool> {
+    let is_done = write_out(file, header.file_len(), go_on)?;
+    if is_done {
+        Stamp::now(Reach::Disk).set(file, header.nonce);
+    }
+    Ok(is_done)
+}
+
+/// Writes a file to its disk, in parts, so that a process can end between them; says whether it came to the end.
+fn write_out(file: &File, len: u64, go_on: &dyn Fn() -> bool) -> io::Result<bool> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     for at in (0..len).step_by(WRITTEN as usize) {
+        if !go_on() {
+            return Ok(false);
+        }
         // SAFETY: a call with an open descriptor and numbers.
         let done =
             unsafe { libc::sync_file_range(file.as_raw_fd(), at as i64, WRITTEN as i64, flags) };
@@ -184,7 +204,7 @@ fn write_out(file: &File, len: u64) -> io::Result<()> {
         }
     }
     // And what is left, all of it where a file system knows no parts.
-    file.sync_all()
+    file.sync_all().map(|()| true)
 }
 
 /// Reads a file once, so that what its disk cannot read is an error and not a signal. Calls `pause` every few milliseconds.

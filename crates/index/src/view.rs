@@ -342,6 +342,12 @@ impl SegmentView {
         if self.dead_version.get() == Some(dead_version) {
             return Ok(());
         }
+        // Then there is nothing to read, which a new session would do of dozens of pages. Entries that a VACUUM has marked and did
+        // not come to count are of rows that stay dead until another one has counted them.
+        if entry.dead == 0 {
+            self.dead_version.set(Some(dead_version));
+            return Ok(());
+        }
         let mut map = self.map.borrow_mut();
         if map.is_none() {
             *map = Some(SegmentMap::read(store, entry)?);

@@ -62,7 +62,9 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
 pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
     // SAFETY: by contract.
     let path = unsafe { path(index, entry.nonce) };
-    if built.keep(&path, server()).is_ok()
+    // SAFETY: reads a variable of this process.
+    let go_on = || unsafe { (&raw const pg_sys::InterruptPending).read_volatile() } == 0;
+    if built.keep(&path, server(), &go_on).is_ok()
         // SAFETY: by contract.
         && let Some(counts) = unsafe { statistics::of(index) }
     {

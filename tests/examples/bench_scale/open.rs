@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use laser_tests::bench::cost::{bytes_read, session};
 use laser_tests::bench::progress;
-use laser_tests::{Cluster, say, segment_files};
+use laser_tests::{Cluster, say, segment_files, segment_folder};
 use postgres::Client;
 
 use super::build::Contender;
@@ -62,7 +62,11 @@ pub fn open(cluster: &mut Cluster, s: &Settings, c: &Contender) -> Result<()> {
 
     progress(&format!("a cold server, {}", c.name));
     cluster.stop("fast")?;
-    forget_files(&cluster.data().join("base"))?;
+    for folder in [cluster.data().join("base"), segment_folder(cluster)] {
+        if folder.is_dir() {
+            forget_files(&folder)?;
+        }
+    }
     cluster.start()?;
     let has_files = !segment_files(cluster)?.is_empty();
     let mut client = connect(cluster, c)?;

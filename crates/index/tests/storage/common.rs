@@ -22,6 +22,17 @@ use laser_index::{IndexError, cache, maintain, pending};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
+/// All rows, in strict order.
+pub const STRICT: Settings = Settings {
+    ef: 0,
+    iterate: Iterate::Strict,
+    max_tuples: usize::MAX,
+    cutoff: f64::INFINITY,
+    undirected: false,
+    at_once: None,
+    recheck: false,
+};
+
 pub fn options(
     dims: usize,
     metric: Metric,

@@ -11,18 +11,7 @@ use laser_index::scan::{AtOnce, Iterate, PendingRows, Scan, Settings};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::common::{at, build, distance, options, scan};
-
-/// All rows, in strict order.
-const STRICT: Settings = Settings {
-    ef: 0,
-    iterate: Iterate::Strict,
-    max_tuples: usize::MAX,
-    cutoff: f64::INFINITY,
-    undirected: false,
-    at_once: None,
-    recheck: false,
-};
+use super::common::{STRICT, at, build, distance, options, scan};
 
 /// Rows near the query that no transaction can see, as versions that VACUUM has not removed yet.
 #[test]
