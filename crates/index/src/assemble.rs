@@ -8,7 +8,7 @@ use std::sync::Arc;
 use laser_memory::heap;
 use memmap2::Mmap;
 
-use crate::cache::Scratch;
+use crate::cache;
 use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
@@ -19,8 +19,10 @@ use crate::meta::nonce;
 use crate::order;
 use crate::reach;
 use crate::refine::{Form, Passes, Widths, are_few, leaves, refine};
+use crate::scratch::Scratch;
 use crate::seeds;
 use crate::segment::{Counts, SegmentHeader, bitmap_len, is_dead};
+use crate::settle::Damage;
 use crate::table::{Place, Table};
 use crate::walk::Guide;
 use crate::width;
@@ -52,7 +54,8 @@ impl BuiltSegment {
     pub fn keep(self, path: &Path, server: u64, go_on: &dyn Fn() -> bool) -> Result<()> {
         drop(self.bytes);
         let segment = (&self.header, &self.guide);
-        self.file.keep_verified(path, server, segment, go_on)
+        let damage = Damage::default();
+        cache::keep(self.file, path, server, segment, &damage, go_on)
     }
 }
 

@@ -14,7 +14,6 @@ use laser_memory::threads::{self, Gate, Thread};
 
 use crate::assemble::{BuiltSegment, Grown, Part, Pushed, assemble, spill_len};
 use crate::background;
-use crate::cache::Scratch;
 use crate::choice::{self, Existing, SAMPLE};
 use crate::codec::Codec;
 use crate::encoding::Encoding;
@@ -25,6 +24,7 @@ use crate::meta::Parameters;
 use crate::metric::Metric;
 use crate::page::UNPLACED;
 use crate::refine::{Passes, leaves};
+use crate::scratch::Scratch;
 use crate::segment::bitmap_len;
 use crate::space;
 use crate::view::SegmentView;

@@ -29,7 +29,7 @@ pub struct Mapped {
 }
 
 impl SegmentBytes {
-    /// Number of the file on its file system; zero where it is not known.
+    /// Number of the file on its file system, zero where it is not known; none of memory.
     pub fn inode(&self) -> Option<u64> {
         match self {
             Self::File(mapped) => Some(mapped.inode),

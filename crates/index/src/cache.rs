@@ -8,10 +8,9 @@
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Seek};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use crate::background;
 use crate::bytes::SegmentBytes;
 use crate::error::{IndexError, Result};
 use crate::meta::{Parameters, SegmentEntry};
+use crate::scratch::{Scratch, make_folder};
 use crate::segment::{SegmentHeader, SegmentMap};
 use crate::settle::{Damage, is_want, read_through, settle, settle_new};
 use crate::stamp::{self, Reach, Stamp};
@@ -30,167 +30,36 @@ use crate::store::PageStore;
 use crate::view::SegmentView;
 use crate::walk::Guide;
 
-/// How often a folder is made that others remove.
-const ATTEMPTS: usize = 3;
-
-/// What names of this process's temporary files begin with.
-pub fn scratch_prefix() -> String {
-    format!("pgsql_tmp.laser.{}.", std::process::id())
-}
-
-/// A temporary file that is removed when it is dropped before it was kept.
-#[derive(Debug)]
-pub struct Scratch {
-    path: PathBuf,
-    file: File,
-    kept: bool,
-}
-
-impl Scratch {
-    /// Creates a file in `folder`, and the folder if need be.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn new(folder: &Path) -> Result<Self> {
-        let create = |path: &Path| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create_new(true);
-            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            options.open(path)
-        };
-        let name = format!("{}{:016x}", scratch_prefix(), crate::meta::nonce());
-        let path = folder.join(name);
-        let mut file = create(&path);
-        if file.is_err() && !folder.is_dir() {
-            make_folder(folder).map_err(|e| IndexError::io("create", folder, e))?;
-            file = create(&path);
-        }
-        let file = file.map_err(|e| IndexError::io("create", &path, e))?;
-        Ok(Self {
-            path,
-            file,
-            kept: false,
-        })
+/// Gives the file of a segment whose bytes are right the guide for those who open it, and its final name. A large one is written
+/// to the disk as long as `go_on` says so, else by the thread that settles files, which tells `damage`.
+///
+/// # Errors
+/// What the operating system says.
+pub(crate) fn keep(
+    made: Scratch,
+    path: &Path,
+    server: u64,
+    (header, guide): (&SegmentHeader, &Guide),
+    damage: &Damage,
+    go_on: &dyn Fn() -> bool,
+) -> Result<()> {
+    let (nonce, len) = (header.nonce, header.file_len());
+    let is_whole = appendix::append(made.file(), len, nonce, guide);
+    if is_whole {
+        Stamp::now(Reach::Server(server)).set(made.file(), nonce);
     }
-
-    /// The file, open for reading and writing, with mode 0600.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// The file's temporary path: [`scratch_prefix`] and a random number, in the folder that it was made in.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Gives the file `len` bytes that exist on disk, and maps them for writing. Without room on
-    /// the disk this is an error here, where a hole would be a SIGBUS at the first write.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn map(&self, len: u64) -> Result<MmapMut> {
-        // SAFETY: the descriptor is open.
-        let code = unsafe { libc::posix_fallocate(self.file.as_raw_fd(), 0, len as libc::off_t) };
-        if code != 0 {
-            let error = io::Error::from_raw_os_error(code);
-            return Err(IndexError::io("extend", &self.path, error));
-        }
-        // SAFETY: only this process knows the file's name, and its space is allocated.
-        unsafe { MmapMut::map_mut(&self.file) }.map_err(|e| IndexError::io("map", &self.path, e))
-    }
-
-    /// Gives the file of a segment whose bytes are right the guide for those who open it, and its final name. A large one is written
-    /// to the disk as long as `go_on` says so, else by the thread that settles files.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub(crate) fn keep_verified(
-        self,
-        path: &Path,
-        server: u64,
-        (header, guide): (&SegmentHeader, &Guide),
-        go_on: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        let (nonce, len) = (header.nonce, header.file_len());
-        let is_whole = appendix::append(&self.file, len, nonce, guide);
-        if is_whole {
-            Stamp::now(Reach::Server(server)).set(&self.file, nonce);
-        }
-        let kept = self.keep(path)?;
-        if is_whole && len >= LONG_FILE {
-            match settle_new(&kept.file, header, go_on) {
-                Ok(true) => {}
-                Ok(false) => settle(&kept.file, path, *header, server, &Damage::default()),
-                Err(error) => {
-                    let _ = fs::remove_file(path);
-                    return Err(IndexError::io("write", path, error));
-                }
+    let kept = made.keep(path)?;
+    if is_whole && len >= LONG_FILE {
+        match settle_new(kept.file(), header, server, go_on) {
+            Ok(true) => {}
+            Ok(false) => settle(kept.file(), path, *header, server, damage),
+            Err(error) => {
+                let _ = fs::remove_file(path);
+                return Err(IndexError::io("write", path, error));
             }
         }
-        Ok(())
     }
-
-    /// Gives the file its final name, in a folder that is made if need be. Others may remove that while it is empty. On another file
-    /// system a copy has the name; the copy is returned then.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    fn keep(mut self, path: &Path) -> Result<Self> {
-        let mut renamed = fs::rename(&self.path, path);
-        for _ in 0..ATTEMPTS {
-            match (&renamed, path.parent()) {
-                (Err(e), Some(folder)) if e.kind() == io::ErrorKind::NotFound => {
-                    make_folder(folder).map_err(|e| IndexError::io("create", folder, e))?;
-                    renamed = fs::rename(&self.path, path);
-                }
-                (Err(e), Some(folder)) if e.kind() == io::ErrorKind::CrossesDevices => {
-                    return self.copy(folder)?.keep(path);
-                }
-                _ => break,
-            }
-        }
-        renamed.map_err(|e| IndexError::io("rename", &self.path, e))?;
-        self.kept = true;
-        Ok(self)
-    }
-
-    /// The same file in another folder, with its time of change.
-    fn copy(&self, folder: &Path) -> Result<Self> {
-        let copy = Self::new(folder)?;
-        let all = || {
-            let (mut from, mut to) = (&self.file, &copy.file);
-            from.rewind()?;
-            io::copy(&mut from, &mut to)?;
-            let changed = self.file.metadata()?.modified()?;
-            copy.file.set_modified(changed)
-        };
-        all().map_err(|e| IndexError::io("copy", &self.path, e))?;
-        Ok(copy)
-    }
-}
-
-/// Makes a folder. A plain file, a pipe or a link that leads nowhere makes room for it: a folder whose
-/// contents may go at any time may itself.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true);
-    let Err(error) = builder.create(folder) else {
-        return Ok(());
-    };
-    if folder.symlink_metadata().is_err() || folder.is_dir() {
-        return Err(error);
-    }
-    fs::remove_file(folder)?;
-    builder.create(folder)
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.kept {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    Ok(())
 }
 
 /// Bytes that the file system of a folder has left for this account, if there is such a folder.
@@ -397,7 +266,7 @@ pub fn open(
         let view = verify(SegmentBytes::map(scratch.file(), path)?, None)?;
         // Without its name the file still serves this process.
         let segment = (view.header(), &view.guide());
-        let _ = scratch.keep_verified(path, server, segment, &|| false);
+        let _ = keep(scratch, path, server, segment, view.damage(), &|| false);
         return Ok(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
@@ -407,23 +276,23 @@ pub fn open(
 }
 
 /// Has a large file that is in use verified again in the background where that was long ago. To be called when it is searched, where
-/// [`SegmentView::is_to_be_seen_to`]: so the file of an index that is used has a stamp that the next server believes, however
-/// long sessions live.
-pub fn renew(view: &SegmentView, location: Location<'_>) {
-    let header = view.header();
-    if view.is_file()
-        && header.file_len() >= LONG_FILE
-        && let Ok(Some(file)) = open_file(location.path)
-        && file.metadata().ok().map(|found| found.ino()) == view.inode()
-    {
-        settle(
-            &file,
-            location.path,
-            *header,
-            location.server,
-            view.damage(),
-        );
+/// [`SegmentView::take_due`]: so the file of an index that is used has a stamp that the next server believes, however
+/// long sessions live. Returns whether it still is the one that has the name: one that is not was removed, for damage perhaps.
+pub fn renew(view: &SegmentView, location: Location<'_>) -> bool {
+    if !view.is_file() {
+        return true;
     }
+    let Location { path, server, .. } = location;
+    let file = match open_file(path) {
+        Ok(Some(file)) => file,
+        Ok(None) => return false,
+        Err(_) => return true,
+    };
+    let is_its = file.metadata().ok().map(|found| found.ino()) == view.inode();
+    if is_its && view.header().file_len() >= LONG_FILE {
+        settle(&file, path, *view.header(), server, view.damage());
+    }
+    is_its
 }
 
 #[cfg(test)]

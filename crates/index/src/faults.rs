@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Mappings that are known at once. What is mapped beyond that is not removed.
 const MOST: usize = 1024;
@@ -32,6 +32,9 @@ static SLOTS: [Slot; MOST] = [const {
         path: AtomicPtr::new(null_mut()),
     }
 }; MOST];
+
+/// What was there before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Held while a slot is taken or given up; the handler reads without it.
 static TURN: Mutex<()> = Mutex::new(());
@@ -67,23 +70,26 @@ impl Drop for Known {
 
 /// Has this process remove a file when it touches a place of it that cannot be read, and end then as it would have.
 pub fn watch() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: all zeros are valid for this plain structure, and the handler is a function of the kind that SA_SIGINFO
-        // asks for.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = remove as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: all zeros are valid for these plain structures, and the handler is a function of the kind that SA_SIGINFO
+    // asks for.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = remove as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        BEFORE.get_or_init(|| {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGBUS, null_mut(), &mut before);
             libc::sigaction(libc::SIGBUS, &action, null_mut());
-        }
-    });
+            before
+        });
+    }
 }
 
 /// Only what signal-safety(7) allows.
 unsafe extern "C" fn remove(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the system passes what SA_SIGINFO promises.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    let mut is_ours = false;
     for slot in &SLOTS {
         let changes = slot.changes.load(Ordering::SeqCst);
         let path = slot.path.load(Ordering::SeqCst);
@@ -94,13 +100,21 @@ unsafe extern "C" fn remove(_signal: c_int, info: *mut libc::siginfo_t, _context
         if code > 0 && is_one && !path.is_null() && address.wrapping_sub(start) < len {
             // SAFETY: a string that ends with a zero, kept as long as the mapping is in use.
             unsafe { libc::unlink(path) };
+            is_ours = true;
         }
     }
-    // What was touched is touched again when this function has ended, and what was sent is sent again: then without a
-    // handler. Not before, or another thread that meets the same would end the process.
-    // SAFETY: both have no preconditions.
+    // What was touched is touched again when this function has ended, and what was sent is sent again: then for who had the
+    // signal before. Not earlier, or another thread that meets the same would end the process.
+    // SAFETY: all have no preconditions; `BEFORE` was filled by the system, or before it asks this function.
     unsafe {
-        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        match BEFORE.get() {
+            Some(before) if !is_ours => {
+                libc::sigaction(libc::SIGBUS, before, null_mut());
+            }
+            _ => {
+                libc::signal(libc::SIGBUS, libc::SIG_DFL);
+            }
+        }
         if code <= 0 {
             libc::raise(libc::SIGBUS);
         }

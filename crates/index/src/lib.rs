@@ -60,6 +60,7 @@ pub mod reach;
 pub mod refine;
 pub mod reorder;
 pub mod scan;
+pub mod scratch;
 mod seeds;
 pub mod segment;
 mod settle;

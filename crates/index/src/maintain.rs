@@ -238,7 +238,7 @@ fn open(
     let map = SegmentMap::read(store, entry)?;
     map.header(store, &meta.parameters)?;
     // Under a temporary name of its own, which is enough for one merge.
-    let scratch = crate::cache::Scratch::new(&options.folder)?;
+    let scratch = crate::scratch::Scratch::new(&options.folder)?;
     let mut bytes = scratch.map(entry.bytes)?;
     map.read_bytes(store, 0, &mut bytes)?;
     drop(bytes);

@@ -5,9 +5,11 @@
 //! that ends before has done nothing: the next one that opens the file begins again.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +26,7 @@ const PART: usize = 64 << 10;
 /// Bytes that are written to the disk at once: a process does not end before.
 const WRITTEN: u64 = 16 << 20;
 /// Files that wait at once. Others are left to who opens them next.
-const MOST: usize = 256;
+const MOST: usize = 32;
 
 /// Whether a file that is in use was found to be damaged.
 #[derive(Debug, Clone, Default)]
@@ -46,12 +48,12 @@ struct Job {
 }
 
 struct Queue {
-    waiting: Vec<Job>,
+    waiting: VecDeque<Job>,
     at_work: bool,
 }
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue {
-    waiting: Vec::new(),
+    waiting: VecDeque::new(),
     at_work: false,
 });
 
@@ -59,8 +61,8 @@ fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged is removed.
-/// Without a thread, or where another process is at it, nothing is done.
+/// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged, or that the disk does not
+/// take, is removed. Without a thread, or where another process is at it, nothing is done.
 pub(crate) fn settle(
     file: &File,
     path: &Path,
@@ -75,7 +77,7 @@ pub(crate) fn settle(
     if queue.waiting.len() >= MOST || queue.waiting.try_reserve(1).is_err() {
         return;
     }
-    queue.waiting.push(Job {
+    queue.waiting.push_back(Job {
         file,
         path: path.to_path_buf(),
         header,
@@ -98,44 +100,47 @@ pub(crate) fn settle(
 fn work() {
     loop {
         let mut queue = queue();
-        let Some(job) = queue.waiting.pop() else {
+        let Some(job) = queue.waiting.pop_front() else {
             queue.at_work = false;
             return;
         };
         drop(queue);
-        // Of what was opened, which the mapping of whoever searches the file keeps open: so it is unlocked in any case.
         if job.file.try_lock().is_ok() {
-            job.settle();
+            // Whatever becomes of one, the others have their turn.
+            let _ = catch_unwind(AssertUnwindSafe(|| job.settle()));
+            // The lock is of what was opened, which the mapping of whoever searches the file keeps open.
             let _ = job.file.unlock();
         }
     }
 }
 
-/// How a file cannot be used any longer.
-enum Unfit {
-    Damaged,
-    /// The disk has not taken it. What is mapped is right, and stays so while it is mapped.
-    Unwritten,
-}
+/// The bytes of a file are wrong, or the disk has not taken them: what is mapped may be what the disk has at any time.
+struct Unfit;
 
 impl Job {
     fn settle(&self) {
-        let Err(unfit) = self.work() else {
+        if self.work().is_ok() {
             return;
-        };
+        }
         // Another process may have made it again by now.
         let inode = |found: io::Result<fs::Metadata>| found.map(|found| found.ino()).ok();
         if inode(self.file.metadata()) == inode(self.path.symlink_metadata()) {
             let _ = fs::remove_file(&self.path);
         }
         // Last: who hears of it opens what has the name.
-        if matches!(unfit, Unfit::Damaged) {
-            self.damage.0.store(true, Ordering::Release);
-        }
+        self.damage.0.store(true, Ordering::Release);
+    }
+
+    /// Whether the file still has a name: what is removed meanwhile nobody opens again.
+    fn is_named(&self) -> bool {
+        self.file.metadata().is_ok_and(|found| found.nlink() > 0)
     }
 
     fn work(&self) -> Result<(), Unfit> {
         let (file, nonce) = (&self.file, self.header.nonce);
+        if !self.is_named() {
+            return Ok(());
+        }
         let Some(found) = stamp::read(file, nonce, self.server) else {
             // Somebody has written to it, and who opens it next verifies it.
             return Ok(());
@@ -145,20 +150,23 @@ impl Job {
             // What a disk cannot read is an error of this call, and a signal to who has the file mapped.
             match read_through(file, &thread::yield_now) {
                 Err(error) if is_want(&error) => return Ok(()),
-                read => read.map_err(|_| Unfit::Damaged)?,
+                read => read.map_err(|_| Unfit)?,
             }
             let Ok(bytes) = SegmentBytes::map(file, &self.path) else {
                 return Ok(());
             };
             let segment = bytes.get(..self.header.file_len() as usize);
-            let segment = segment.ok_or(Unfit::Damaged)?;
+            let segment = segment.ok_or(Unfit)?;
             let verified = self.header.verify(segment, &thread::yield_now);
-            verified.map_err(|_| Unfit::Damaged)?;
+            verified.map_err(|_| Unfit)?;
             settled = Stamp::now(found.reach);
         }
         if found.reach != Reach::Disk {
-            // The system tells once that it could not write, and then knows nothing of it any more.
-            write_out(file, self.header.file_len(), &|| true).map_err(|_| Unfit::Unwritten)?;
+            // The system tells once that it could not write, and then takes what it has for what the disk has.
+            let written = write_out(file, self.header.file_len(), &|| self.is_named());
+            if !written.map_err(|_| Unfit)? {
+                return Ok(());
+            }
             settled.reach = Reach::Disk;
         }
         // Whoever has written to the file meanwhile has taken the stamp away, and it stays so.
@@ -169,19 +177,26 @@ impl Job {
     }
 }
 
-/// Writes a file whose bytes are right to its disk, and stamps it; says whether that was done. Ends between parts where it is not to
-/// go on.
+/// Writes a file that was stamped when it was made to its disk, and says so in its stamp; returns whether that was done. Ends between parts where it is not
+/// to go on.
 ///
 /// # Errors
 /// What the operating system says. The file is then not to be used by others.
 pub(crate) fn settle_new(
     file: &File,
     header: &SegmentHeader,
+    server: u64,
     go_on: &dyn Fn() -> bool,
 ) -> io::Result<bool> {
+    let made = stamp::read(file, header.nonce, server);
     let is_done = write_out(file, header.file_len(), go_on)?;
-    if is_done {
-        Stamp::now(Reach::Disk).set(file, header.nonce);
+    // As in [`Job::work`].
+    if let Some(made) = made
+        && is_done
+        && stamp::read(file, header.nonce, server) == Some(made)
+    {
+        let reach = Reach::Disk;
+        Stamp { reach, ..made }.set(file, header.nonce);
     }
     Ok(is_done)
 }
@@ -199,7 +214,12 @@ fn write_out(file: &File, len: u64, go_on: &dyn Fn() -> bool) -> io::Result<bool
         let done =
             unsafe { libc::sync_file_range(file.as_raw_fd(), at as i64, WRITTEN as i64, flags) };
         let error = io::Error::last_os_error();
-        if done != 0 && matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC)) {
+        // What could not be written the system tells this call or the next one, not both.
+        let knows_no_parts = matches!(
+            error.raw_os_error(),
+            Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)
+        );
+        if done != 0 && !knows_no_parts {
             return Err(error);
         }
     }
@@ -231,4 +251,38 @@ pub(crate) fn is_want(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_written_out_is_not_said_to_be() {
+        let mut header = SegmentHeader::zeroed();
+        header.nonce = 7;
+        header.space.len = 1000;
+        let file = || {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&[1; 1000]).unwrap();
+            Stamp::now(Reach::Server(1)).set(&file, 7);
+            file
+        };
+        let reach = |file: &File| stamp::read(file, 7, 1).map(|stamp| stamp.reach);
+        let whole = file();
+        assert!(settle_new(&whole, &header, 1, &|| true).unwrap());
+        assert_eq!(reach(&whole), Some(Reach::Disk));
+        let left = file();
+        assert!(!settle_new(&left, &header, 1, &|| false).unwrap());
+        assert_eq!(reach(&left), Some(Reach::Server(1)));
+        // Somebody writes to it meanwhile.
+        let changed = file();
+        let write = || (&changed).write_all(b"x").is_ok();
+        assert!(settle_new(&changed, &header, 1, &write).unwrap());
+        assert_eq!(reach(&changed), None);
+    }
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use bytemuck::Pod;
 use memmap2::MmapMut;
 
-use crate::cache::Scratch;
 use crate::error::Result;
+use crate::scratch::Scratch;
 
 /// Where a table is.
 #[derive(Debug, Clone, Copy)]

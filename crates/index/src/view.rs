@@ -157,7 +157,7 @@ impl SegmentView {
     }
 
     /// Whether [`crate::cache::renew`] has something to do: the file was opened, or this asked, as long ago as a file need not be verified.
-    pub fn is_to_be_seen_to(&self) -> bool {
+    pub fn take_due(&self) -> bool {
         let is_due = self.seen_to.get().elapsed() >= stamp::VALID;
         if is_due {
             self.seen_to.set(Instant::now());
@@ -342,8 +342,8 @@ impl SegmentView {
         if self.dead_version.get() == Some(dead_version) {
             return Ok(());
         }
-        // Then there is nothing to read, which a new session would do of dozens of pages. Entries that a VACUUM has marked and did
-        // not come to count are of rows that stay dead until another one has counted them.
+        // No bits are counted: the pages, dozens for a new session, need not be read. Bits of a VACUUM that was interrupted may be
+        // set; the server uses none of those rows' addresses again before another one has counted them.
         if entry.dead == 0 {
             self.dead_version.set(Some(dead_version));
             return Ok(());

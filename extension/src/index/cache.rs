@@ -62,8 +62,10 @@ pub unsafe fn path(relation: pg_sys::Relation, nonce: u64) -> PathBuf {
 pub unsafe fn keep(index: pg_sys::Relation, entry: &SegmentEntry, built: BuiltSegment) {
     // SAFETY: by contract.
     let path = unsafe { path(index, entry.nonce) };
-    // SAFETY: reads a variable of this process.
-    let go_on = || unsafe { (&raw const pg_sys::InterruptPending).read_volatile() } == 0;
+    // SAFETY: reads variables of this process.
+    let go_on = || unsafe {
+        pg_sys::enableFsync && (&raw const pg_sys::InterruptPending).read_volatile() == 0
+    };
     if built.keep(&path, server(), &go_on).is_ok()
         // SAFETY: by contract.
         && let Some(counts) = unsafe { statistics::of(index) }
@@ -136,7 +138,7 @@ unsafe fn warn_of_damage(relation: pg_sys::Relation) {
     let name = unsafe { encoding::name_of(relation) };
     ErrorReport::new(
         Code::ERRCODE_INDEX_CORRUPTED,
-        format!("a file of index \"{name}\" was damaged, and searches may have missed rows"),
+        format!("a file of index \"{name}\" was damaged or could not be written, and searches may have missed rows"),
         function_name!(),
     )
     .set_hint(
@@ -185,20 +187,20 @@ pub unsafe fn views(
         let clock = session.clock;
         let mut views = Vec::with_capacity(meta.segments.len());
         for entry in &meta.segments {
-            let opened = session.opened.get(&entry.nonce);
-            if opened.is_some_and(|opened| opened.view.is_damaged()) {
-                session.opened.remove(&entry.nonce);
-                sessions::wake(storage.database);
-                damaged = true;
+            if let Some(Opened { view, .. }) = session.opened.get(&entry.nonce) {
+                // SAFETY: by contract.
+                let path = || unsafe { path(relation, entry.nonce) };
+                if view.is_damaged() {
+                    session.opened.remove(&entry.nonce);
+                    sessions::wake(storage.database);
+                    damaged = true;
+                } else if view.take_due() && !cache::renew(view, location(&path())) {
+                    session.opened.remove(&entry.nonce);
+                }
             }
             let view = match session.opened.get_mut(&entry.nonce) {
                 Some(opened) => {
                     opened.used = clock;
-                    if opened.view.is_to_be_seen_to() {
-                        // SAFETY: by contract.
-                        let path = unsafe { path(relation, entry.nonce) };
-                        cache::renew(&opened.view, location(&path));
-                    }
                     opened.view.clone()
                 }
                 None => {

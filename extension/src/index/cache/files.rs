@@ -15,8 +15,8 @@
 //! which others wait, and cannot be cancelled.
 //!
 //! To remove one too many costs somebody the making of a new one; what was missed, a later sweep
-//! finds, or the next start of a server that loads the library then. It is not found whose relation the server itself does not find: what a
-//! transaction has made that a crash has ended (`src/backend/catalog/storage.c`).
+//! finds, or the next start of a server that loads the library then. What a crash leaves of a transaction that made an
+//! index stays, as the relation's own file does (`src/backend/catalog/storage.c`).
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -239,7 +239,7 @@ pub fn watch_exit() {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn exit(_code: c_int, _argument: pg_sys::Datum) {
-    let scratch = laser_index::cache::scratch_prefix();
+    let scratch = laser_index::scratch::scratch_prefix();
     // Where the server has called exit(), thread-locals may be gone before this is called.
     let temporary = TEMPORARY.try_with(RefCell::take).unwrap_or_default();
     let until = Instant::now() + TEMPORARY_TIMEOUT;
