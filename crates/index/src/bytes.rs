@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use memmap2::{Mmap, MmapMut};
+use memmap2::{Advice, Mmap, MmapMut};
 
 use crate::error::{IndexError, Result};
 use crate::faults::{self, Known};
@@ -29,6 +29,13 @@ pub struct Mapped {
 }
 
 impl SegmentBytes {
+    /// Tells the system how they will be read, if they are a file's.
+    pub(crate) fn advise(&self, advice: Advice) {
+        if let Self::File(mapped) = self {
+            let _ = mapped.map.advise(advice);
+        }
+    }
+
     /// Number of the file on its file system, zero where it is not known; none of memory.
     pub fn inode(&self) -> Option<u64> {
         match self {

@@ -239,15 +239,21 @@ pub fn open(
             Err(error) => Existing::after(&error),
         }
     };
+    let sound = |view: SegmentView| {
+        if is_long {
+            view.expect_walks();
+        }
+        Ok(view)
+    };
     if let Existing::Sound(view) = existing() {
-        return Ok(*view);
+        return sound(*view);
     }
     // One process makes the file, however many want it at once, as after a start of the server.
     let _turn = path
         .parent()
         .and_then(|folder| turn(folder, &|| store.pause()));
     let is_out_of_reach = match existing() {
-        Existing::Sound(view) => return Ok(*view),
+        Existing::Sound(view) => return sound(*view),
         Existing::OutOfReach => true,
         Existing::Useless => {
             // Whatever else has the name makes room for the file.
@@ -267,7 +273,7 @@ pub fn open(
         // Without its name the file still serves this process.
         let segment = (view.header(), &view.guide());
         let _ = keep(scratch, path, server, segment, view.damage(), &|| false);
-        return Ok(view);
+        return sound(view);
     }
     let mut bytes = MmapMut::map_anon(entry.bytes as usize)
         .map_err(|e| IndexError::io("map memory for", path, e))?;

@@ -4,6 +4,7 @@ use std::cell::{Cell, Ref, RefCell};
 use std::time::Instant;
 
 use laser_cpu::prefetch;
+use memmap2::Advice;
 
 use crate::arithmetic::HALF_ULP;
 use crate::bytes::SegmentBytes;
@@ -40,8 +41,13 @@ pub struct SegmentView {
     damage: Damage,
     /// When the file was opened, or seen to.
     seen_to: Cell<Instant>,
+    /// Whether the system was told that all of the file will be read.
+    is_announced: Cell<bool>,
 }
 
+/// The smallest page that a system has, and bytes between two pauses where each is touched.
+const PAGE: usize = 4096;
+const LOADED: usize = 1 << 20;
 /// How much wider a walk may become because of dead entries.
 const MOST_FOR_DEAD: f64 = 4.0;
 /// Candidates of a walk in a segment that does not say how many it needs.
@@ -130,6 +136,7 @@ impl SegmentView {
             bytes_len: entry.bytes as usize,
             damage: Damage::default(),
             seen_to: Cell::new(Instant::now()),
+            is_announced: Cell::new(false),
         })
     }
 
@@ -139,6 +146,28 @@ impl SegmentView {
             .as_ref()
             .map(|walk| walk.guide().clone())
             .unwrap_or_default()
+    }
+
+    /// Tells the system that walks read here and there, so that it does not read megabytes around each node.
+    pub(crate) fn expect_walks(&self) {
+        self.bytes.advise(Advice::Random);
+    }
+
+    /// Tells the system once that all is read, so that it reads ahead again.
+    fn announce(&self) {
+        if !self.is_announced.replace(true) {
+            self.bytes.advise(Advice::Normal);
+        }
+    }
+
+    /// Has all of it in memory, as long as the system keeps it there.
+    pub fn load(&self, pause: &dyn Fn()) {
+        self.announce();
+        for part in self.bytes.chunks(LOADED) {
+            pause();
+            let pages = part.iter().step_by(PAGE);
+            std::hint::black_box(pages.fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+        }
     }
 
     /// Whether the bytes are those of a file, not this process's own memory.
@@ -296,6 +325,7 @@ impl SegmentView {
         &self,
         mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        self.announce();
         (0..self.nodes()).try_for_each(|node| self.for_each_of(node, &mut look))
     }
 
@@ -305,6 +335,7 @@ impl SegmentView {
         &self,
         mut look: impl FnMut(usize, &[u8], &[u8]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        self.announce();
         laser_sampling::spread(self.nodes()).try_for_each(|node| self.for_each_of(node, &mut look))
     }
 

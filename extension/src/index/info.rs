@@ -19,6 +19,7 @@ use super::{build, cache, merge, unlogged};
 use crate::encode::hex;
 use crate::pg::encoding;
 use crate::pg::errors::raise_hint;
+use crate::pg::interrupts::pause;
 
 /// An open index of this access method. Its locks are given back when it is dropped: nothing that
 /// is done with it waits for the transaction to commit.
@@ -316,6 +317,7 @@ fn laser_prewarm(index: pg_sys::Oid) -> i64 {
         let meta = Meta::read(&store)?;
         // SAFETY: the index is open.
         let views = unsafe { cache::views(opened.raw(), &store, &meta) }?;
+        views.iter().for_each(|view| view.load(&pause));
         Ok(views.iter().map(|view| view.bytes().len()).sum())
     });
     bytes as i64

@@ -81,6 +81,8 @@ fn main() -> Result<()> {
     let s = settings()?;
     begin(&s.output)?;
     let mut builder = Cluster::builder()
+        // Files that are not on the disk are verified when the server starts.
+        .setting("fsync", "on")
         .setting("shared_buffers", &s.buffers)
         .setting("max_wal_size", "16GB")
         .setting("autovacuum", "off")
