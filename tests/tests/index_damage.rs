@@ -346,8 +346,11 @@ fn a_file_that_cannot_be_read_is_met_once() -> Result<()> {
         OpenOptions::new().write(true).open(path)?.set_len(PAGE)?;
         ensure!(nearest(&mut client).is_err());
         wait_until("the file is removed", || Ok(!path.exists()))?;
+        // Who connects before that is ended by it.
+        wait_until("the crash is known", || {
+            Ok(cluster.log().matches(bus_error).count() == round)
+        })?;
         wait_until("the server is back", || {
-            // The crash may come to be known after somebody has connected.
             let Ok(mut back) = cluster.connect("damage") else {
                 return Ok(false);
             };
@@ -355,7 +358,6 @@ fn a_file_that_cannot_be_read_is_met_once() -> Result<()> {
             client = back;
             Ok(is_found)
         })?;
-        ensure!(cluster.log().matches(bus_error).count() == round);
     }
     Ok(())
 }
