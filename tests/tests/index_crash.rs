@@ -286,6 +286,21 @@ fn an_unlogged_index_starts_again() -> Result<()> {
     Ok(())
 }
 
+/// The nearest row is that with the id 7.
+const NEAR_SEVEN: &str = "SELECT id FROM t ORDER BY e <=> '[7,1,1]' LIMIT 1";
+
+/// A session in a database with an index `ti` on 3000 rows.
+fn three_thousand(cluster: &Cluster) -> Result<Client> {
+    let mut client = cluster.database("crash")?;
+    client.batch_execute(
+        "CREATE EXTENSION IF NOT EXISTS laser;
+         CREATE TABLE t (id integer, e embedding(3));
+         INSERT INTO t SELECT i, ARRAY[i, 1, 1]::real[]::embedding FROM generate_series(1, 3000) i;
+         CREATE INDEX ti ON t USING laser (e)",
+    )?;
+    Ok(client)
+}
+
 /// The folder with the files of segments may go at any time, while the server runs as well.
 #[test]
 fn the_cache_may_be_deleted() -> Result<()> {
@@ -293,15 +308,9 @@ fn the_cache_may_be_deleted() -> Result<()> {
         .preload(false)
         .setting("fsync", "off")
         .start()?;
-    let mut client = cluster.database("crash")?;
-    client.batch_execute(
-        "CREATE EXTENSION IF NOT EXISTS laser;
-         CREATE TABLE t (id integer, e embedding(3));
-         INSERT INTO t SELECT i, ARRAY[i, 1, 1]::real[]::embedding FROM generate_series(1, 3000) i;
-         CREATE INDEX ti ON t USING laser (e);
-         SET enable_seqscan = off",
-    )?;
-    let near = "SELECT id FROM t ORDER BY e <=> '[7,1,1]' LIMIT 1";
+    let mut client = three_thousand(&cluster)?;
+    client.batch_execute("SET enable_seqscan = off")?;
+    let near = NEAR_SEVEN;
     let folder = segment_folder(&cluster);
     for _ in 0..3 {
         ensure!(client.query_one(near, &[])?.get::<_, i32>(0) == 7);
@@ -340,13 +349,9 @@ fn the_cache_outlives_the_server() -> Result<()> {
         .preload(true)
         .setting("fsync", "off")
         .start()?;
-    let mut client = cluster.database("crash")?;
+    let mut client = three_thousand(&cluster)?;
     client.batch_execute(
-        "CREATE EXTENSION IF NOT EXISTS laser;
-         CREATE TABLE t (id integer, e embedding(3));
-         INSERT INTO t SELECT i, ARRAY[i, 1, 1]::real[]::embedding FROM generate_series(1, 3000) i;
-         CREATE INDEX ti ON t USING laser (e);
-         CHECKPOINT;
+        "CHECKPOINT;
          CREATE TEMP TABLE s AS SELECT * FROM t;
          CREATE INDEX ON s USING laser (e)",
     )?;
@@ -366,8 +371,7 @@ fn the_cache_outlives_the_server() -> Result<()> {
     let found = |cluster: &Cluster| -> Result<i32> {
         let mut client = cluster.connect("crash")?;
         client.batch_execute("SET enable_seqscan = off")?;
-        let near = "SELECT id FROM t ORDER BY e <=> '[7,1,1]' LIMIT 1";
-        Ok(client.query_one(near, &[])?.get(0))
+        Ok(client.query_one(NEAR_SEVEN, &[])?.get(0))
     };
     for end in ["fast", "immediate", "killed"] {
         let mkdir = format!(

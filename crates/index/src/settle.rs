@@ -61,8 +61,8 @@ fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged, or that the disk does not
-/// take, is removed. Without a thread, or where another process is at it, nothing is done.
+/// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged, or that
+/// the disk does not take, is removed. Without a thread, or where another process is at it, nothing is done.
 pub(crate) fn settle(
     file: &File,
     path: &Path,
@@ -169,16 +169,21 @@ impl Job {
             }
             settled.reach = Reach::Disk;
         }
-        // Whoever has written to the file meanwhile has taken the stamp away, and it stays so.
-        if settled != found && stamp::read(file, nonce, self.server) == Some(found) {
-            settled.set(file, nonce);
-        }
+        restamp(file, nonce, self.server, found, settled);
         Ok(())
     }
 }
 
-/// Writes a file that was stamped when it was made to its disk, and says so in its stamp; returns whether that was done. Ends between parts where it is not
-/// to go on.
+/// Puts a stamp in place of the one that was found. Whoever has written to the file meanwhile has taken that away, and it stays
+/// so.
+fn restamp(file: &File, nonce: u64, server: u64, found: Stamp, settled: Stamp) {
+    if settled != found && stamp::read(file, nonce, server) == Some(found) {
+        settled.set(file, nonce);
+    }
+}
+
+/// Writes a file that was stamped when it was made to its disk, and says so in its stamp; returns whether that was done.
+/// Ends between parts where it is not to go on.
 ///
 /// # Errors
 /// What the operating system says. The file is then not to be used by others.
@@ -190,13 +195,9 @@ pub(crate) fn settle_new(
 ) -> io::Result<bool> {
     let made = stamp::read(file, header.nonce, server);
     let is_done = write_out(file, header.file_len(), go_on)?;
-    // As in [`Job::work`].
-    if let Some(made) = made
-        && is_done
-        && stamp::read(file, header.nonce, server) == Some(made)
-    {
+    if let Some(made) = made.filter(|_| is_done) {
         let reach = Reach::Disk;
-        Stamp { reach, ..made }.set(file, header.nonce);
+        restamp(file, header.nonce, server, made, Stamp { reach, ..made });
     }
     Ok(is_done)
 }
