@@ -5,17 +5,16 @@
 //! that ends before has done nothing: the next one that opens the file begins again.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, thread};
+use std::{io, iter, thread};
 
-use laser_memory::threads;
+use laser_memory::threads::Queue;
 
 use crate::bytes::SegmentBytes;
 use crate::segment::SegmentHeader;
@@ -47,19 +46,7 @@ struct Job {
     damage: Damage,
 }
 
-struct Queue {
-    waiting: VecDeque<Job>,
-    at_work: bool,
-}
-
-static QUEUE: Mutex<Queue> = Mutex::new(Queue {
-    waiting: VecDeque::new(),
-    at_work: false,
-});
-
-fn queue() -> MutexGuard<'static, Queue> {
-    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static QUEUE: Queue<Job> = Queue::new();
 
 /// Settles the file of a segment, whose name is `path`, after others that wait. A file that turns out to be damaged, or that
 /// the disk does not take, is removed. Without a thread, or where another process is at it, nothing is done.
@@ -73,38 +60,18 @@ pub(crate) fn settle(
     let Ok(file) = file.try_clone() else {
         return;
     };
-    let mut queue = queue();
-    if queue.waiting.len() >= MOST || queue.waiting.try_reserve(1).is_err() {
-        return;
-    }
-    queue.waiting.push_back(Job {
+    let job = Job {
         file,
         path: path.to_path_buf(),
         header,
         server,
         damage: damage.clone(),
-    });
-    if queue.at_work {
-        return;
-    }
-    // Before the thread looks at the queue, this function has let go of it.
-    queue.at_work = true;
-    drop(queue);
-    if threads::spawn("laser file", work).is_err() {
-        let mut queue = self::queue();
-        queue.at_work = false;
-        queue.waiting.clear();
-    }
+    };
+    QUEUE.add(iter::once(job), MOST, "laser file", work);
 }
 
 fn work() {
-    loop {
-        let mut queue = queue();
-        let Some(job) = queue.waiting.pop_front() else {
-            queue.at_work = false;
-            return;
-        };
-        drop(queue);
+    while let Some(job) = QUEUE.next() {
         if job.file.try_lock().is_ok() {
             // Whatever becomes of one, the others have their turn.
             let _ = catch_unwind(AssertUnwindSafe(|| job.settle()));

@@ -10,12 +10,14 @@
 
 mod exit_hook;
 mod gate;
+mod queue;
 mod scope;
 mod signals;
 mod start;
 
 pub use exit_hook::set_exit_hook;
 pub use gate::Gate;
+pub use queue::Queue;
 pub use scope::{Scope, ScopedThread, scope};
 pub use start::{Thread, spawn};
 
@@ -24,6 +26,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use super::signals::is_blocked;
     use super::*;
 
     #[test]
@@ -89,13 +92,20 @@ mod tests {
 
     #[test]
     fn threads_receive_no_signals() {
-        assert!(spawn("test", signals::blocked).unwrap().join().unwrap());
+        let is_term_blocked = || is_blocked(libc::SIGTERM);
+        assert!(spawn("test", is_term_blocked).unwrap().join().unwrap());
         let value = 7;
         let scoped = scope(|scope| {
-            let thread = scope.spawn("test", || (signals::blocked(), value));
+            let thread = scope.spawn("test", || (is_term_blocked(), value));
             thread.unwrap().join().unwrap()
         });
         assert_eq!(scoped, (true, 7));
-        assert!(!signals::blocked());
+        assert!(!is_term_blocked());
+    }
+
+    #[test]
+    fn a_thread_hears_of_what_it_cannot_read() {
+        let is_bus_blocked = || is_blocked(libc::SIGBUS);
+        assert!(!spawn("test", is_bus_blocked).unwrap().join().unwrap());
     }
 }

@@ -29,13 +29,13 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Whether the calling thread has blocked SIGTERM.
+/// Whether the calling thread has blocked a signal.
 #[cfg(test)]
-pub fn blocked() -> bool {
+pub fn is_blocked(signal: i32) -> bool {
     let mut now = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is written before it is read.
     unsafe {
         libc::pthread_sigmask(libc::SIG_SETMASK, ptr::null(), now.as_mut_ptr());
-        libc::sigismember(now.as_ptr(), libc::SIGTERM) == 1
+        libc::sigismember(now.as_ptr(), signal) == 1
     }
 }

@@ -1,12 +1,11 @@
 //! Removes folders of relations and databases that are gone: what the end of a transaction has no time for on a thread
 //! beside the session's own.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use laser_memory::room::can_be_mapped;
-use laser_memory::threads;
+use laser_memory::threads::Queue;
 
 use super::super::storage::{LASTING, PASSING, Storage, database_folder};
 use super::folders::{self, HERE, Removal, ShortPath};
@@ -42,19 +41,7 @@ impl Gone {
     }
 }
 
-struct Queue {
-    waiting: Vec<Gone>,
-    at_work: bool,
-}
-
-static QUEUE: Mutex<Queue> = Mutex::new(Queue {
-    waiting: Vec::new(),
-    at_work: false,
-});
-
-fn queue() -> MutexGuard<'static, Queue> {
-    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static QUEUE: Queue<Gone> = Queue::new();
 
 /// Removes files of these, what is left at a moment on another thread; says whether there were any. It fails in nothing:
 /// a transaction may have been committed.
@@ -69,43 +56,21 @@ pub(super) fn remove(mut gone: Vec<Gone>, until: Instant) -> bool {
         removal == Removal::Unfinished
     });
     if !gone.is_empty() && can_be_mapped(ROOM).is_ok() {
-        hand_over(gone);
+        QUEUE.add(gone.into_iter(), usize::MAX, "laser files", work);
     }
     had_files
-}
-
-fn hand_over(gone: Vec<Gone>) {
-    let mut queue = queue();
-    if queue.waiting.is_empty() {
-        queue.waiting = gone;
-    } else if queue.waiting.try_reserve(gone.len()).is_ok() {
-        queue.waiting.extend(gone);
-    }
-    if !queue.at_work {
-        // Before the thread looks at the queue, this function has let go of it.
-        queue.at_work = true;
-        drop(queue);
-        if threads::spawn("laser files", work).is_err() {
-            let mut queue = self::queue();
-            queue.at_work = false;
-            queue.waiting = Vec::new();
-        }
-    }
 }
 
 fn work() {
     // The database of which files were removed since its sessions were told.
     let mut untold = None;
     loop {
-        let mut queue = queue();
-        let next = queue.waiting.pop();
-        if next.is_none() && untold.is_none() {
-            queue.at_work = false;
-            return;
-        }
-        drop(queue);
-        match next {
-            Some(next) => {
+        let next = match untold {
+            None => QUEUE.next(),
+            Some(_) => QUEUE.next_if_any(),
+        };
+        match (next, untold) {
+            (Some(next), _) => {
                 let removal = next.remove(None);
                 if let Gone::Relation(storage) = next
                     && removal != Removal::Missing
@@ -114,11 +79,11 @@ fn work() {
                 }
             }
             // Those that were told at the end of the transaction have found these files where they were.
-            None => {
-                if let Some(database) = untold.take() {
-                    sessions::wake(database);
-                }
+            (None, Some(database)) => {
+                untold = None;
+                sessions::wake(database);
             }
+            (None, None) => return,
         }
     }
 }
@@ -126,7 +91,7 @@ fn work() {
 /// Waits until the other thread is done, for `timeout` at most.
 pub(super) fn wait(timeout: Duration) {
     let until = Instant::now() + timeout;
-    while queue().at_work && Instant::now() < until {
+    while QUEUE.is_at_work() && Instant::now() < until {
         thread::sleep(INTERVAL);
     }
 }
