@@ -24,7 +24,9 @@ use std::collections::HashSet;
 use laser_index::codec::Codec;
 use laser_index::meta::Meta;
 use laser_index::quantization::Quantization;
-use laser_index::scan::{AtOnce, Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper, likely};
+use laser_index::scan::{
+    AtOnce, Iterate, TRUSTED_DIVISOR, WIDEN, is_exhaustive_cheaper, likely, width_asked,
+};
 use laser_index::view::DEFAULT_EF;
 use pgrx::pg_sys;
 
@@ -73,7 +75,7 @@ fn width(own: usize, needed: u32) -> f64 {
     match (options::ef_search(own), needed) {
         (0, 0) => DEFAULT_EF as f64,
         (0, needed) => f64::from(needed),
-        (asked, _) => asked as f64,
+        (asked, _) => width_asked(asked) as f64,
     }
 }
 

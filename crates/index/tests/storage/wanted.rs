@@ -11,7 +11,7 @@ use laser_index::scan::{AtOnce, Iterate, PendingRows, Scan, Settings};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::common::{STRICT, at, build, distance, options, scan};
+use super::common::{STRICT, at, build, distance, options, scan, search};
 
 /// Rows near the query that no transaction can see, as versions that VACUUM has not removed yet.
 #[test]
@@ -161,6 +161,11 @@ fn searches_are_as_wide_as_filters_want() {
         );
         // One in three is no reason to look at every vector, whatever was estimated.
         assert!(one_in > 3 || visited < n / 2, "{visited}");
+    }
+    // A width that is set is a little more than it says, and without wider searches all that it keeps is given.
+    for (ef, kept) in [(16, 17), (100, 107), (800, 850)] {
+        let hits = search(&store, folder.path(), &rows[0], ef, Iterate::Off, n);
+        assert_eq!(hits.len(), kept);
     }
 }
 
