@@ -5,7 +5,7 @@
 //! bench_recall [--kinds uniform,gaussian,…] [--dimensions 3,32,384,1024,2000]
 //!              [--metrics cosine,l2,ip] [--rows 1000,10000,100000,1000000] [--ef 40,100,200]
 //!              [--queries 200] [--with "quantization = f32"]… [--gigabytes 4] [--minutes 0]
-//!              [--sentences FILE] [--model FOLDER] [--output FILE] [--write]
+//!              [--sentences FILE] [--model FOLDER] [--output FILE] [--page FILE]
 //! ```
 //!
 //! Kinds: `uniform` in [0, 1); `gaussian`; `clustered`, around 500 centres; `offset1`, `offset10`,
@@ -29,7 +29,7 @@
 //!   the scan going on in strict order
 //! * without `LIMIT`, all rows come
 //!
-//! `--write` makes docs/recall.md of it, again after each combination.
+//! `--page` makes a page of Markdown of it, again after each combination.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -82,7 +82,7 @@ struct Settings {
     model: PathBuf,
     sentences: Option<PathBuf>,
     output: PathBuf,
-    write: bool,
+    page: Option<PathBuf>,
     command: String,
 }
 
@@ -100,17 +100,12 @@ fn settings() -> Result<Settings> {
         model: Path::new(ROOT).join("encoder/models/laser-mean-384"),
         sentences: None,
         output: std::env::current_exe()?.with_file_name("../../bench-recall.txt"),
-        write: false,
+        page: None,
         command: String::new(),
     };
     let mut arguments = std::env::args().skip(1);
     let mut shown = Vec::new();
     while let Some(name) = arguments.next() {
-        if name == "--write" {
-            s.write = true;
-            shown.push(name);
-            continue;
-        }
         let value = arguments
             .next()
             .with_context(|| format!("{name} needs a value"))?;
@@ -131,12 +126,13 @@ fn settings() -> Result<Settings> {
             "--minutes" => s.minutes = value.parse()?,
             "--model" => s.model = std::path::absolute(&value)?,
             "--output" => s.output = value.clone().into(),
+            "--page" => s.page = Some(value.clone().into()),
             "--sentences" => s.sentences = Some(value.clone().into()),
             _ => bail!("unknown argument {name}"),
         }
         // Folders of this machine are of no interest to readers.
         let shown_value = match name.as_str() {
-            "--output" => continue,
+            "--output" | "--page" => continue,
             "--sentences" => "sentences.txt".to_owned(),
             "--model" => "model".to_owned(),
             _ if value.contains(' ') => format!("'{value}'"),
@@ -832,8 +828,8 @@ impl Report {
     }
 
     fn write(&self, s: &Settings) -> Result<()> {
-        if s.write {
-            std::fs::write(Path::new(ROOT).join("docs/recall.md"), self.markdown(s)?)?;
+        if let Some(page) = &s.page {
+            std::fs::write(page, self.markdown(s)?)?;
         }
         Ok(())
     }

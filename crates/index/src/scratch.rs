@@ -141,3 +141,38 @@ impl Drop for Scratch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    /// A file is kept where its folder is on another file system than its name, with the time that is its stamp.
+    #[test]
+    fn names_may_be_on_another_file_system() {
+        let (here, there) = (tempfile::tempdir(), tempfile::tempdir_in("/dev/shm"));
+        let (Ok(here), Ok(there)) = (here, there) else {
+            return;
+        };
+        let device = |folder: &Path| folder.metadata().unwrap().dev();
+        if device(here.path()) == device(there.path()) {
+            return;
+        }
+        let stamp = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_700_000_000_123_456_789);
+        let path = there.path().join("made/file");
+        let scratch = Scratch::new(here.path()).unwrap();
+        scratch.file().write_all(&[7; 100_000]).unwrap();
+        scratch.file().set_modified(stamp).unwrap();
+        let kept = scratch.keep(&path).unwrap();
+        let found = kept.file().metadata().unwrap();
+        assert_eq!(found.ino(), path.metadata().unwrap().ino());
+        assert_eq!(found.modified().unwrap(), stamp);
+        assert_eq!(found.mode() & 0o777, 0o600);
+        assert_eq!(fs::read(&path).unwrap(), [7; 100_000]);
+        assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+}

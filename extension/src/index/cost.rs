@@ -59,7 +59,7 @@ const PENDING_PAGE: f64 = 0.1;
 /// that no search has read before, estimates, and their order. Fitted to what plans take (`make bench-plans`), in what a
 /// sequential scan costs in the same time, which is more for wide rows.
 const WIDER: f64 = 16.0;
-const WIDER_BYTE: f64 = 0.06;
+const WIDER_BYTE: f64 = 0.03;
 /// The same where a sequential scan costs too little itself, whose price knows nothing of values out of line, and next to
 /// nothing of what it takes to embed.
 const WIDER_ELSEWHERE: f64 = 18.0;
