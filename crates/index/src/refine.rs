@@ -12,6 +12,7 @@
 //! edges to each node likewise).
 //!
 //! The levels above the lowest one are linked again first ([`levels`]), so that walks for candidates come to all places.
+//! Last, an edge leads to each node that walks do not find ([`lost`]).
 //! Where walks go by distances that stand for inner products, the longer nodes have candidates from graphs of their own
 //! ([`longest`]).
 //!
@@ -27,6 +28,7 @@ mod level;
 mod levels;
 mod lists;
 mod longest;
+mod lost;
 mod members;
 mod passes;
 
@@ -205,6 +207,7 @@ pub fn refine(
         }
         passes.repeat();
     }
+    lost::link(codec, bytes, new, (form.place(), threads), pause)?;
     Ok(())
 }
 

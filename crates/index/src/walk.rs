@@ -489,6 +489,33 @@ impl Walk {
         nearest.into_iter().map(|key| key as u32).collect()
     }
 
+    /// What a search that keeps `count` candidates finds instead of a node, by its vector, the nearest first; nothing where it
+    /// finds one that is as near.
+    pub(crate) fn instead_of(
+        &self,
+        graph: &[u8],
+        node: u32,
+        count: usize,
+        mut distance: impl FnMut(&[u8]) -> f32,
+    ) -> Vec<u32> {
+        let state = &mut *self.state.borrow_mut();
+        state.clear(self.nodes);
+        let mut starts = std::mem::take(&mut state.starts);
+        self.descend(graph, 0, &mut distance, state, &mut starts);
+        let own = key(distance(self.vector(graph, node)), u32::MAX);
+        if starts.iter().all(|&start| start > own) {
+            self.spread_until(state, graph, 0, (&starts, count), distance, own);
+        } else {
+            state.nearest.clear();
+        }
+        state.starts = starts;
+        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
+        match nearest.first() {
+            Some(&nearest) if nearest <= own => Vec::new(),
+            _ => nearest.into_iter().map(|key| key as u32).collect(),
+        }
+    }
+
     /// The `count` nodes nearest to a node of a level that a walk over that level finds, from the node itself and from where
     /// a way down comes to the level; with their distances, in no order. The way down is one of the nearest nodes, or, if
     /// `across` is not zero, of that number of them on the level above: they lie in all parts of a level that no edges join.
@@ -533,7 +560,20 @@ impl Walk {
         level: usize,
         starts: &[Key],
         count: usize,
+        distance: impl FnMut(&[u8]) -> f32,
+    ) {
+        self.spread_until(state, graph, level, (starts, count), distance, 0);
+    }
+
+    /// As [`Self::spread`], until something is found that is as near as `enough`.
+    fn spread_until(
+        &self,
+        state: &mut State,
+        graph: &[u8],
+        level: usize,
+        (starts, count): (&[Key], usize),
         mut distance: impl FnMut(&[u8]) -> f32,
+        enough: Key,
     ) {
         let mut fresh = std::mem::take(&mut state.fresh);
         let mut found = std::mem::take(&mut state.found);
@@ -547,7 +587,7 @@ impl Walk {
             state.nearest.pop();
         }
         let mut farthest = *state.nearest.peek().expect("a walk begins somewhere");
-        while let Some(Reverse(from)) = state.next.pop() {
+        'walk: while let Some(Reverse(from)) = state.next.pop() {
             if from > farthest && state.nearest.len() == count {
                 break;
             }
@@ -574,6 +614,9 @@ impl Walk {
                 );
                 state.next.push(Reverse(found));
                 farthest = *state.nearest.peek().expect("one was pushed");
+                if found <= enough {
+                    break 'walk;
+                }
             }
         }
         state.fresh = fresh;

@@ -2,6 +2,7 @@
 
 mod build;
 mod common;
+mod curves;
 mod cutoff;
 mod damage;
 mod familiar;
