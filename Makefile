@@ -4,7 +4,7 @@
 # make test [ARGS="…"]         every test; ARGS go to cargo test
 # make install PG_CONFIG=…     installs laser into your own PostgreSQL
 # make bench                   all benchmarks: bench-encoder bench-index bench-mining bench-trainer
-# make bench-recall            recall over kinds of data, beside pgvector (ARGS=--write: docs/recall.md)
+# make bench-recall            recall over kinds of data, beside pgvector (ARGS="--page FILE": a page of it)
 # make bench-plans             whether the planner chooses the fastest plan
 # make bench-scale             builds, searches, first queries and inserts as rows become many, beside pgvector
 # make bench-cutoff            what a limit on the distance saves

@@ -16,6 +16,7 @@ use crate::graph::Layout;
 use crate::growing::Growing;
 use crate::join::Join;
 use crate::meta::nonce;
+use crate::missed::Look;
 use crate::order;
 use crate::reach;
 use crate::refine::{Form, Passes, Widths, are_few, leaves, refine};
@@ -217,10 +218,17 @@ pub(crate) fn assemble(
             order::renumber(&codec, graph, place, pause)?;
         }
         refine(form, graph, refined, widths, threads, &passes, pause)?;
-        if !is_new && !are_few(nodes.saturating_sub(refined), nodes) {
+        let few = are_few(nodes.saturating_sub(refined), nodes);
+        if !is_new && !few {
             order::renumber(&codec, graph, place, pause)?;
         }
-        reach::link(&codec, graph, pause)?;
+        // Of a graph that is continued some edges are others now, also of the nodes that were there.
+        let look = Look {
+            nodes: if few { refined..nodes } else { 0..nodes },
+            place,
+            threads,
+        };
+        reach::link_all(&codec, graph, &look, pause)?;
     }
 
     // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped

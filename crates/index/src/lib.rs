@@ -49,6 +49,7 @@ pub mod maintain;
 pub mod memory;
 pub mod meta;
 pub mod metric;
+mod missed;
 mod nodes;
 mod order;
 pub mod page;

@@ -13,16 +13,18 @@
 //!    are never taken away, thus nothing is lost. Where all lists are full a node gives away one edge;
 //!    what comes after is linked to those that it was given for. So the few nodes to which nearly all
 //!    others lead, and none back, as with inner products, keep the edges that make them easy to find.
-//! 2. Then all that cannot be left again are some strongly connected components without an edge to
+//! 2. To nodes that walks miss all the same ([`crate::missed`]) edges are led from the nearest ones that they find instead.
+//! 3. Then all that cannot be left again are some strongly connected components without an edge to
 //!    another one. Each has a node to spare an edge, because with a node also all below it in the tree
 //!    are in it, and the last of them has no edges of the tree. That edge then leads back up.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, u32_at};
 use crate::kernels::dot_i8;
+use crate::missed::{Finder, Look, Missed};
 use crate::query::Probe;
 use crate::walk::Walk;
 
@@ -65,6 +67,28 @@ pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
 /// # Errors
 /// Damage.
 pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> {
+    link_by(codec, bytes, None, pause)
+}
+
+/// As [`link`], and leads edges to those of the nodes that are looked for which walks miss.
+///
+/// # Errors
+/// Damage, or no memory.
+pub(crate) fn link_all(
+    codec: &Codec,
+    bytes: &mut [u8],
+    look: &Look<'_>,
+    pause: &dyn Fn(),
+) -> Result<usize> {
+    link_by(codec, bytes, Some(look), pause)
+}
+
+fn link_by(
+    codec: &Codec,
+    bytes: &mut [u8],
+    look: Option<&Look<'_>>,
+    pause: &dyn Fn(),
+) -> Result<usize> {
     let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
     if walk.entry as usize >= walk.nodes {
         return Ok(0);
@@ -78,6 +102,10 @@ pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> 
                 linker.hang(node);
             }
         }
+    }
+    if let Some(look) = look {
+        let missed = look.missed(codec, linker.bytes, pause)?;
+        linker.lead_to_missed(&missed)?;
     }
     linker.lead_back();
     Ok(linker.links)
@@ -158,6 +186,8 @@ struct Linker<'a> {
     links: usize,
     /// Edges that each node has given away.
     given: Vec<u32>,
+    /// Edges that were led to missed nodes: from where, and to which.
+    led: HashSet<(u32, u32)>,
     /// For nodes that may give no more, those that were linked below them or below these.
     deputies: HashMap<u32, VecDeque<u32>>,
     scratch: Vec<f32>,
@@ -174,6 +204,7 @@ impl<'a> Linker<'a> {
             incoming: vec![0; walk.nodes],
             links: 0,
             given: vec![0; walk.nodes],
+            led: HashSet::new(),
             deputies: HashMap::new(),
             scratch: Vec::new(),
         };
@@ -233,11 +264,11 @@ impl<'a> Linker<'a> {
         self.incoming[to as usize] += 1;
     }
 
-    /// The edge of a node that is missed least: not one of the tree, and to where most others lead.
+    /// The edge of a node that is needed least: not one of the tree or to a missed node, and to where most others lead.
     fn spare(&self, node: u32) -> Option<usize> {
         let edges = self.edges(node).into_iter().enumerate();
         edges
-            .filter(|&(_, to)| self.parents[to as usize] != node)
+            .filter(|&(_, to)| self.parents[to as usize] != node && !self.led.contains(&(node, to)))
             .max_by_key(|&(_, to)| self.edges_to(to))
             .map(|(edge, _)| edge)
     }
@@ -275,10 +306,14 @@ impl<'a> Linker<'a> {
         near
     }
 
+    /// Edges that a node gives away at most: half of them stay its own.
+    fn most_given(&self) -> u32 {
+        self.walk.base_edges.div_ceil(2) as u32
+    }
+
     /// Who gives away which edge, to link a node near these.
     fn giver(&mut self, near: &[u32], node: u32) -> Option<(u32, usize)> {
-        // Half of its edges stay a deputy's own.
-        let most = self.walk.base_edges.div_ceil(2) as u32;
+        let most = self.most_given();
         for at in near {
             let Some(mut queue) = self.deputies.remove(at) else {
                 continue;
@@ -328,6 +363,47 @@ impl<'a> Linker<'a> {
         };
         self.links += 1;
         self.grow(node, above);
+    }
+
+    /// Leads edges to nodes that walks miss, then to those that have lost one by that and are missed since.
+    fn lead_to_missed(&mut self, missed: &Missed) -> Result<()> {
+        if missed.nodes.is_empty() {
+            return Ok(());
+        }
+        let mut finder = Finder::new(self.codec, self.bytes)?;
+        let mut bereft = Vec::new();
+        for &node in &missed.nodes {
+            bereft.extend(self.lead_to(&mut finder, node, missed.width));
+        }
+        for node in bereft {
+            self.lead_to(&mut finder, node, missed.width);
+        }
+        Ok(())
+    }
+
+    /// Leads an edge to a node where a walk misses it: one before it may have made that found. Returns the node to which the edge led
+    /// that was given away for this.
+    fn lead_to(&mut self, finder: &mut Finder<'_>, node: u32, width: usize) -> Option<u32> {
+        (self.pause)();
+        let most = self.most_given();
+        for near in finder.instead_of(self.bytes, node, width) {
+            let mut bereft = None;
+            if self.has_room(near) {
+                self.push(near, node);
+            } else if self.given[near as usize] < most
+                && let Some(edge) = self.spare(near)
+            {
+                bereft = self.edges(near).get(edge).copied();
+                self.replace(near, edge, node);
+                self.given[near as usize] += 1;
+            } else {
+                continue;
+            }
+            self.led.insert((near, node));
+            self.links += 1;
+            return bereft;
+        }
+        None
     }
 
     /// Links every component that nothing leaves to the one where walks begin. All nodes are in the
@@ -397,6 +473,7 @@ mod tests {
     use crate::graph::raw;
     use crate::metric::Metric;
     use crate::quantization::Quantization;
+    use crate::table::Place;
 
     fn codec(metric: Metric, quantization: Quantization) -> Codec {
         Codec::new(2, metric, quantization)
@@ -467,6 +544,79 @@ mod tests {
         assert!(before.reached < 910, "{before:?}");
         link(&codec, &mut bytes, &|| ()).unwrap();
         is_whole(&codec, &bytes);
+    }
+
+    /// To some nodes a single edge leads, from afar: they can be reached, and walks miss them.
+    #[test]
+    fn edges_are_led_to_missed_nodes() {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let points: Vec<[f32; 2]> = (0..3000).map(|_| rng.random()).collect();
+        let codec = codec(Metric::L2, Quantization::F32);
+        let mut bytes = raw(codec, 8, &points);
+        let walk = Walk::new(&Layout::parse(&codec, &bytes).unwrap()).unwrap();
+        // All over, and in one place more than those around it may give edges for.
+        let is_hidden = |&node: &u32| {
+            let [x, y] = points[node as usize];
+            let is_there = (0.4..0.5).contains(&x) && (0.4..0.5).contains(&y);
+            (node % 100 == 0 || is_there) && !walk.may_begin_at(&bytes, node)
+        };
+        let hidden: Vec<u32> = (0..3000).filter(is_hidden).collect();
+        let mut lists: Vec<Vec<u32>> = Vec::new();
+        for node in 0..3000 {
+            let mut list: Vec<u32> = walk.neighbours(&bytes, node, 0).collect();
+            list.retain(|to| !hidden.contains(to));
+            while list.len() < walk.base_edges {
+                let to = rng.random_range(0..3000);
+                if to != node && !hidden.contains(&to) && !list.contains(&to) {
+                    list.push(to);
+                }
+            }
+            lists.push(list);
+        }
+        let mut givers = HashSet::new();
+        for &node in &hidden {
+            let [x, y] = points[node as usize];
+            let is_far = |from: &u32| {
+                let [a, b] = points[*from as usize];
+                (a - x).abs().max((b - y).abs()) > 0.5 && !hidden.contains(from)
+            };
+            let far = (0..3000).cycle().skip(37 * node as usize).filter(is_far);
+            let from = far.into_iter().find(|from| givers.insert(*from)).unwrap();
+            *lists[from as usize].last_mut().unwrap() = node;
+        }
+        for (node, list) in lists.iter().enumerate() {
+            let at = walk.node_at(&bytes, node as u32) + NODE_HEAD;
+            for (i, word) in [list.len() as u32].iter().chain(list).enumerate() {
+                bytes[at + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let look = |nodes| Look {
+            nodes,
+            place: Place::Memory,
+            threads: 2,
+        };
+        let missed = |bytes: &[u8]| look(0..3000).missed(&codec, bytes, &|| ()).unwrap().nodes;
+        // A few are found all the same, by edges of where a walk begins.
+        let before = missed(&bytes);
+        assert!(before.len() > 50 && before.iter().all(|node| hidden.contains(node)));
+        // Who is not looked for stays where it is.
+        let (mut others, first) = (bytes.clone(), before[0] as usize);
+        link_all(&codec, &mut others, &look(first + 1..first + 2), &|| ()).unwrap();
+        assert_eq!(missed(&others), before);
+
+        let links = link_all(&codec, &mut bytes, &look(0..3000), &|| ()).unwrap();
+        assert!(links >= before.len() / 8, "{links}");
+        is_whole(&codec, &bytes);
+        assert_eq!(missed(&bytes), []);
+        for (node, list) in (0..3000).zip(&lists) {
+            let now: Vec<u32> = walk.neighbours(&bytes, node, 0).collect();
+            let kept = list.iter().filter(|to| now.contains(to)).count();
+            assert!(kept >= list.len() / 2, "{kept} of {}", list.len());
+        }
+        assert_eq!(
+            link_all(&codec, &mut bytes, &look(0..3000), &|| ()).unwrap(),
+            0
+        );
     }
 
     #[test]

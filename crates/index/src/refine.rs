@@ -12,7 +12,6 @@
 //! edges to each node likewise).
 //!
 //! The levels above the lowest one are linked again first ([`levels`]), so that walks for candidates come to all places.
-//! Last, an edge leads to each node that walks do not find ([`lost`]).
 //! Where walks go by distances that stand for inner products, the longer nodes have candidates from graphs of their own
 //! ([`longest`]).
 //!
@@ -28,7 +27,6 @@ mod level;
 mod levels;
 mod lists;
 mod longest;
-mod lost;
 mod members;
 mod passes;
 
@@ -207,7 +205,6 @@ pub fn refine(
         }
         passes.repeat();
     }
-    lost::link(codec, bytes, new, (form.place(), threads), pause)?;
     Ok(())
 }
 

@@ -85,7 +85,7 @@ pub type Hit = (Distance, u64);
 /// How a scan goes about.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Candidates of the first search in each segment; zero for as many as the segment needs.
+    /// Candidates of the first search in each segment, of which [`width_asked`] are kept; zero for as many as the segment needs.
     pub ef: usize,
     /// How it goes on.
     pub iterate: Iterate,

@@ -498,22 +498,22 @@ impl Walk {
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<u32> {
+        if self.entry as usize >= self.nodes || count == 0 {
+            return Vec::new();
+        }
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let mut starts = std::mem::take(&mut state.starts);
         self.descend(graph, 0, &mut distance, state, &mut starts);
         let own = key(distance(self.vector(graph, node)), u32::MAX);
-        if starts.iter().all(|&start| start > own) {
-            self.spread_until(state, graph, 0, (&starts, count), distance, own);
-        } else {
-            state.nearest.clear();
-        }
+        let is_found = starts.iter().any(|&start| start <= own)
+            || self.spread_until(state, graph, 0, (&starts, count), distance, Some(own));
         state.starts = starts;
-        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
-        match nearest.first() {
-            Some(&nearest) if nearest <= own => Vec::new(),
-            _ => nearest.into_iter().map(|key| key as u32).collect(),
+        if is_found {
+            return Vec::new();
         }
+        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
+        nearest.into_iter().map(|key| key as u32).collect()
     }
 
     /// The `count` nodes nearest to a node of a level that a walk over that level finds, from the node itself and from where
@@ -562,10 +562,10 @@ impl Walk {
         count: usize,
         distance: impl FnMut(&[u8]) -> f32,
     ) {
-        self.spread_until(state, graph, level, (starts, count), distance, 0);
+        self.spread_until(state, graph, level, (starts, count), distance, None);
     }
 
-    /// As [`Self::spread`], until something is found that is as near as `enough`.
+    /// As [`Self::spread`], until something is found that is as near as `enough`; says whether it was.
     fn spread_until(
         &self,
         state: &mut State,
@@ -573,8 +573,8 @@ impl Walk {
         level: usize,
         (starts, count): (&[Key], usize),
         mut distance: impl FnMut(&[u8]) -> f32,
-        enough: Key,
-    ) {
+        enough: Option<Key>,
+    ) -> bool {
         let mut fresh = std::mem::take(&mut state.fresh);
         let mut found = std::mem::take(&mut state.found);
         for &start in starts {
@@ -587,6 +587,7 @@ impl Walk {
             state.nearest.pop();
         }
         let mut farthest = *state.nearest.peek().expect("a walk begins somewhere");
+        let mut is_enough = false;
         'walk: while let Some(Reverse(from)) = state.next.pop() {
             if from > farthest && state.nearest.len() == count {
                 break;
@@ -614,13 +615,15 @@ impl Walk {
                 );
                 state.next.push(Reverse(found));
                 farthest = *state.nearest.peek().expect("one was pushed");
-                if found <= enough {
+                if enough.is_some_and(|enough| found <= enough) {
+                    is_enough = true;
                     break 'walk;
                 }
             }
         }
         state.fresh = fresh;
         state.found = found;
+        is_enough
     }
 }
 

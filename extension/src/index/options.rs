@@ -281,7 +281,7 @@ pub fn init() {
         GucRegistry::define_int_guc_with_hooks(
             c"laser.ef_search",
             c"Sets how many candidates a search keeps in each segment of an index.",
-            c"More of them find more of the nearest rows and take longer. 0 takes as many as each segment was measured to need for 99 % of the ten nearest. The storage parameter ef_search of an index takes precedence unless the session has set this.",
+            c"More of them find more of the nearest rows and take longer. A sixteenth more are kept. 0 takes as many as each segment was measured to need for 99 % of the ten nearest. The storage parameter ef_search of an index takes precedence unless the session has set this.",
             &EF_SEARCH,
             0,
             LARGEST_EF_SEARCH,

@@ -33,7 +33,7 @@ pub struct Extent {
     pub segments: usize,
     /// Rows of the pending list, all of which it looks at.
     pub pending: usize,
-    /// Candidates that it keeps: the most of a segment.
+    /// Candidates that it is to keep in a segment, as measured or set: the most of all.
     pub ef: usize,
 }
 

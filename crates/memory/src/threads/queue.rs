@@ -38,43 +38,18 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds `work` where no more than `most` wait afterwards, and makes the thread where there is none: it calls `run`, which is
-    /// to take from this queue until [`Queue::next`] has nothing more. Returns whether the thread is there and has it; without
-    /// memory for one or the other it has not, and what waited is dropped with it where there is no thread.
-    pub fn add(
-        &self,
-        work: impl ExactSizeIterator<Item = T>,
-        most: usize,
-        name: &str,
-        run: fn(),
-    ) -> bool {
-        let mut state = self.state();
-        if work.len() > most.saturating_sub(state.waiting.len())
-            || state.waiting.try_reserve(work.len()).is_err()
-        {
-            return false;
-        }
-        state.waiting.extend(work);
-        if state.at_work {
-            return true;
-        }
-        state.at_work = true;
-        // Whoever makes a thread waits until it runs, and it may look at the queue at once.
-        drop(state);
-        let is_made = spawn(name, run).is_ok();
-        if !is_made {
-            let mut state = self.state();
-            state.at_work = false;
-            state.waiting = VecDeque::new();
-        }
-        is_made
+    /// Whether there is a thread.
+    pub fn is_at_work(&self) -> bool {
+        self.state().at_work
     }
 
     /// The next piece for the thread, which ends where there is none: [`Queue::add`] makes another.
     pub fn next(&self) -> Option<T> {
         let mut state = self.state();
         let next = state.waiting.pop_front();
-        state.at_work = next.is_some();
+        if next.is_none() {
+            state.end();
+        }
         next
     }
 
@@ -82,74 +57,146 @@ impl<T> Queue<T> {
     pub fn next_if_any(&self) -> Option<T> {
         self.state().waiting.pop_front()
     }
+}
 
-    /// Whether there is a thread.
-    pub fn is_at_work(&self) -> bool {
-        self.state().at_work
+impl<T> State<T> {
+    fn end(&mut self) {
+        self.at_work = false;
+        // Its room as well: once there was much to do, and that may not come again.
+        self.waiting = VecDeque::new();
+    }
+}
+
+impl<T: Send + 'static> Queue<T> {
+    /// Adds `work`, all of it or, where more than `most` pieces would wait, nothing. Where there is no thread one is made, which calls
+    /// `run`: it is to take from this queue until [`Queue::next`] has nothing more. Work for which there is no memory, or no thread, is
+    /// dropped.
+    pub fn add(
+        &'static self,
+        work: impl ExactSizeIterator<Item = T>,
+        most: usize,
+        name: &str,
+        run: fn(),
+    ) {
+        let mut state = self.state();
+        if work.len() > most.saturating_sub(state.waiting.len())
+            || state.waiting.try_reserve(work.len()).is_err()
+        {
+            return;
+        }
+        state.waiting.extend(work);
+        if state.at_work {
+            return;
+        }
+        state.at_work = true;
+        // Whoever makes a thread waits until it runs, and it may look at the queue at once.
+        drop(state);
+        let run = move || {
+            let _end = End(self);
+            run();
+        };
+        if spawn(name, run).is_err() {
+            self.state().end();
+        }
+    }
+}
+
+/// The end of a thread, also where it unwinds: then what waits is dropped.
+struct End<T: 'static>(&'static Queue<T>);
+
+impl<T> Drop for End<T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.state().end();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
 
-    type Reply = (u32, mpsc::Sender<u32>);
+    /// What comes of a piece of work: it says its number, and then waits for a word.
+    type Piece = (u32, Sender<u32>, Receiver<()>);
 
-    static QUEUE: Queue<Reply> = Queue::new();
+    fn pieces(
+        numbers: std::ops::Range<u32>,
+        sender: &Sender<u32>,
+    ) -> (Vec<Piece>, Vec<Sender<()>>) {
+        let piece = |n| {
+            let (go, wait) = channel();
+            ((n, sender.clone(), wait), go)
+        };
+        numbers.map(piece).unzip()
+    }
 
-    fn run() {
-        while let Some((n, reply)) = QUEUE.next() {
-            reply.send(n).unwrap();
-            if n == 0 {
-                // Long enough for others to be added meanwhile.
-                std::thread::sleep(Duration::from_millis(50));
-            }
+    fn end_of<T>(queue: &Queue<T>) {
+        while queue.is_at_work() {
+            std::thread::yield_now();
         }
     }
 
     #[test]
     fn one_thread_after_another_does_all_in_order() {
-        let (sender, receiver) = mpsc::channel();
-        let work = |from: u32, to: u32| {
-            let sender = sender.clone();
-            (from..to)
-                .map(|n| (n, sender.clone()))
-                .collect::<Vec<_>>()
-                .into_iter()
-        };
+        static QUEUE: Queue<Piece> = Queue::new();
+        fn run() {
+            while let Some((n, say, wait)) = QUEUE.next() {
+                say.send(n).unwrap();
+                let _ = wait.recv();
+            }
+        }
         for _ in 0..3 {
-            assert!(QUEUE.add(work(0, 2), 10, "test", run));
+            let (sender, receiver) = channel();
+            let (first, go_first) = pieces(0..1, &sender);
+            let (too_many, _) = pieces(1..12, &sender);
+            let (others, go_others) = pieces(1..11, &sender);
+            QUEUE.add(first.into_iter(), 10, "test", run);
             assert_eq!(receiver.recv(), Ok(0));
             assert!(QUEUE.is_at_work());
-            // One waits already.
-            assert!(!QUEUE.add(work(2, 12), 10, "test", run));
-            assert!(QUEUE.add(work(2, 11), 10, "test", run));
-            for n in 1..11 {
+            QUEUE.add(too_many.into_iter(), 10, "test", run);
+            QUEUE.add(others.into_iter(), 10, "test", run);
+            drop(go_first);
+            for (n, go) in (1..11).zip(go_others) {
                 assert_eq!(receiver.recv(), Ok(n));
+                drop(go);
             }
-            while QUEUE.is_at_work() {
-                std::thread::yield_now();
-            }
+            end_of(&QUEUE);
         }
     }
 
     #[test]
     fn a_thread_may_go_on_without_work() {
-        static IDLE: Queue<u32> = Queue::new();
+        static QUEUE: Queue<u32> = Queue::new();
         static SEEN: Mutex<Vec<Option<u32>>> = Mutex::new(Vec::new());
         fn run() {
-            SEEN.lock().unwrap().push(IDLE.next_if_any());
-            SEEN.lock().unwrap().push(IDLE.next_if_any());
-            assert!(IDLE.is_at_work());
-            SEEN.lock().unwrap().push(IDLE.next());
+            let see = |next| SEEN.lock().unwrap().push(next);
+            see(QUEUE.next_if_any());
+            see(QUEUE.next_if_any());
+            assert!(QUEUE.is_at_work());
+            see(QUEUE.next());
         }
-        assert!(IDLE.add([7].into_iter(), 1, "test", run));
-        while IDLE.is_at_work() {
-            std::thread::yield_now();
-        }
+        QUEUE.add([7].into_iter(), 1, "test", run);
+        end_of(&QUEUE);
         assert_eq!(*SEEN.lock().unwrap(), [Some(7), None, None]);
+    }
+
+    #[test]
+    fn another_thread_comes_after_one_that_has_unwound() {
+        static QUEUE: Queue<Piece> = Queue::new();
+        fn run() {
+            while let Some((n, say, _)) = QUEUE.next() {
+                if n == 0 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+                say.send(n).unwrap();
+            }
+        }
+        let (sender, receiver) = channel();
+        QUEUE.add(pieces(0..1, &sender).0.into_iter(), 10, "test", run);
+        end_of(&QUEUE);
+        QUEUE.add(pieces(5..6, &sender).0.into_iter(), 10, "test", run);
+        assert_eq!(receiver.recv(), Ok(5));
     }
 }
