@@ -228,7 +228,7 @@ pub(crate) fn assemble(
             place,
             threads,
         };
-        reach::link_all(&codec, graph, &look, pause)?;
+        reach::link_all(&codec, graph, Some(&look), pause)?;
     }
 
     // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped

@@ -18,12 +18,13 @@ use crate::metric::Metric;
 use crate::query::Probe;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
+use crate::width::LEAST;
 
-/// Candidates of the walks that look for a node. The first are the fewest that searches have by default ([`crate::width`]); the next
+/// Candidates of the walks that look for a node. The first are the fewest that searches have by default; the next
 /// ones look for what those before have missed, while that is more than one node in [`MANY`]. Where everything is nearly equally far
 /// from everything, searches have thousands: of 100,000 uniform rows × 128 64 candidates miss 10,000 nodes, 512 miss 700. Edges
 /// to all of the 10,000 would take the place of better ones (.295 of the ten nearest were found at 40 where .302 had been).
-const WIDTHS: [usize; 4] = [64, 128, 256, 512];
+const WIDTHS: [usize; 4] = [LEAST, 2 * LEAST, 4 * LEAST, 8 * LEAST];
 const MANY: usize = 100;
 /// To no more than one node in this many edges are led: each takes a walk on a single thread.
 const MOST: usize = 20;
@@ -37,6 +38,7 @@ pub(crate) struct Look<'a> {
 }
 
 /// Nodes that were not found.
+#[derive(Default)]
 pub(crate) struct Missed {
     pub(crate) nodes: Vec<u32>,
     /// Candidates of the walks that have missed them.
@@ -80,10 +82,7 @@ impl Look<'_> {
     /// # Errors
     /// Damage, or no memory.
     pub(crate) fn missed(&self, codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<Missed> {
-        let mut missed = Missed {
-            nodes: Vec::new(),
-            width: 0,
-        };
+        let mut missed = Missed::default();
         if codec.metric == Metric::InnerProduct || self.nodes.is_empty() {
             return Ok(missed);
         }

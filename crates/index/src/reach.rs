@@ -67,7 +67,7 @@ pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
 /// # Errors
 /// Damage.
 pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> {
-    link_by(codec, bytes, None, pause)
+    link_all(codec, bytes, None, pause)
 }
 
 /// As [`link`], and leads edges to those of the nodes that are looked for which walks miss.
@@ -75,15 +75,6 @@ pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> 
 /// # Errors
 /// Damage, or no memory.
 pub(crate) fn link_all(
-    codec: &Codec,
-    bytes: &mut [u8],
-    look: &Look<'_>,
-    pause: &dyn Fn(),
-) -> Result<usize> {
-    link_by(codec, bytes, Some(look), pause)
-}
-
-fn link_by(
     codec: &Codec,
     bytes: &mut [u8],
     look: Option<&Look<'_>>,
@@ -256,12 +247,14 @@ impl<'a> Linker<'a> {
         self.incoming[to as usize] += 1;
     }
 
-    fn replace(&mut self, node: u32, edge: usize, to: u32) {
+    /// Leads an edge to another node, and returns the one that it led to.
+    fn replace(&mut self, node: u32, edge: usize, to: u32) -> u32 {
         let at = self.list(node) + 4 + 4 * edge;
         let before = u32_at(self.bytes, at).expect("within the node");
         self.write(at, to);
         self.incoming[before as usize] -= 1;
         self.incoming[to as usize] += 1;
+        before
     }
 
     /// The edge of a node that is needed least: not one of the tree or to a missed node, and to where most others lead.
@@ -393,8 +386,7 @@ impl<'a> Linker<'a> {
             } else if self.given[near as usize] < most
                 && let Some(edge) = self.spare(near)
             {
-                bereft = self.edges(near).get(edge).copied();
-                self.replace(near, edge, node);
+                bereft = Some(self.replace(near, edge, node));
                 self.given[near as usize] += 1;
             } else {
                 continue;
@@ -456,7 +448,9 @@ impl<'a> Linker<'a> {
             }
             match edge {
                 None => self.push(node, home_at),
-                Some(edge) => self.replace(node, edge, home_at),
+                Some(edge) => {
+                    self.replace(node, edge, home_at);
+                }
             }
             self.links += 1;
         }
@@ -601,10 +595,16 @@ mod tests {
         assert!(before.len() > 50 && before.iter().all(|node| hidden.contains(node)));
         // Who is not looked for stays where it is.
         let (mut others, first) = (bytes.clone(), before[0] as usize);
-        link_all(&codec, &mut others, &look(first + 1..first + 2), &|| ()).unwrap();
+        link_all(
+            &codec,
+            &mut others,
+            Some(&look(first + 1..first + 2)),
+            &|| (),
+        )
+        .unwrap();
         assert_eq!(missed(&others), before);
 
-        let links = link_all(&codec, &mut bytes, &look(0..3000), &|| ()).unwrap();
+        let links = link_all(&codec, &mut bytes, Some(&look(0..3000)), &|| ()).unwrap();
         assert!(links >= before.len() / 8, "{links}");
         is_whole(&codec, &bytes);
         assert_eq!(missed(&bytes), []);
@@ -614,7 +614,7 @@ mod tests {
             assert!(kept >= list.len() / 2, "{kept} of {}", list.len());
         }
         assert_eq!(
-            link_all(&codec, &mut bytes, &look(0..3000), &|| ()).unwrap(),
+            link_all(&codec, &mut bytes, Some(&look(0..3000)), &|| ()).unwrap(),
             0
         );
     }

@@ -134,6 +134,12 @@ impl State {
         self.nearest.clear();
     }
 
+    /// The candidates, the nearest first.
+    fn take_nearest_first(&mut self) -> Vec<u32> {
+        let nearest = std::mem::take(&mut self.nearest).into_sorted_vec();
+        nearest.into_iter().map(|key| key as u32).collect()
+    }
+
     /// Marks a node; says whether it was not marked before.
     fn mark(&mut self, node: u32) -> bool {
         let (word, bit) = (&mut self.seen[node as usize / 64], 1 << (node % 64));
@@ -408,6 +414,11 @@ impl Walk {
         self.measure(graph, &self.guide.wanted, distance, starts);
     }
 
+    /// Whether a walk with this number of candidates has nowhere to begin, or nothing to find.
+    fn finds_nothing(&self, count: usize) -> bool {
+        self.entry as usize >= self.nodes || count == 0
+    }
+
     /// The `count` nodes nearest to a query that a walk with as many candidates finds, in no order.
     /// `graph` are the bytes that this was made from; `distance` is that of a vector in it to the
     /// query.
@@ -429,7 +440,7 @@ impl Walk {
         all_over: bool,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Found {
-        if self.entry as usize >= self.nodes || count == 0 {
+        if self.finds_nothing(count) {
             return Found::default();
         }
         let scattered = if all_over { SCATTERED } else { 0 };
@@ -478,15 +489,14 @@ impl Walk {
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<u32> {
-        if self.entry as usize >= self.nodes || count == 0 {
+        if self.finds_nothing(count) {
             return Vec::new();
         }
         let state = &mut *self.state.borrow_mut();
         state.clear(self.nodes);
         let start = key(distance(self.vector(graph, self.entry)), self.entry);
         self.spread(state, graph, 0, &[start], count, distance);
-        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
-        nearest.into_iter().map(|key| key as u32).collect()
+        state.take_nearest_first()
     }
 
     /// What a search that keeps `count` candidates finds instead of a node, by its vector, the nearest first; nothing where it
@@ -498,7 +508,7 @@ impl Walk {
         count: usize,
         mut distance: impl FnMut(&[u8]) -> f32,
     ) -> Vec<u32> {
-        if self.entry as usize >= self.nodes || count == 0 {
+        if self.finds_nothing(count) {
             return Vec::new();
         }
         let state = &mut *self.state.borrow_mut();
@@ -512,8 +522,7 @@ impl Walk {
         if is_found {
             return Vec::new();
         }
-        let nearest = std::mem::take(&mut state.nearest).into_sorted_vec();
-        nearest.into_iter().map(|key| key as u32).collect()
+        state.take_nearest_first()
     }
 
     /// The `count` nodes nearest to a node of a level that a walk over that level finds, from the node itself and from where

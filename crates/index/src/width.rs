@@ -39,9 +39,11 @@ const WANTED: f64 = 0.996;
 /// The same where queries are for inner products with nodes of different lengths: at widths that found .996 for nodes,
 /// queries in random directions found .97 to .99.
 const WANTED_OF_VARIED: f64 = 0.999;
+/// The fewest candidates that a search keeps by default.
+pub(crate) const LEAST: usize = 64;
 /// Widths that are tried. The first is as much as a `LIMIT` of 20 may want of an easy graph.
 const WIDTHS: [usize; 15] = [
-    64, 100, 150, 200, 300, 400, 600, 800, 1200, 1800, 2700, 4000, 6000, 9000, 13_500,
+    LEAST, 100, 150, 200, 300, 400, 600, 800, 1200, 1800, 2700, 4000, 6000, 9000, 13_500,
 ];
 
 /// Where nodes cannot be brought back from the space of inner products.
