@@ -223,12 +223,15 @@ pub(crate) fn assemble(
             order::renumber(&codec, graph, place, pause)?;
         }
         // Of a graph that is continued some edges are others now, also of the nodes that were there.
+        let sought = if few { refined..nodes } else { 0..nodes };
         let look = Look {
-            nodes: if few { refined..nodes } else { 0..nodes },
+            looked: passes.seek(sought.len()),
+            nodes: sought,
             place,
             threads,
         };
         reach::link_all(&codec, graph, Some(&look), pause)?;
+        passes.has_looked();
     }
 
     // SAFETY: only this process knows the file, and its threads have stopped. An empty file is mapped
@@ -260,7 +263,7 @@ pub(crate) fn assemble(
         slots[key as usize] as usize
     };
     // Entries in the order of their nodes: count, sum up, place.
-    let mut starts = vec![0u32; nodes + 1];
+    let mut starts = Table::<u32>::zeroed(nodes + 1, place)?;
     for entry in 0..count {
         starts[node(entry) + 1] += 1;
     }
@@ -270,7 +273,7 @@ pub(crate) fn assemble(
     header
         .starts
         .of_mut(&mut bytes)
-        .copy_from_slice(bytemuck::cast_slice(&starts));
+        .copy_from_slice(bytemuck::cast_slice(&starts[..]));
     encoding.space.write(header.space.of_mut(&mut bytes));
     let mut dead = vec![0u8; bitmap_len(counts.entries)];
     for entry in 0..count {

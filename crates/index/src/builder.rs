@@ -19,7 +19,7 @@ use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
 use crate::graph::{Graph, bytes_per_vector, serialized_len};
-use crate::growing::{Growing, by_leaves, widths};
+use crate::growing::{Growing, LINKED_PARTS, by_leaves, widths};
 use crate::meta::Parameters;
 use crate::metric::Metric;
 use crate::page::UNPLACED;
@@ -246,20 +246,20 @@ pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
     (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
 }
 
-/// Parts of a graph at most: where usearch has made them, a walk for the neighbours of a node has to begin in each of them.
-const PARTS: usize = 16;
-/// Bytes of memory for each node while parts are joined, beside what is in files: numbers by which nodes are ordered and
-/// linked ([`crate::reach`]).
-const JOINING: usize = 96;
+/// Parts of a graph at most: each is a file of its own until they are joined.
+const PARTS: usize = 256;
+/// Bytes of memory for each node while parts are joined, beside what is in files: every thread has a bit for each node and sums of
+/// their levels ([`crate::walk`]), and there are lists of some of them, as of those that walks miss.
+const JOINING: usize = 16;
 
 /// Bytes of the address of an entry without a vector, also while their list becomes twice as long.
 const ADDRESS: usize = 16;
-/// Such addresses that count as an entry at least.
-const LEAST_ADDRESSES: usize = 2;
+// So one of them counts as an entry where no more of them do.
+const _: () = assert!(ADDRESS <= JOINING);
 
 /// Addresses that take the memory of an entry, of which a segment has `most`.
 pub(crate) fn addresses(most: usize, memory: usize) -> usize {
-    (memory.saturating_sub(FIXED_MEMORY) / most.max(1) / ADDRESS).max(LEAST_ADDRESSES)
+    (memory.saturating_sub(FIXED_MEMORY) / most.max(1) / ADDRESS).max(1)
 }
 
 /// Vectors of one segment that is built with so much memory, and such a cache of files, at least a few: more than
@@ -271,7 +271,12 @@ pub fn most(codec: &Codec, m: usize, memory: usize, cache: usize) -> usize {
         return whole;
     }
     let joined = (cache / cached_bytes(codec, m)).min(memory / JOINING);
-    joined.min(PARTS * whole).max(whole)
+    let parts = if by_leaves(codec, false) {
+        PARTS
+    } else {
+        LINKED_PARTS
+    };
+    joined.min(parts * whole).max(whole)
 }
 
 /// Bytes of files that joining parts goes through, for each vector: the graph, its lists, and what leads to each node.
@@ -353,7 +358,7 @@ impl SegmentBuilder {
             nodes: Mutex::new(nodes),
             spill,
             refined,
-            passes: Arc::default(),
+            passes: Arc::new(Passes::of(codec.metric)),
             stop: AtomicBool::new(false),
             added: AtomicUsize::new(already),
             busy: AtomicU64::new(0),
@@ -416,11 +421,7 @@ impl SegmentBuilder {
 
     /// What [`Self::finish`] does with the graph, as a multiple of what it takes to add the entries.
     pub fn work(&self) -> f64 {
-        if self.by_leaves {
-            Passes::WORK_OF_LEAVES
-        } else {
-            Passes::WORK
-        }
+        Passes::work(self.shared.encoding.codec.metric, self.by_leaves)
     }
 
     /// How far the second pass has come while [`Self::finish`] runs.

@@ -8,6 +8,9 @@ use crate::metric::Metric;
 use crate::nodes::Nodes;
 use crate::refine::Widths;
 
+/// Parts of a graph that usearch has made, at most: a walk for the neighbours of a node has to begin in each.
+pub(crate) const LINKED_PARTS: usize = 16;
+
 /// What the nodes that are added get edges from.
 #[derive(Debug)]
 pub(crate) enum Growing {
@@ -24,9 +27,11 @@ pub(crate) fn by_leaves(codec: &Codec, goes_on: bool) -> bool {
 }
 
 /// Whether a graph of this number of nodes is gone on with, rather than that a new one is made for `all` that there will be: to link a
-/// node by leaves, and once more, takes half of the time in which usearch adds one, and walks find its neighbours.
-pub(crate) fn is_worth_going_on(codec: &Codec, nodes: usize, all: usize) -> bool {
-    2 * nodes >= all || !by_leaves(codec, false)
+/// node by leaves, and once more, takes half of the time in which usearch adds one, and walks find its neighbours. Nor is it where the
+/// others are more parts, of `capacity` nodes each, than walks can begin in.
+pub(crate) fn is_worth_going_on(codec: &Codec, nodes: usize, all: usize, capacity: usize) -> bool {
+    let parts = 1 + all.saturating_sub(nodes).div_ceil(capacity.max(1));
+    (2 * nodes >= all && parts <= LINKED_PARTS) || !by_leaves(codec, false)
 }
 
 /// Candidates for the edges of such nodes, and of those that are added to a graph.
@@ -123,11 +128,13 @@ mod tests {
     #[test]
     fn what_is_less_than_half_is_made_anew() {
         let of = |metric| Codec::new(8, metric, Quantization::I8);
-        let goes_on = |metric, nodes| is_worth_going_on(&of(metric), nodes, 1000);
+        let goes_on =
+            |metric, nodes, capacity| is_worth_going_on(&of(metric), nodes, 1000, capacity);
         for metric in [Metric::L2, Metric::Cosine] {
-            assert!(goes_on(metric, 999) && goes_on(metric, 500));
-            assert!(!goes_on(metric, 499) && !goes_on(metric, 0));
+            assert!(goes_on(metric, 999, 1000) && goes_on(metric, 500, 1000));
+            assert!(!goes_on(metric, 499, 1000) && !goes_on(metric, 0, 1000));
+            assert!(goes_on(metric, 700, 20) && !goes_on(metric, 699, 20));
         }
-        assert!(goes_on(Metric::InnerProduct, 1));
+        assert!(goes_on(Metric::InnerProduct, 1, 1000));
     }
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use crate::assemble::BuiltSegment;
 use crate::background;
-use crate::builder::{BuildOptions, SegmentBuilder};
+use crate::builder::{BuildOptions, SegmentBuilder, capacity};
 use crate::bytes::SegmentBytes;
 use crate::choice::{self, Existing};
 use crate::codec::{Codec, Format};
@@ -409,9 +409,15 @@ pub fn merge_reporting<S: PageStore>(
         drop(others);
         // The largest segment is continued rather than rebuilt, unless it is mostly dead, its vectors need another encoding, or
         // to make a graph of all costs no more than to add the others to its own.
+        let room = capacity(&encoding.codec, parameters.m, options.memory);
         let continued = group.first().is_some_and(|first| {
             !worn.contains(&first.nonce)
-                && growing::is_worth_going_on(&encoding.codec, first.live() as usize, expected)
+                && growing::is_worth_going_on(
+                    &encoding.codec,
+                    first.live() as usize,
+                    expected,
+                    room,
+                )
                 && (group.len() > 1 || taken.is_some())
                 && views[0].nodes() > 0
                 && views[0].encoding().stores_like(&encoding)

@@ -7,7 +7,7 @@
 //! found leads to those around it.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::blocks;
 use crate::codec::Codec;
@@ -35,6 +35,8 @@ pub(crate) struct Look<'a> {
     /// Where tables are.
     pub(crate) place: Place<'a>,
     pub(crate) threads: usize,
+    /// Grows by one for each that was looked for.
+    pub(crate) looked: &'a AtomicUsize,
 }
 
 /// Nodes that were not found.
@@ -75,15 +77,20 @@ impl<'a> Finder<'a> {
     }
 }
 
+/// Whether the nodes of a graph with this metric are looked for: queries for inner products do not resemble its nodes, and what is
+/// nearest to a node need not be itself.
+pub(crate) fn are_sought(metric: Metric) -> bool {
+    metric != Metric::InnerProduct
+}
+
 impl Look<'_> {
-    /// The nodes that walks miss. In a graph for inner products none are looked for: queries do not resemble its nodes, and what is
-    /// nearest to a node need not be itself.
+    /// The nodes that walks miss, where they are looked for.
     ///
     /// # Errors
     /// Damage, or no memory.
     pub(crate) fn missed(&self, codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<Missed> {
         let mut missed = Missed::default();
-        if codec.metric == Metric::InnerProduct || self.nodes.is_empty() {
+        if !are_sought(codec.metric) || self.nodes.is_empty() {
             return Ok(missed);
         }
         let mut is_missed = Table::<u8>::zeroed(self.nodes.len(), self.place)?;
@@ -115,7 +122,7 @@ impl Look<'_> {
         let together = is_missed.chunks_mut(blocks::NODES).enumerate();
         let mut together = laser_memory::collect(together)?;
         let at_once = (1, self.threads);
-        // What is told of progress has no part for this.
+        // Of chunks, of which nobody is told.
         let done = AtomicUsize::new(0);
         type Together<'a> = (usize, &'a mut [u8]);
         blocks::each(&mut together, at_once, &done, pause, || {
@@ -127,6 +134,7 @@ impl Look<'_> {
                     for (node, is_missed) in those.filter(|(_, missed)| **missed > 0) {
                         let found = finder.instead_of(graph, node as u32, width);
                         *is_missed = u8::from(!found.is_empty());
+                        self.looked.fetch_add(1, Ordering::Relaxed);
                         pause()?;
                     }
                     Ok(())

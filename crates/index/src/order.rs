@@ -33,7 +33,7 @@ pub(crate) fn by_place(
     pause: &dyn Fn(),
 ) -> Result<Table<u32>> {
     let mut order = Table::<u32>::zeroed(nodes, place)?;
-    let mut block = Block::of(nodes)?;
+    let mut block = Block::of(nodes, place)?;
     let (mut ordered, mut list) = (0, Vec::new());
     for first in 0..nodes as u32 {
         // What no edge leads to begins a block as well.
@@ -59,7 +59,7 @@ pub(crate) fn by_place(
 /// The block that grows.
 struct Block {
     /// For each node the number of edges that lead to it from this block, or [`PLACED`].
-    leading: Vec<u16>,
+    leading: Table<u16>,
     /// Nodes to which some do.
     known: Vec<u32>,
     /// The same nodes by that number, each also where it was when fewer did.
@@ -67,9 +67,9 @@ struct Block {
 }
 
 impl Block {
-    fn of(nodes: usize) -> Result<Self> {
+    fn of(nodes: usize, place: Place<'_>) -> Result<Self> {
         Ok(Self {
-            leading: laser_memory::filled(0, nodes)?,
+            leading: Table::zeroed(nodes, place)?,
             known: Vec::new(),
             by_leading: Vec::new(),
         })

@@ -26,6 +26,7 @@ use crate::graph::{Layout, NODE_HEAD, u32_at};
 use crate::kernels::dot_i8;
 use crate::missed::{Finder, Look, Missed};
 use crate::query::Probe;
+use crate::table::{Place, Stack, Table};
 use crate::walk::Walk;
 
 /// No node.
@@ -52,7 +53,7 @@ pub struct Reach {
 /// Damage.
 pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
     let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
-    let parts = Components::find(&walk, bytes, pause);
+    let parts = Components::find(&walk, bytes, Place::Memory, pause)?;
     let home = parts.of.get(walk.entry as usize);
     Ok(Reach {
         nodes: walk.nodes,
@@ -84,7 +85,8 @@ pub(crate) fn link_all(
     if walk.entry as usize >= walk.nodes {
         return Ok(0);
     }
-    let mut linker = Linker::new(&walk, codec, bytes, pause);
+    let place = look.map_or(Place::Memory, |look| look.place);
+    let mut linker = Linker::new(&walk, codec, bytes, place, pause)?;
     // Nodes without edges to them first: they may lead to others.
     for sources in [true, false] {
         for node in 0..walk.nodes as u32 {
@@ -98,32 +100,36 @@ pub(crate) fn link_all(
         let missed = look.missed(codec, linker.bytes, pause)?;
         linker.lead_to_missed(&missed)?;
     }
-    linker.lead_back();
+    linker.lead_back()?;
     Ok(linker.links)
 }
 
 /// Strongly connected components of what can be reached on the lowest level.
 struct Components {
     /// The component of each node, or [`NONE`].
-    of: Vec<u32>,
+    of: Table<u32>,
     /// How many there are.
     count: usize,
 }
 
 impl Components {
     /// Tarjan's algorithm, from where walks begin, without recursion.
-    fn find(walk: &Walk, bytes: &[u8], pause: &dyn Fn()) -> Self {
+    ///
+    /// # Errors
+    /// No memory, or no room on the disk.
+    fn find(walk: &Walk, bytes: &[u8], place: Place<'_>, pause: &dyn Fn()) -> Result<Self> {
         // The lowest number of an open node that each one is known to lead to.
-        let mut low = vec![NONE; walk.nodes];
+        let mut low = none(walk.nodes, place)?;
         let (mut count, mut visited) = (0, 0u32);
-        let mut open: Vec<u32> = Vec::new();
+        // A node is on either stack once at most.
+        let mut open = Stack::<u32>::of(walk.nodes, place)?;
         // Nodes on the way to where the search is, their numbers, and their next edges.
-        let mut way: Vec<(u32, u32, u32)> = Vec::new();
-        let mut of = vec![NONE; walk.nodes];
+        let mut way = Stack::<[u32; 3]>::of(walk.nodes, place)?;
+        let mut of = none(walk.nodes, place)?;
         if (walk.entry as usize) < walk.nodes {
-            way.push((walk.entry, visited, 0));
+            way.push([walk.entry, visited, 0]);
         }
-        while let Some((node, number, edge)) = way.last_mut() {
+        while let Some([node, number, edge]) = way.last_mut() {
             let (at, own) = (*node as usize, *number);
             if *edge == 0 && low[at] == NONE {
                 low[at] = own;
@@ -137,7 +143,7 @@ impl Components {
             *edge += 1;
             if let Some(to) = next {
                 if low[to as usize] == NONE {
-                    way.push((to, visited, 0));
+                    way.push([to, visited, 0]);
                 } else if of[to as usize] == NONE {
                     low[at] = low[at].min(low[to as usize]);
                 }
@@ -153,30 +159,38 @@ impl Components {
                 count += 1;
             }
             way.pop();
-            if let Some((before, _, _)) = way.last() {
+            if let Some([before, ..]) = way.last_mut() {
                 let before = *before as usize;
                 low[before] = low[before].min(low[at]);
             }
         }
-        Self {
+        Ok(Self {
             of,
             count: count as usize,
-        }
+        })
     }
+}
+
+/// [`NONE`] for each node.
+fn none(nodes: usize, place: Place<'_>) -> Result<Table<u32>> {
+    let mut table = Table::zeroed(nodes, place)?;
+    table.fill(NONE);
+    Ok(table)
 }
 
 struct Linker<'a> {
     walk: &'a Walk,
     codec: &'a Codec,
     bytes: &'a mut [u8],
+    place: Place<'a>,
     pause: &'a dyn Fn(),
     /// The node above each one in the tree, itself for the topmost, [`NONE`] for who is not in it.
-    parents: Vec<u32>,
+    parents: Table<u32>,
     /// Edges that lead to each node.
-    incoming: Vec<u32>,
+    incoming: Table<u32>,
     links: usize,
     /// Edges that each node has given away.
-    given: Vec<u32>,
+    given: Table<u32>,
     /// Edges that were led to missed nodes: from where, and to which.
     led: HashSet<(u32, u32)>,
     /// For nodes that may give no more, those that were linked below them or below these.
@@ -185,16 +199,23 @@ struct Linker<'a> {
 }
 
 impl<'a> Linker<'a> {
-    fn new(walk: &'a Walk, codec: &'a Codec, bytes: &'a mut [u8], pause: &'a dyn Fn()) -> Self {
+    fn new(
+        walk: &'a Walk,
+        codec: &'a Codec,
+        bytes: &'a mut [u8],
+        place: Place<'a>,
+        pause: &'a dyn Fn(),
+    ) -> Result<Self> {
         let mut linker = Self {
             walk,
             codec,
             bytes,
+            place,
             pause,
-            parents: vec![NONE; walk.nodes],
-            incoming: vec![0; walk.nodes],
+            parents: none(walk.nodes, place)?,
+            incoming: Table::zeroed(walk.nodes, place)?,
             links: 0,
-            given: vec![0; walk.nodes],
+            given: Table::zeroed(walk.nodes, place)?,
             led: HashSet::new(),
             deputies: HashMap::new(),
             scratch: Vec::new(),
@@ -206,7 +227,7 @@ impl<'a> Linker<'a> {
             }
         }
         linker.grow(walk.entry, walk.entry);
-        linker
+        Ok(linker)
     }
 
     fn pause(&self, count: usize) {
@@ -400,10 +421,10 @@ impl<'a> Linker<'a> {
 
     /// Links every component that nothing leaves to the one where walks begin. All nodes are in the
     /// tree.
-    fn lead_back(&mut self) {
-        let parts = Components::find(self.walk, self.bytes, self.pause);
+    fn lead_back(&mut self) -> Result<()> {
+        let parts = Components::find(self.walk, self.bytes, self.place, self.pause)?;
         if parts.count == 1 {
-            return;
+            return Ok(());
         }
         let home = parts.of[self.walk.entry as usize];
         let mut closed = vec![true; parts.count];
@@ -433,7 +454,8 @@ impl<'a> Linker<'a> {
             }
         }
         // The way up from a node, as far as it has been gone before.
-        let mut above = self.parents.clone();
+        let mut above = none(self.walk.nodes, self.place)?;
+        above.copy_from_slice(&self.parents);
         for (node, edge) in exits {
             if node == NONE {
                 continue;
@@ -454,11 +476,14 @@ impl<'a> Linker<'a> {
             }
             self.links += 1;
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use proptest::prelude::*;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -584,14 +609,17 @@ mod tests {
                 bytes[at + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
             }
         }
+        let looked = AtomicUsize::new(0);
         let look = |nodes| Look {
             nodes,
             place: Place::Memory,
             threads: 2,
+            looked: &looked,
         };
         let missed = |bytes: &[u8]| look(0..3000).missed(&codec, bytes, &|| ()).unwrap().nodes;
         // A few are found all the same, by edges of where a walk begins.
         let before = missed(&bytes);
+        assert!(looked.load(Ordering::Relaxed) >= 3000);
         assert!(before.len() > 50 && before.iter().all(|node| hidden.contains(node)));
         // Who is not looked for stays where it is.
         let (mut others, first) = (bytes.clone(), before[0] as usize);

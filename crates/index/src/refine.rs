@@ -155,7 +155,7 @@ pub fn refine(
         return Ok(());
     }
     let across = if form.is_joined { ACROSS } else { 0 };
-    levels::refine(codec, &walk, bytes, (across, threads), pause)?;
+    levels::refine(form, &walk, bytes, (across, threads), pause)?;
     let mut source = Source {
         codec,
         longest: Longest::of(codec, space, &walk, bytes, first, threads, pause)?,
@@ -226,8 +226,10 @@ fn search<'a>(
     pause: &dyn Fn(),
 ) -> Result<Found<'a>> {
     let walk = lowest.walk;
-    let landings = (0..walk.nodes as u32).map(|node| walk.may_begin_at(graph, node));
-    let landings = laser_memory::collect(landings)?;
+    let mut landings = Table::<u8>::zeroed(walk.nodes, lowest.place)?;
+    for (node, is_landing) in (0..).zip(landings.iter_mut()) {
+        *is_landing = u8::from(walk.may_begin_at(graph, node));
+    }
     let is_landing = &landings[..];
     let mut lists = lowest.lists(graph, pause)?;
     let order = lists.by_place(pause)?;
@@ -235,7 +237,7 @@ fn search<'a>(
         let mut candidates = Candidates::new(source, graph)?;
         Ok(move |node: u32, list: &mut List<'_>| {
             if new.contains(&(node as usize)) || !list.is_full() {
-                let width = if is_landing[node as usize] {
+                let width = if is_landing[node as usize] > 0 {
                     landing
                 } else {
                     width

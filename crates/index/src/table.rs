@@ -72,6 +72,37 @@ impl<T: Pod> DerefMut for Table<T> {
     }
 }
 
+/// Numbers of which the last comes first, no more of them than there is room for.
+pub(crate) struct Stack<T> {
+    room: Table<T>,
+    len: usize,
+}
+
+impl<T: Pod> Stack<T> {
+    /// An empty one with room for this many.
+    ///
+    /// # Errors
+    /// No memory, or no room on the disk.
+    pub(crate) fn of(room: usize, place: Place<'_>) -> Result<Self> {
+        let room = Table::zeroed(room, place)?;
+        Ok(Self { room, len: 0 })
+    }
+
+    pub(crate) fn push(&mut self, value: T) {
+        self.room[self.len] = value;
+        self.len += 1;
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.len = self.len.checked_sub(1)?;
+        Some(self.room[self.len])
+    }
+
+    pub(crate) fn last_mut(&mut self) -> Option<&mut T> {
+        self.room[..self.len].last_mut()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +119,23 @@ mod tests {
                 *last = 7;
             }
             assert_eq!(table.iter().sum::<u64>(), if len > 0 { 7 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn what_is_put_last_on_a_stack_comes_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for place in [Place::Memory, Place::Folder(folder.path())] {
+            let mut stack = Stack::<[u32; 3]>::of(3, place).unwrap();
+            assert!(stack.pop().is_none() && stack.last_mut().is_none());
+            for number in 0..3 {
+                stack.push([number; 3]);
+            }
+            stack.last_mut().unwrap()[1] = 9;
+            assert_eq!(stack.pop(), Some([2, 9, 2]));
+            stack.push([7; 3]);
+            let left = std::iter::from_fn(|| stack.pop());
+            assert_eq!(left.collect::<Vec<_>>(), [[7; 3], [1; 3], [0; 3]]);
         }
     }
 }

@@ -21,6 +21,7 @@ use laser_sampling::scattered;
 use super::candidates::Candidates;
 use super::few::are_few;
 use crate::metric::Metric;
+use crate::missed::are_sought;
 
 /// Passes over a graph, at most.
 pub(super) const MOST: usize = 3;
@@ -40,6 +41,8 @@ const NEAREST: usize = 10;
 const SEARCHING: f64 = 1.8;
 const SEARCHING_AGAIN: f64 = 1.6;
 const LINKING: f64 = 0.3;
+/// What it takes to look for every node afterwards ([`crate::missed`]), which is not done for inner products.
+const LOOKING: f64 = 0.3;
 /// What it takes to measure a graph afterwards ([`crate::width`]) where that is easy; hard ones take more.
 const MEASURING: f64 = 0.2;
 /// What it costs to link nodes by leaves ([`super::leaves`]) and to collect them before, where a pass that follows costs as much as
@@ -49,6 +52,9 @@ const COLLECTING: f64 = 0.2;
 const SEARCHING_WIDER: f64 = 2.0 * SEARCHING;
 /// How often nodes are visited while they are linked by leaves.
 const VISITS: usize = 6;
+
+/// What is done of a graph that usearch has made, but for looking for nodes.
+const WORK: f64 = SEARCHING + LINKING + MEASURING;
 
 /// How far the passes over a graph have come.
 #[derive(Debug, Default)]
@@ -60,19 +66,37 @@ pub struct Passes {
     /// Two to each node in a pass.
     visits: AtomicUsize,
     repeated: AtomicUsize,
+    /// Whether nodes are looked for, how many, and how many were by now.
+    looks: bool,
+    sought: AtomicUsize,
+    looked: AtomicUsize,
     /// Thousandths of the measuring.
     measured: AtomicUsize,
 }
 
 impl Passes {
-    /// Work of one pass over a graph that usearch has made, as a multiple of that of adding the nodes to it.
-    pub const WORK: f64 = SEARCHING + LINKING + MEASURING;
-    /// Work of linking nodes by leaves and of one pass, as a multiple of that of collecting them.
-    pub const WORK_OF_LEAVES: f64 = (LEAVES + Self::WORK) / COLLECTING;
+    /// Work of a pass over a graph with this metric, and of what follows, as a multiple of that of adding the nodes to it: by usearch, or
+    /// where leaves link them of collecting them.
+    pub fn work(metric: Metric, by_leaves: bool) -> f64 {
+        let work = WORK + if are_sought(metric) { LOOKING } else { 0.0 };
+        if by_leaves {
+            (LEAVES + work) / COLLECTING
+        } else {
+            work
+        }
+    }
 
-    /// Which share of that are leaves.
+    /// Of a graph with this metric.
+    pub fn of(metric: Metric) -> Self {
+        Self {
+            looks: are_sought(metric),
+            ..Self::default()
+        }
+    }
+
+    /// Which share are leaves of what is done where nodes are not looked for.
     #[cfg(test)]
-    pub(super) const SHARE_OF_LEAVES: f64 = LEAVES / (LEAVES + Self::WORK);
+    pub(super) const SHARE_OF_LEAVES: f64 = LEAVES / (LEAVES + WORK);
 
     /// The share of the work that is done, from 0 to 1. Goes back when a pass is repeated: that is then a part of what there
     /// is to do.
@@ -99,8 +123,25 @@ impl Passes {
                 left -= visits;
             }
         }
+        if self.looks {
+            let sought = self.sought.load(Ordering::Relaxed).max(1);
+            let looked = self.looked.load(Ordering::Relaxed).min(sought);
+            done += LOOKING * looked as f64 / sought as f64;
+            all += LOOKING;
+        }
         done += MEASURING * self.measured.load(Ordering::Relaxed) as f64 / 1000.0;
         done / (all + MEASURING)
+    }
+
+    /// This number of nodes is looked for. What is returned grows by one for each.
+    pub(crate) fn seek(&self, nodes: usize) -> &AtomicUsize {
+        self.sought.store(nodes, Ordering::Relaxed);
+        &self.looked
+    }
+
+    /// Nodes have been looked for.
+    pub(crate) fn has_looked(&self) {
+        self.looked.store(usize::MAX, Ordering::Relaxed);
     }
 
     /// Which share of the measuring is done.
@@ -220,8 +261,8 @@ mod tests {
         assert_eq!(at(0, 0, 0), 0.0);
         assert_eq!(at(100, 0, 0), 0.0);
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        assert!(near(at(100, 100, 0), SEARCHING / Passes::WORK));
-        let (passes, all) = (Passes::WORK - MEASURING, Passes::WORK);
+        assert!(near(at(100, 100, 0), SEARCHING / WORK));
+        let (passes, all) = (WORK - MEASURING, WORK);
         assert!(near(at(100, 200, 0), passes / all));
         let all = all + SEARCHING_AGAIN + LINKING;
         assert!(near(at(100, 200, 1), passes / all));
@@ -232,7 +273,7 @@ mod tests {
         passes.begin_new(100);
         assert_eq!(passes.share(), 0.0);
         passes.first().fetch_add(3 * 100, Ordering::Relaxed);
-        let all = LEAVES + Passes::WORK;
+        let all = LEAVES + WORK;
         assert!(near(passes.share(), LEAVES / 2.0 / all));
         passes.first().fetch_add(4 * 100, Ordering::Relaxed);
         passes.begin(100);
@@ -241,6 +282,23 @@ mod tests {
         passes.visits().fetch_add(100, Ordering::Relaxed);
         passes.measured(0.5);
         assert!(near(passes.share(), (all - MEASURING / 2.0) / all));
+        passes.measured(1.0);
+        assert!(near(passes.share(), 1.0));
+    }
+
+    #[test]
+    fn looking_for_nodes_is_work() {
+        let share = |passes: &Passes| passes.share() * (WORK + LOOKING);
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
+        let passes = Passes::of(Metric::L2);
+        passes.begin(100);
+        passes.visits().fetch_add(200, Ordering::Relaxed);
+        let before = WORK - MEASURING;
+        assert!(near(share(&passes), before));
+        passes.seek(50).fetch_add(25, Ordering::Relaxed);
+        assert!(near(share(&passes), before + LOOKING / 2.0));
+        passes.has_looked();
+        assert!(near(share(&passes), before + LOOKING));
         passes.measured(1.0);
         assert!(near(passes.share(), 1.0));
     }
