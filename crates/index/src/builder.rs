@@ -346,7 +346,7 @@ impl SegmentBuilder {
         let before = if parts.is_empty() { 0 } else { already };
         let graph = match graph {
             Some(graph) => graph,
-            None => Growing::new(codec, p, by_leaves)?,
+            None => Growing::new(codec, p, by_leaves, before)?,
         };
         let here = already - before;
         let reserved = (here + options.expected.max(16 * BATCH)).min(limit.max(here + BATCH));
@@ -588,7 +588,7 @@ impl SegmentBuilder {
             let mut graph = shared.graph.write().unwrap_or_else(|e| e.into_inner());
             let part = shared.end_part(&graph, &folder)?;
             // The memory of the one is what the other has.
-            *graph = Growing::new(shared.encoding.codec, &p, by_leaves)?;
+            *graph = Growing::new(shared.encoding.codec, &p, by_leaves, before)?;
             heap::trim();
             shared
                 .parts

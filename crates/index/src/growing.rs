@@ -44,13 +44,19 @@ pub(crate) fn widths(p: &Parameters, by_leaves: bool) -> Widths {
 }
 
 impl Growing {
-    /// An empty one, of a graph whose nodes are linked by leaves or are not ([`by_leaves`]).
+    /// An empty one, of a graph whose nodes are linked by leaves or are not ([`by_leaves`]), which has `before` entries in the parts
+    /// before.
     ///
     /// # Errors
     /// When usearch refuses the parameters.
-    pub(crate) fn new(codec: Codec, p: &Parameters, by_leaves: bool) -> Result<Self> {
+    pub(crate) fn new(
+        codec: Codec,
+        p: &Parameters,
+        by_leaves: bool,
+        before: usize,
+    ) -> Result<Self> {
         Ok(if by_leaves {
-            Self::Collected(Nodes::new(codec, p.m))
+            Self::Collected(Nodes::new(codec, p.m, before))
         } else {
             Self::Linked(Graph::new(codec, p.m, widths(p, false).adding)?)
         })

@@ -27,6 +27,7 @@ mod appendix;
 pub mod arithmetic;
 pub mod assemble;
 pub mod background;
+mod between;
 mod blocks;
 pub mod builder;
 pub mod bytes;

@@ -9,13 +9,12 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::between::Between;
 use crate::blocks;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
-use crate::kernels::{DotI8, dot_i8};
 use crate::metric::Metric;
-use crate::query::Probe;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
 use crate::width::LEAST;
@@ -49,10 +48,8 @@ pub(crate) struct Missed {
 
 /// Looks for nodes, on one thread.
 pub(crate) struct Finder<'a> {
-    codec: &'a Codec,
     walk: Walk,
-    dot: DotI8,
-    scratch: Vec<f32>,
+    between: Between<'a>,
 }
 
 impl<'a> Finder<'a> {
@@ -60,19 +57,15 @@ impl<'a> Finder<'a> {
     /// Damage.
     pub(crate) fn new(codec: &'a Codec, graph: &[u8]) -> Result<Self> {
         Ok(Self {
-            codec,
             walk: Walk::new(&Layout::parse(codec, graph)?)?,
-            dot: dot_i8(),
-            scratch: Vec::new(),
+            between: Between::new(codec),
         })
     }
 
     /// The nodes that a walk finds instead of one, the nearest first; none where it finds that one, or one that is as near to its
     /// vector, as rounding may have it.
     pub(crate) fn instead_of(&mut self, graph: &[u8], node: u32, width: usize) -> Vec<u32> {
-        let probe = Probe::at(self.codec, self.walk.vector(graph, node));
-        let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
-        let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
+        let distance = self.between.from(self.walk.vector(graph, node));
         self.walk.instead_of(graph, node, width, distance)
     }
 }

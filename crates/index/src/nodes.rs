@@ -20,6 +20,7 @@ const HIGHEST: usize = 31;
 pub(crate) struct Nodes {
     codec: Codec,
     m: usize,
+    before: usize,
     added: Mutex<Added>,
 }
 
@@ -31,11 +32,13 @@ struct Added {
 }
 
 impl Nodes {
-    /// None yet. A graph of them has `m` edges on each level of a node, and twice as many on the lowest.
-    pub(crate) fn new(codec: Codec, m: usize) -> Self {
+    /// None yet. A graph of them has `m` edges on each level of a node, and twice as many on the lowest. It may be a part of one, with
+    /// `before` entries in the parts before.
+    pub(crate) fn new(codec: Codec, m: usize, before: usize) -> Self {
         Self {
             codec,
             m,
+            before,
             added: Mutex::default(),
         }
     }
@@ -78,9 +81,10 @@ impl Nodes {
     }
 
     /// The highest level of each node: a chance of one in `m` for each one more (Malkov & Yashunin 2016, section 4), the same ones
-    /// every time.
+    /// every time. Those of another part of a graph are others: rows that come from several sources in turn, as many as a part has
+    /// nodes or a share of that, would else be on the upper levels where they are of one source, and walks come to no other one.
     fn levels(&self, nodes: usize) -> impl Iterator<Item = usize> {
-        let mut random = SplitMix64::new(nodes as u64);
+        let mut random = SplitMix64::new((self.before as u64) << 32 | nodes as u64);
         let m = self.m.max(2) as f64;
         (0..nodes).map(move |_| {
             // From 0, exclusive, to 1.
@@ -163,7 +167,7 @@ mod tests {
             let quantization = Quantization::from_u8(quantization).unwrap();
             let codec = Codec::new(9, Metric::L2, quantization);
             for count in [1u32, 2, 700] {
-                let nodes = Nodes::new(codec, 4);
+                let nodes = Nodes::new(codec, 4, 0);
                 let vectors: Vec<Vec<u8>> = (0..count)
                     .map(|_| {
                         let x: Vec<f32> = (0..9).map(|_| rng.random_range(-1.0..1.0)).collect();
@@ -199,7 +203,7 @@ mod tests {
     /// A sixteenth of the nodes of a level are on the one above it.
     #[test]
     fn levels_are_by_chance() {
-        let nodes = Nodes::new(Codec::new(2, Metric::L2, Quantization::F32), 16);
+        let nodes = Nodes::new(Codec::new(2, Metric::L2, Quantization::F32), 16, 0);
         let mut counts = [0; 8];
         for level in nodes.levels(1 << 20) {
             counts[..=level].iter_mut().for_each(|count| *count += 1);
@@ -208,5 +212,18 @@ mod tests {
             let off = (f64::from(counts[level]) / f64::from(expected) - 1.0).abs();
             assert!(off < 0.25, "{counts:?}");
         }
+    }
+
+    /// Parts with as many nodes have other ones on the upper levels.
+    #[test]
+    fn levels_of_parts_are_independent() {
+        let levels = |before| {
+            let nodes = Nodes::new(Codec::new(2, Metric::L2, Quantization::F32), 4, before);
+            nodes.levels(64).map(|level| level > 0).collect::<Vec<_>>()
+        };
+        let parts: Vec<Vec<bool>> = (0..100).map(|part| levels(64 * part)).collect();
+        let above = |node: usize| parts.iter().filter(|levels| levels[node]).count();
+        // A quarter of them, each of the nodes as likely as another.
+        assert!((0..64).all(|node| (5..60).contains(&above(node))));
     }
 }

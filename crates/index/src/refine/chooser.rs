@@ -1,11 +1,11 @@
 //! Which nodes the edges of a node lead to.
 
 use super::lists::List;
+use crate::between::Between;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::{DotI8, dot_i8};
-use crate::query::Probe;
 use crate::walk::Walk;
 
 /// Edges to a node from which on it is as good as any.
@@ -17,6 +17,7 @@ pub(super) struct Chooser<'a> {
     graph: &'a [u8],
     walk: Walk,
     dot: DotI8,
+    between: Between<'a>,
     /// Nodes on the level above that walks for candidates begin at, beside those to which the way down leads.
     across: usize,
     node: u32,
@@ -43,6 +44,7 @@ impl<'a> Chooser<'a> {
             graph,
             walk: Walk::new(&Layout::parse(codec, graph)?)?,
             dot: dot_i8(),
+            between: Between::new(codec),
             across: 0,
             node: 0,
             candidates: Vec::new(),
@@ -120,9 +122,7 @@ impl<'a> Chooser<'a> {
     /// that came one beside the other, as of a time series, all edges lead to those before and behind: where such a path
     /// comes near itself again, the way down finds it.
     pub(super) fn add_nearest(&mut self, level: usize, ef: usize) {
-        let probe = Probe::at(self.codec, self.walk.vector(self.graph, self.node));
-        let (codec, dot, scratch) = (self.codec, self.dot, &mut self.scratch);
-        let distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, scratch);
+        let distance = self.between.from(self.walk.vector(self.graph, self.node));
         let start = (self.node, level);
         let found = self
             .walk

@@ -9,5 +9,6 @@ mod familiar;
 mod inner_products;
 mod model;
 mod nearest;
+mod recall;
 mod unplaced;
 mod wanted;

@@ -227,7 +227,7 @@ mod tests {
 
     /// The graph of some points, without edges.
     fn collected(codec: Codec, points: &[Vec<f32>]) -> Vec<u8> {
-        let nodes = Nodes::new(codec, M);
+        let nodes = Nodes::new(codec, M, 0);
         let mut stored = vec![0; codec.graph_len()];
         for (key, x) in (0..).zip(points) {
             codec.encode_graph(x, &mut stored);

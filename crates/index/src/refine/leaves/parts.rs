@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn dividing_can_be_ended() {
         let (count, codec) = (20_000, Codec::new(2, Metric::L2, Quantization::F32));
-        let nodes = Nodes::new(codec, 8);
+        let nodes = Nodes::new(codec, 8, 0);
         for key in 0..count {
             let x = [(key as f32).sin(), (key as f32).cos()];
             nodes.add(key, bytemuck::cast_slice(&x)).unwrap();
