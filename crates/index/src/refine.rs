@@ -155,7 +155,13 @@ pub fn refine(
         return Ok(());
     }
     let across = if form.is_joined { ACROSS } else { 0 };
-    levels::refine(form, &walk, bytes, (across, threads), pause)?;
+    levels::refine(
+        (codec, form.place()),
+        &walk,
+        bytes,
+        (across, threads),
+        pause,
+    )?;
     let mut source = Source {
         codec,
         longest: Longest::of(codec, space, &walk, bytes, first, threads, pause)?,

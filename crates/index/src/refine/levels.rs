@@ -8,12 +8,13 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::Form;
 use super::chooser::Chooser;
 use super::level::Level;
 use super::lists::List;
 use super::members::Members;
+use crate::codec::Codec;
 use crate::error::Result;
+use crate::table::Place;
 use crate::walk::Walk;
 
 /// On a level of at most this many nodes, each is compared with all others. More than there are seeds, so that walks
@@ -28,7 +29,7 @@ const EF: usize = 64;
 /// # Errors
 /// Damage, or no memory.
 pub(super) fn refine(
-    form: Form<'_>,
+    (codec, place): (&Codec, Place<'_>),
     walk: &Walk,
     bytes: &mut [u8],
     (across, threads): (usize, usize),
@@ -42,26 +43,26 @@ pub(super) fn refine(
     for (above, nodes) in levels.iter().enumerate().rev() {
         pause();
         let of = (above + 1, &nodes[..]);
-        refine_level(form, walk, bytes, of, (across, threads), pause)?;
+        refine_level((codec, place), walk, bytes, of, (across, threads), pause)?;
     }
     Ok(())
 }
 
 fn refine_level(
-    form: Form<'_>,
+    (codec, place): (&Codec, Place<'_>),
     walk: &Walk,
     bytes: &mut [u8],
     (level, nodes): (usize, &[u32]),
     (across, threads): (usize, usize),
     pause: &dyn Fn(),
 ) -> Result<()> {
-    let (codec, graph): (_, &[u8]) = (form.codec, bytes);
+    let graph: &[u8] = bytes;
     let of = Level {
         codec,
         walk,
         number: level,
         nodes: Members::Some(nodes),
-        place: form.place(),
+        place,
         threads,
     };
     let mut lists = of.lists(graph, pause)?;
@@ -92,14 +93,13 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::codec::Codec;
     use crate::graph::{Layout, raw};
     use crate::kernels::dot_i8;
     use crate::metric::Metric;
     use crate::quantization::Quantization;
     use crate::query::{Probe, Query};
     use crate::reach::link;
-    use crate::refine::{Passes, Widths};
+    use crate::refine::{Form, Passes, Widths};
     use crate::space::Space;
 
     /// Rows of a time series, which come one beside the other: before levels were linked again, one query in
