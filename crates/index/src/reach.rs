@@ -32,7 +32,8 @@ use crate::walk::Walk;
 const NONE: u32 = u32::MAX;
 /// Candidates of the walk that looks for a node to link to.
 const CANDIDATES: usize = 32;
-/// Edges that a node gives away for missed ones, at most, and edges to where one leads that it gives away for these, without it.
+/// A node that has given away as many edges as this, for whatever nodes, gives none for missed ones. More edges than this must lead to
+/// where one led that is given away for these.
 const MOST_LED: u32 = 2;
 const FEW_LEAD: u32 = 2;
 /// Nodes between two pauses.
