@@ -81,8 +81,8 @@ impl Nodes {
     }
 
     /// The highest level of each node: a chance of one in `m` for each one more (Malkov & Yashunin 2016, section 4), the same ones
-    /// every time. Those of another part of a graph are others: rows that come from several sources in turn, as many as a part has
-    /// nodes or a share of that, would else be on the upper levels where they are of one source, and walks come to no other one.
+    /// every time, but others in each part of a graph: with the same ones, rows that come in turn from as many sources as a part has
+    /// nodes would be on the upper levels for a few of the sources alone, and walks would come to no other.
     fn levels(&self, nodes: usize) -> impl Iterator<Item = usize> {
         let mut random = SplitMix64::new((self.before as u64) << 32 | nodes as u64);
         let m = self.m.max(2) as f64;

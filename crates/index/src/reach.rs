@@ -53,7 +53,7 @@ pub struct Reach {
 /// Looks what can be reached in a graph whose edges are known to be right.
 ///
 /// # Errors
-/// Damage.
+/// Damage, or no memory.
 pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
     let walk = Walk::new(&Layout::parse(codec, bytes)?)?;
     let parts = Components::find(&walk, bytes, Place::Memory, pause)?;
@@ -69,7 +69,7 @@ pub fn reach(codec: &Codec, bytes: &[u8], pause: &dyn Fn()) -> Result<Reach> {
 /// how many were put in. `pause` is called now and then, and may unwind.
 ///
 /// # Errors
-/// Damage.
+/// Damage, or no memory.
 pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> {
     link_all(codec, bytes, None, pause)
 }
@@ -77,7 +77,7 @@ pub fn link(codec: &Codec, bytes: &mut [u8], pause: &dyn Fn()) -> Result<usize> 
 /// As [`link`], and leads edges to those of the nodes that are looked for which walks miss.
 ///
 /// # Errors
-/// Damage, or no memory.
+/// Damage, no memory, or no room on the disk.
 pub(crate) fn link_all(
     codec: &Codec,
     bytes: &mut [u8],
@@ -658,7 +658,9 @@ mod tests {
         for (node, list) in (0..3000).zip(&lists) {
             let now: Vec<u32> = walk.neighbours(&bytes, node, 0).collect();
             let kept = list.iter().filter(|to| now.contains(to)).count();
-            assert!(kept >= list.len() / 2, "{kept} of {}", list.len());
+            // One more where what cannot be left again is led back.
+            let most = MOST_LED as usize + 1;
+            assert!(kept + most >= list.len(), "{kept} of {}", list.len());
         }
         assert_eq!(
             link_all(&codec, &mut bytes, Some(&look(0..3000)), &|| ()).unwrap(),

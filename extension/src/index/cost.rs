@@ -63,8 +63,8 @@ const WIDER_BYTE: f64 = 0.03;
 /// The same where a sequential scan costs too little itself, whose price knows nothing of values out of line, and next to
 /// nothing of what it takes to embed.
 const WIDER_ELSEWHERE: f64 = 18.0;
-/// What a distance costs there in an index on a column of pgvector's, whose operators are declared to cost next to nothing, whatever
-/// the dimensions: of 6,000 × 1,536 rows a sequential scan took 94 ms, and a look at all vectors in an index with `f32` 18 to 30.
+/// Share of what a distance costs else that it does there, in a first search, in an index on a column of pgvector's, whose operators
+/// are declared to cost next to nothing, whatever the dimensions: of 6,000 × 1,536 rows a sequential scan took 94 ms, and a look at all vectors in an index with `f32` 18 to 30.
 const ELSEWHERE_OF_FOREIGN: f64 = 0.25;
 /// Wider searches that are less likely are in no price.
 const UNLIKELY: f64 = 0.01;
@@ -488,12 +488,12 @@ pub unsafe extern "C-unwind" fn estimate(
             false => WIDER + WIDER_BYTE * shape.bytes,
         };
         // A first search that is wide takes as much, but where all else is priced too low.
+        let elsewhere = match shape.foreign {
+            true => ELSEWHERE_OF_FOREIGN * shape.distance,
+            false => shape.distance,
+        };
         let (distance, excess) = match (is_elsewhere, shape.is_exhaustive()) {
-            (true, _) if shape.foreign => {
-                let distance = ELSEWHERE_OF_FOREIGN * shape.distance;
-                (distance, distance)
-            }
-            (true, _) => (shape.distance, shape.distance),
+            (true, _) => (elsewhere, elsewhere),
             (false, true) => (wider, wider),
             (false, false) => (shape.distance, wider),
         };
