@@ -11,7 +11,7 @@
 //! Kinds: `uniform` in [0, 1); `gaussian`; `clustered`, around 500 centres; `offset1`, `offset10`,
 //! `offset100`, uniform with so much added; `sparse`, nine in ten zero and none negative; `dominant`,
 //! Gaussian with one dimension 100 times as wide; `duplicates`, each of them about 100 times;
-//! `sphere`, uniform of length 1; `sentences`, different lines of `--sentences` embedded by the model
+//! `sphere`, uniform of length 1; `lengths`, those of `sphere` with lengths that are log-normal with a spread of .4; `sentences`, different lines of `--sentences` embedded by the model
 //! (the one that ships, unless told). Combinations whose vectors take more than `--gigabytes`, or
 //! that would end after `--minutes` by what was measured so far, are left out and named.
 //!
@@ -55,7 +55,7 @@ const BLOCK: usize = 256;
 /// How far below pgvector's recall laser's may be.
 const SLACK: f64 = 0.005;
 
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "uniform",
     "gaussian",
     "clustered",
@@ -66,6 +66,7 @@ const KINDS: [&str; 11] = [
     "dominant",
     "duplicates",
     "sphere",
+    "lengths",
     "sentences",
 ];
 
@@ -258,12 +259,15 @@ fn make(
             }
             Vectors { dimensions, data }
         }
-        "sphere" => {
+        "sphere" | "lengths" => {
             let mut vectors = each(&mut rng, &|rng, _| normal(rng));
-            vectors
-                .data
-                .chunks_exact_mut(dimensions)
-                .for_each(normalize);
+            for row in vectors.data.chunks_exact_mut(dimensions) {
+                normalize(row);
+                if kind == "lengths" {
+                    let length = (0.4 * normal(&mut rng)).exp();
+                    row.iter_mut().for_each(|x| *x *= length);
+                }
+            }
             vectors
         }
         "sentences" => {

@@ -225,10 +225,10 @@ pub(crate) fn assemble(
         // Of a graph that is continued some edges are others now, also of the nodes that were there.
         let sought = if few { refined..nodes } else { 0..nodes };
         let look = Look {
-            looked: passes.seek(sought.len()),
             nodes: sought,
             place,
             threads,
+            passes: &passes,
         };
         reach::link_all(&codec, graph, Some(&look), pause)?;
         passes.has_looked();

@@ -7,7 +7,7 @@
 //! found leads to those around it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use crate::between::Between;
 use crate::blocks;
@@ -15,6 +15,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::metric::Metric;
+use crate::refine::Passes;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
 use crate::width::LEAST;
@@ -34,8 +35,8 @@ pub(crate) struct Look<'a> {
     /// Where tables are.
     pub(crate) place: Place<'a>,
     pub(crate) threads: usize,
-    /// Grows by one for each that was looked for.
-    pub(crate) looked: &'a AtomicUsize,
+    /// Hears of each that is looked for.
+    pub(crate) passes: &'a Passes,
 }
 
 /// Nodes that were not found.
@@ -76,6 +77,11 @@ pub(crate) fn are_sought(metric: Metric) -> bool {
     metric != Metric::InnerProduct
 }
 
+/// How many of the first walks take as long as one with so many candidates.
+fn times(width: usize) -> usize {
+    width / WIDTHS[0]
+}
+
 impl Look<'_> {
     /// The nodes that walks miss, where they are looked for.
     ///
@@ -88,10 +94,15 @@ impl Look<'_> {
         }
         let mut is_missed = Table::<u8>::zeroed(self.nodes.len(), self.place)?;
         is_missed.fill(1);
+        self.passes.seek(self.nodes.len());
+        let mut count = self.nodes.len();
         for width in WIDTHS {
+            if missed.width > 0 {
+                self.passes.seek_again(count, times(width));
+            }
             missed.width = width;
             self.look(codec, graph, width, &mut is_missed, pause)?;
-            let count = is_missed.iter().filter(|&&missed| missed > 0).count();
+            count = is_missed.iter().filter(|&&missed| missed > 0).count();
             if count <= self.nodes.len() / MANY {
                 break;
             }
@@ -100,7 +111,19 @@ impl Look<'_> {
         let all = nodes.zip(is_missed.iter());
         let all = all.filter(|&(_, &missed)| missed > 0).map(|(node, _)| node);
         missed.nodes = laser_memory::collect(all.take(self.nodes.len().div_ceil(MOST)))?;
+        let times = self.times_alone(&missed);
+        self.passes.seek_again(missed.nodes.len(), times);
         Ok(missed)
+    }
+
+    /// An edge has been led to one of those that are missed.
+    pub(crate) fn has_led(&self, missed: &Missed) {
+        self.passes.looked(self.times_alone(missed));
+    }
+
+    /// As [`times`], of a walk on a single thread.
+    fn times_alone(&self, missed: &Missed) -> usize {
+        self.threads * times(missed.width)
     }
 
     /// Looks for those that are taken for missed, and corrects that.
@@ -127,7 +150,7 @@ impl Look<'_> {
                     for (node, is_missed) in those.filter(|(_, missed)| **missed > 0) {
                         let found = finder.instead_of(graph, node as u32, width);
                         *is_missed = u8::from(!found.is_empty());
-                        self.looked.fetch_add(1, Ordering::Relaxed);
+                        self.passes.looked(times(width));
                         pause()?;
                     }
                     Ok(())

@@ -101,7 +101,7 @@ pub(crate) fn link_all(
     }
     if let Some(look) = look {
         let missed = look.missed(codec, linker.bytes, pause)?;
-        linker.lead_to_missed(&missed)?;
+        linker.lead_to_missed(look, &missed)?;
     }
     linker.lead_back()?;
     Ok(linker.links)
@@ -398,7 +398,7 @@ impl<'a> Linker<'a> {
     }
 
     /// Leads edges to nodes that walks miss, then to those that have lost one by that and are missed since.
-    fn lead_to_missed(&mut self, missed: &Missed) -> Result<()> {
+    fn lead_to_missed(&mut self, look: &Look<'_>, missed: &Missed) -> Result<()> {
         if missed.nodes.is_empty() {
             return Ok(());
         }
@@ -406,6 +406,7 @@ impl<'a> Linker<'a> {
         let mut bereft = Vec::new();
         for &node in &missed.nodes {
             bereft.extend(self.lead_to(&mut finder, node, missed.width));
+            look.has_led(missed);
         }
         for node in bereft {
             self.lead_to(&mut finder, node, missed.width);
@@ -499,8 +500,6 @@ impl<'a> Linker<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use proptest::prelude::*;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -511,6 +510,7 @@ mod tests {
     use crate::metric::Metric;
     use crate::quantization::Quantization;
     use crate::query::Probe;
+    use crate::refine::Passes;
     use crate::table::Place;
 
     fn codec(metric: Metric, quantization: Quantization) -> Codec {
@@ -628,17 +628,17 @@ mod tests {
                 bytes[at + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
             }
         }
-        let looked = AtomicUsize::new(0);
+        let passes = Passes::of(Metric::L2);
         let look = |nodes| Look {
             nodes,
             place: Place::Memory,
             threads: 2,
-            looked: &looked,
+            passes: &passes,
         };
         let missed = |bytes: &[u8]| look(0..3000).missed(&codec, bytes, &|| ()).unwrap().nodes;
         // A few are found all the same, by edges of where a walk begins.
         let before = missed(&bytes);
-        assert!(looked.load(Ordering::Relaxed) >= 3000);
+        assert!(passes.count_looked() >= 3000);
         assert!(before.len() > 50 && before.iter().all(|node| hidden.contains(node)));
         // Who is not looked for stays where it is.
         let (mut others, first) = (bytes.clone(), before[0] as usize);

@@ -155,17 +155,21 @@ pub fn refine(
         return Ok(());
     }
     let across = if form.is_joined { ACROSS } else { 0 };
+    passes.begin(walk.nodes);
     levels::refine(
         (codec, form.place()),
         &walk,
         bytes,
         (across, threads),
+        passes,
         pause,
     )?;
+    let (longest, depths) = Longest::of(codec, space, &walk, bytes, first, threads, pause)?;
     let mut source = Source {
         codec,
-        longest: Longest::of(codec, space, &walk, bytes, first, threads, pause)?,
+        longest,
         across,
+        depths: &depths,
     };
     let new = first..walk.nodes;
     let mut sample = Sample::of(&new, walk.nodes, codec.metric);
@@ -176,8 +180,8 @@ pub fn refine(
         nodes: Members::All(walk.nodes),
         place: form.place(),
         threads,
+        depths: &depths,
     };
-    passes.begin(walk.nodes);
     let most = if sample.is_empty() {
         1
     } else {

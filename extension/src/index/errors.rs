@@ -72,8 +72,9 @@ pub fn report(error: IndexError) -> ! {
 
 /// What to do about an error that is worth a warning.
 pub fn hint(error: &IndexError) -> Option<&'static str> {
-    matches!(error, IndexError::TooManySegments(_))
-        .then_some("increase maintenance_work_mem, which bounds the size of a segment")
+    matches!(error, IndexError::TooManySegments(_)).then_some(
+        "increase maintenance_work_mem and effective_cache_size, which bound the size of a segment",
+    )
 }
 
 /// The value, or the SQL error.

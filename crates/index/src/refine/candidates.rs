@@ -13,6 +13,8 @@ pub(super) struct Source<'a> {
     pub(super) longest: Longest,
     /// Nodes of the level above at which walks begin ([`Chooser::begin_across`]).
     pub(super) across: usize,
+    /// See [`Chooser::distinguish`].
+    pub(super) depths: &'a [u8],
 }
 
 /// Candidates of one node after the other, on one thread.
@@ -28,6 +30,7 @@ impl<'a> Candidates<'a> {
         let mut chooser = Chooser::new(source.codec, graph)?;
         chooser.pass_by(source.longest.entries());
         chooser.begin_across(source.across);
+        chooser.distinguish(source.depths);
         let walks = source.longest.walks(source.codec)?;
         Ok(Self {
             source,

@@ -20,11 +20,13 @@ pub(super) struct Chooser<'a> {
     between: Between<'a>,
     /// Nodes on the level above that walks for candidates begin at, beside those to which the way down leads.
     across: usize,
+    /// See [`Chooser::distinguish`]; empty where there are no ranges.
+    depths: &'a [u8],
     node: u32,
     candidates: Vec<Candidate>,
     /// Components of the candidates, where they are compared as floats.
     floats: Vec<f32>,
-    passed_over: Vec<u32>,
+    passed_over: Vec<Candidate>,
     scratch: Vec<f32>,
 }
 
@@ -46,6 +48,7 @@ impl<'a> Chooser<'a> {
             dot: dot_i8(),
             between: Between::new(codec),
             across: 0,
+            depths: &[],
             node: 0,
             candidates: Vec::new(),
             floats: Vec::new(),
@@ -58,6 +61,17 @@ impl<'a> Chooser<'a> {
     /// join below.
     pub(super) fn begin_across(&mut self, nodes: usize) {
         self.across = nodes;
+    }
+
+    /// Has half of the edges of longer nodes lead to their peers, which are in as many ranges of these at least. `depths` has of every
+    /// node in how many it is.
+    pub(super) fn distinguish(&mut self, depths: &'a [u8]) {
+        self.depths = depths;
+    }
+
+    /// In how many ranges a node is.
+    pub(super) fn depth(&self, node: u32) -> u8 {
+        self.depths.get(node as usize).copied().unwrap_or(0)
     }
 
     /// Has walks for candidates look at these nodes.
@@ -183,30 +197,59 @@ impl<'a> Chooser<'a> {
     }
 
     /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
-    /// the nearest first.
+    /// the nearest first. Of the list of a longer node half is for its peers, as far as there are any.
     pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
         self.sort();
         list.clear();
-        self.passed_over.clear();
         let mut chosen: Vec<Candidate> = Vec::with_capacity(list.room());
-        for &candidate in &self.candidates {
-            if list.is_full() {
+        let depth = self.depth(self.node);
+        if depth > 0 {
+            let half = list.room() / 2;
+            let is_peer = |of: &Self, node| of.depth(node) >= depth;
+            self.take(list, half, &mut chosen, is_peer);
+            for &peer in &self.passed_over {
+                if list.room() <= half {
+                    break;
+                }
+                list.push(peer.node);
+                chosen.push(peer);
+            }
+        }
+        let peers: Vec<u32> = chosen.iter().map(|peer| peer.node).collect();
+        self.take(list, 0, &mut chosen, |_, node| !peers.contains(&node));
+        let rest = list.room();
+        self.passed_over
+            .sort_by_key(|candidate| rank(candidate.node));
+        self.passed_over
+            .iter()
+            .take(rest)
+            .for_each(|candidate| list.push(candidate.node));
+    }
+
+    /// Takes those of the candidates that may be taken and that none of the chosen shadows, until there is this much room in the list, and
+    /// notes which are passed over.
+    fn take(
+        &mut self,
+        list: &mut List<'_>,
+        room: usize,
+        chosen: &mut Vec<Candidate>,
+        may_be: impl Fn(&Self, u32) -> bool,
+    ) {
+        let mut passed_over = std::mem::take(&mut self.passed_over);
+        passed_over.clear();
+        let candidates = self.candidates.iter();
+        for &candidate in candidates.filter(|candidate| may_be(self, candidate.node)) {
+            if list.room() <= room {
                 break;
             }
-            let shadowed =
-                |other: &Candidate| self.distance(candidate, *other) < candidate.distance;
-            if chosen.iter().any(shadowed) {
-                self.passed_over.push(candidate.node);
+            let shadows = |other: &Candidate| self.distance(candidate, *other) < candidate.distance;
+            if chosen.iter().any(shadows) {
+                passed_over.push(candidate);
             } else {
                 list.push(candidate.node);
                 chosen.push(candidate);
             }
         }
-        let rest = list.room();
-        self.passed_over.sort_by_key(|&node| rank(node));
-        self.passed_over
-            .iter()
-            .take(rest)
-            .for_each(|&node| list.push(node));
+        self.passed_over = passed_over;
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Level<'a> {
     /// Where tables are.
     pub(super) place: Place<'a>,
     pub(super) threads: usize,
+    /// See [`Chooser::distinguish`].
+    pub(super) depths: &'a [u8],
 }
 
 impl<'a> Level<'a> {
@@ -49,6 +51,7 @@ impl<'a> Level<'a> {
         let offers = Offers::of(&lists, |node| nodes.place(node), pause)?;
         lists.rewrite(order, self.threads, done, pause, || {
             let mut chooser = Chooser::new(self.codec, graph)?;
+            chooser.distinguish(self.depths);
             let mut new = Vec::new();
             let offers = &offers;
             Ok(move |place: u32, list: &mut List<'_>| {

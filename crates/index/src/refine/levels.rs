@@ -12,6 +12,7 @@ use super::chooser::Chooser;
 use super::level::Level;
 use super::lists::List;
 use super::members::Members;
+use super::passes::Passes;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::table::Place;
@@ -33,6 +34,7 @@ pub(super) fn refine(
     walk: &Walk,
     bytes: &mut [u8],
     (across, threads): (usize, usize),
+    passes: &Passes,
     pause: &dyn Fn(),
 ) -> Result<()> {
     let nodes = |level: usize| walk.nodes_of(bytes, level);
@@ -40,37 +42,35 @@ pub(super) fn refine(
         .map(nodes)
         .take_while(|nodes| !nodes.is_empty())
         .collect();
+    let done = passes.begin_levels(levels.iter().map(Vec::len).sum());
     for (above, nodes) in levels.iter().enumerate().rev() {
         pause();
-        let of = (above + 1, &nodes[..]);
-        refine_level((codec, place), walk, bytes, of, (across, threads), pause)?;
+        let level = Level {
+            codec,
+            walk,
+            number: above + 1,
+            nodes: Members::Some(nodes),
+            place,
+            threads,
+            depths: &[],
+        };
+        refine_level(level, (bytes, nodes), across, done, pause)?;
     }
     Ok(())
 }
 
 fn refine_level(
-    (codec, place): (&Codec, Place<'_>),
-    walk: &Walk,
-    bytes: &mut [u8],
-    (level, nodes): (usize, &[u32]),
-    (across, threads): (usize, usize),
+    level: Level<'_>,
+    (bytes, nodes): (&mut [u8], &[u32]),
+    across: usize,
+    done: &AtomicUsize,
     pause: &dyn Fn(),
 ) -> Result<()> {
     let graph: &[u8] = bytes;
-    let of = Level {
-        codec,
-        walk,
-        number: level,
-        nodes: Members::Some(nodes),
-        place,
-        threads,
-    };
-    let mut lists = of.lists(graph, pause)?;
+    let mut lists = level.lists(graph, pause)?;
     let order: Vec<u32> = (0..nodes.len() as u32).collect();
-    // What is told of progress is the lowest level's.
-    let done = AtomicUsize::new(0);
-    lists.rewrite(&order, threads, &done, pause, || {
-        let mut chooser = Chooser::new(codec, graph)?;
+    lists.rewrite(&order, level.threads, done, pause, || {
+        let mut chooser = Chooser::new(level.codec, graph)?;
         chooser.begin_across(across);
         Ok(move |place: u32, list: &mut List<'_>| {
             chooser.begin(nodes[place as usize]);
@@ -78,13 +78,13 @@ fn refine_level(
                 chooser.add(nodes);
                 chooser.keep_nearest(EF);
             } else {
-                chooser.add_nearest(level, EF);
+                chooser.add_nearest(level.number, EF);
                 chooser.add(list.edges());
             }
             chooser.choose(list, |_| 0);
         })
     })?;
-    of.link(bytes, lists, &order, &done, pause)
+    level.link(bytes, lists, &order, done, pause)
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::query::{Probe, Query};
     use crate::reach::link;
-    use crate::refine::{Form, Passes, Widths};
+    use crate::refine::{Form, Widths};
     use crate::space::Space;
 
     /// Rows of a time series, which come one beside the other: before levels were linked again, one query in

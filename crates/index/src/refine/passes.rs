@@ -52,6 +52,8 @@ const COLLECTING: f64 = 0.2;
 const SEARCHING_WIDER: f64 = 2.0 * SEARCHING;
 /// How often nodes are visited while they are linked by leaves.
 const VISITS: usize = 6;
+/// How often nodes of the levels above are visited in the pass.
+const VISITS_OF_LEVELS: usize = 2;
 
 /// What is done of a graph that usearch has made, but for looking for nodes.
 const WORK: f64 = SEARCHING + LINKING + MEASURING;
@@ -66,9 +68,13 @@ pub struct Passes {
     /// Two to each node in a pass.
     visits: AtomicUsize,
     repeated: AtomicUsize,
-    /// Whether nodes are looked for, how many, and how many were by now.
+    /// Visits to the nodes of the levels above, and how many they are.
+    levels: AtomicUsize,
+    above: AtomicUsize,
+    /// Whether nodes are looked for, and how many. Those that are looked for again count as often as such a walk is wider.
     looks: bool,
     sought: AtomicUsize,
+    again: AtomicUsize,
     looked: AtomicUsize,
     /// Thousandths of the measuring.
     measured: AtomicUsize,
@@ -123,20 +129,35 @@ impl Passes {
                 left -= visits;
             }
         }
+        // Searches on a level cost what those of the pass do.
+        let of_levels = SEARCHING / (VISITS_OF_LEVELS * nodes) as f64;
+        let above = VISITS_OF_LEVELS * self.above.load(Ordering::Relaxed);
+        done += of_levels * self.levels.load(Ordering::Relaxed).min(above) as f64;
+        all += of_levels * above as f64;
         if self.looks {
             let sought = self.sought.load(Ordering::Relaxed).max(1);
-            let looked = self.looked.load(Ordering::Relaxed).min(sought);
+            let in_all = sought + self.again.load(Ordering::Relaxed);
+            let looked = self.looked.load(Ordering::Relaxed).min(in_all);
             done += LOOKING * looked as f64 / sought as f64;
-            all += LOOKING;
+            all += LOOKING * in_all as f64 / sought as f64;
         }
         done += MEASURING * self.measured.load(Ordering::Relaxed) as f64 / 1000.0;
         done / (all + MEASURING)
     }
 
-    /// This number of nodes is looked for. What is returned grows by one for each.
-    pub(crate) fn seek(&self, nodes: usize) -> &AtomicUsize {
+    /// This number of nodes is looked for.
+    pub(crate) fn seek(&self, nodes: usize) {
         self.sought.store(nodes, Ordering::Relaxed);
-        &self.looked
+    }
+
+    /// This number of them is looked for again, each as long as `times` before.
+    pub(crate) fn seek_again(&self, nodes: usize, times: usize) {
+        self.again.fetch_add(times * nodes, Ordering::Relaxed);
+    }
+
+    /// A node has been looked for as long as `times` nodes at first.
+    pub(crate) fn looked(&self, times: usize) {
+        self.looked.fetch_add(times, Ordering::Relaxed);
     }
 
     /// Nodes have been looked for.
@@ -150,6 +171,12 @@ impl Passes {
         self.measured.store(thousandths, Ordering::Relaxed);
     }
 
+    /// How many nodes have been looked for.
+    #[cfg(test)]
+    pub(crate) fn count_looked(&self) -> usize {
+        self.looked.load(Ordering::Relaxed)
+    }
+
     /// How often one was repeated.
     #[cfg(test)]
     pub(super) fn repeats(&self) -> usize {
@@ -160,12 +187,19 @@ impl Passes {
         self.nodes.store(nodes, Ordering::Relaxed);
     }
 
-    /// Nodes are linked by leaves first.
+    /// This number of nodes is linked by leaves first, on all levels together.
     pub(super) fn begin_new(&self, nodes: usize) {
         self.new.store(nodes, Ordering::Relaxed);
     }
 
-    /// Grows by [`VISITS`] for every node of the lowest level meanwhile, and by as many for those of the others.
+    /// The levels above the lowest one, which have this number of nodes together, are linked. What is returned grows by
+    /// [`VISITS_OF_LEVELS`] for each.
+    pub(super) fn begin_levels(&self, nodes: usize) -> &AtomicUsize {
+        self.above.store(nodes, Ordering::Relaxed);
+        &self.levels
+    }
+
+    /// Grows by [`VISITS`] for every node meanwhile.
     pub(super) fn first(&self) -> &AtomicUsize {
         &self.first
     }
@@ -295,10 +329,35 @@ mod tests {
         passes.visits().fetch_add(200, Ordering::Relaxed);
         let before = WORK - MEASURING;
         assert!(near(share(&passes), before));
-        passes.seek(50).fetch_add(25, Ordering::Relaxed);
+        passes.seek(50);
+        (0..25).for_each(|_| passes.looked(1));
         assert!(near(share(&passes), before + LOOKING / 2.0));
-        passes.has_looked();
+        (0..25).for_each(|_| passes.looked(1));
         assert!(near(share(&passes), before + LOOKING));
+        // Half of them again, twice as long.
+        passes.seek_again(25, 2);
+        let all = WORK + 2.0 * LOOKING;
+        assert!(near(passes.share(), (before + LOOKING) / all));
+        (0..25).for_each(|_| passes.looked(2));
+        assert!(near(passes.share(), (before + 2.0 * LOOKING) / all));
+        passes.has_looked();
+        assert!(near(passes.share(), (before + 2.0 * LOOKING) / all));
+        passes.measured(1.0);
+        assert!(near(passes.share(), 1.0));
+    }
+
+    #[test]
+    fn levels_are_work() {
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
+        let passes = Passes::default();
+        passes.begin(100);
+        let levels = passes.begin_levels(10);
+        let all = WORK + SEARCHING / 10.0;
+        levels.fetch_add(10, Ordering::Relaxed);
+        assert!(near(passes.share(), SEARCHING / 20.0 / all));
+        levels.fetch_add(30, Ordering::Relaxed);
+        assert!(near(passes.share(), SEARCHING / 10.0 / all));
+        passes.visits().fetch_add(200, Ordering::Relaxed);
         passes.measured(1.0);
         assert!(near(passes.share(), 1.0));
     }

@@ -63,7 +63,6 @@ pub(crate) fn link(
     if walk.nodes == 0 {
         return Ok(());
     }
-    passes.begin_new(walk.nodes);
     let lowest = Level {
         codec: form.codec,
         walk: &walk,
@@ -71,16 +70,18 @@ pub(crate) fn link(
         nodes: Members::All(walk.nodes),
         place: form.place(),
         threads,
+        depths: &[],
     };
-    for above in 1.. {
-        let nodes = walk.nodes_of(bytes, above);
-        // What is on a smaller one is compared all with all, in the pass that follows.
-        if nodes.len() <= levels::FEW {
-            break;
-        }
+    // What is on a smaller one is compared all with all, in the pass that follows.
+    let levels: Vec<Vec<u32>> = (1..)
+        .map(|above| walk.nodes_of(bytes, above))
+        .take_while(|nodes| nodes.len() > levels::FEW)
+        .collect();
+    passes.begin_new(walk.nodes + levels.iter().map(Vec::len).sum::<usize>());
+    for (above, nodes) in levels.iter().enumerate() {
         let level = Level {
-            number: above,
-            nodes: Members::Some(&nodes),
+            number: above + 1,
+            nodes: Members::Some(nodes),
             ..lowest
         };
         Leaves { level, passes }.link(bytes, pause)?;
