@@ -63,8 +63,8 @@ impl<'a> Chooser<'a> {
         self.across = nodes;
     }
 
-    /// Has half of the edges of longer nodes lead to their peers, which are in as many ranges of these at least. `depths` has of every
-    /// node in how many it is.
+    /// Has half of the edges of longer nodes and more lead to others of these ([`Chooser::choose`]). `depths` has of every node in how
+    /// many of their ranges it is.
     pub(super) fn distinguish(&mut self, depths: &'a [u8]) {
         self.depths = depths;
     }
@@ -197,26 +197,24 @@ impl<'a> Chooser<'a> {
     }
 
     /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
-    /// the nearest first. Of the list of a longer node half is for its peers, as far as there are any.
+    /// the nearest first. Of the list of a longer node half is for others that are in as many ranges, half of the rest for those that
+    /// are in one less, and so on, as far as there are any.
     pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
         self.sort();
         list.clear();
         let mut chosen: Vec<Candidate> = Vec::with_capacity(list.room());
-        let depth = self.depth(self.node);
-        if depth > 0 {
-            let half = list.room() / 2;
-            let is_peer = |of: &Self, node| of.depth(node) >= depth;
-            self.take(list, half, &mut chosen, is_peer);
+        for depth in (1..=self.depth(self.node)).rev() {
+            let rest = list.room() / 2;
+            self.take(list, rest, &mut chosen, depth);
             for &peer in &self.passed_over {
-                if list.room() <= half {
+                if list.room() <= rest {
                     break;
                 }
                 list.push(peer.node);
                 chosen.push(peer);
             }
         }
-        let peers: Vec<u32> = chosen.iter().map(|peer| peer.node).collect();
-        self.take(list, 0, &mut chosen, |_, node| !peers.contains(&node));
+        self.take(list, 0, &mut chosen, 0);
         let rest = list.room();
         self.passed_over
             .sort_by_key(|candidate| rank(candidate.node));
@@ -226,21 +224,19 @@ impl<'a> Chooser<'a> {
             .for_each(|candidate| list.push(candidate.node));
     }
 
-    /// Takes those of the candidates that may be taken and that none of the chosen shadows, until there is this much room in the list, and
-    /// notes which are passed over.
-    fn take(
-        &mut self,
-        list: &mut List<'_>,
-        room: usize,
-        chosen: &mut Vec<Candidate>,
-        may_be: impl Fn(&Self, u32) -> bool,
-    ) {
+    /// Takes those of the candidates in `depth` ranges or more that none of the chosen shadows, until there is this much room in
+    /// the list, and notes which are passed over.
+    fn take(&mut self, list: &mut List<'_>, room: usize, chosen: &mut Vec<Candidate>, depth: u8) {
         let mut passed_over = std::mem::take(&mut self.passed_over);
         passed_over.clear();
-        let candidates = self.candidates.iter();
-        for &candidate in candidates.filter(|candidate| may_be(self, candidate.node)) {
+        let before = chosen.len();
+        for &candidate in &self.candidates {
             if list.room() <= room {
                 break;
+            }
+            let is_same = |other: &Candidate| other.node == candidate.node;
+            if self.depth(candidate.node) < depth || chosen[..before].iter().any(is_same) {
+                continue;
             }
             let shadows = |other: &Candidate| self.distance(candidate, *other) < candidate.distance;
             if chosen.iter().any(shadows) {

@@ -7,10 +7,10 @@
 //! (norm ranges: Yan et al. 2018). What walks in these find is added to the candidates of their nodes. The graphs go when
 //! the edges are chosen.
 //!
-//! Half of the edges of such a node lead to others in the same range. By distance alone they would lead to the shortest of the candidates: in
-//! many dimensions rows of one length are far from each other whichever way they point, and a walk that has come to the longest
-//! nodes would leave them for rows that no query wants (of 40,000 rows × 128, whose lengths are log-normal with a spread of .4, .68 of
-//! the ten nearest were found at 100, .91 with such edges).
+//! Half of the edges of such a node lead to others in the same range, half of the rest to ones in the range around it, and so on. By
+//! distance alone they would lead to the shortest of the candidates: in many dimensions rows of one length are far from each other
+//! whichever way they point, and a walk that has come to the longest nodes would leave them for rows that no query wants (of 40,000
+//! rows × 128, whose lengths are log-normal with a spread of .4, .68 of the ten nearest were found at 100, .93 with such edges).
 
 use std::sync::atomic::AtomicUsize;
 
@@ -309,8 +309,8 @@ mod tests {
         assert!(found > 475, "{found} of 500");
     }
 
-    /// The nearest to longer nodes are the shortest ones, wherever they point: before half of the edges led to peers, walks found
-    /// 340.
+    /// The nearest to longer nodes are the shortest ones, wherever they point: before half of the edges and more led to longer ones,
+    /// walks found 340.
     #[test]
     fn longer_nodes_lead_to_each_other_in_many_dimensions() {
         let lengths = |_, rng: &mut ChaCha8Rng| (0.4 * normal(rng)).exp();
