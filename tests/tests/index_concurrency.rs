@@ -181,7 +181,8 @@ fn a_build_can_be_cancelled() -> Result<()> {
     Ok(())
 }
 
-/// A build says how much longer it will take, which is about right, to its owner and to nobody without rights.
+/// A build says how much longer it will take, which is about right, and of how many rows, also where the table was never analyzed, to
+/// its owner and to nobody without rights.
 #[test]
 fn a_build_says_how_much_longer_it_takes() -> Result<()> {
     let cluster = Cluster::builder()
@@ -194,8 +195,7 @@ fn a_build_says_how_much_longer_it_takes() -> Result<()> {
          CREATE ROLE nobody LOGIN;
          CREATE TABLE t (e embedding(256));
          INSERT INTO t SELECT (SELECT array_agg(random() - 0.5)::real[]::embedding
-             FROM generate_series(1, 256) WHERE i = i) FROM generate_series(1, 6000) i;
-         ANALYZE t",
+             FROM generate_series(1, 256) WHERE i = i) FROM generate_series(1, 6000) i",
     )?;
     std::thread::scope(|scope| -> Result<()> {
         let build = scope.spawn(|| {
@@ -205,7 +205,8 @@ fn a_build_says_how_much_longer_it_takes() -> Result<()> {
         });
         let mut watch = cluster.connect("long")?;
         let progress =
-            "SELECT extract(epoch FROM time_left)::float8, tuples_total, relid = 't'::regclass
+            "SELECT extract(epoch FROM time_left)::float8, tuples_total, relid = 't'::regclass,
+                 phase LIKE '%refining%'
              FROM laser_index_progress";
         let mut told: Vec<f64> = Vec::new();
         while !build.is_finished() {
@@ -214,7 +215,8 @@ fn a_build_says_how_much_longer_it_takes() -> Result<()> {
                     continue;
                 };
                 let total: i64 = row.get(1);
-                ensure!(total == 6000 && row.get(2), "{total}");
+                let is_known = (5900..6100).contains(&total) || !row.get::<_, bool>(3);
+                ensure!(is_known && row.get(2), "{total}");
                 told.push(left);
             }
             if told.len() == 1 {

@@ -6,29 +6,48 @@
 //! found for sentences, .947 were for words, and .864 for the fifth of these that is farthest from all rows. Such a search is made
 //! again with a larger width ([`crate::scan`]).
 //!
-//! How far rows are from each other, their edges tell: the nearest rows are nearly always among them.
+//! How far rows are from each other, their edges tell: the nearest rows are nearly always among them. What has the largest inner
+//! products with a row is no neighbour of it, so that these are searched for. Where all rows have a part in common that a query has
+//! not, its products are smaller than theirs: of 6,000 rows of 32 dimensions to one side of the origin .79 of the nearest were found for
+//! queries around it.
 
 use laser_sampling::scattered;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, Format};
 use crate::kernels::dot_i8;
 use crate::metric::Metric;
-use crate::query::Probe;
+use crate::query::{Probe, Query};
+use crate::space::Space;
 use crate::walk::{NEAREST, Walk};
+use crate::width::LEAST;
 
 /// Nodes whose edges are measured.
 const SAMPLE: usize = 1024;
+/// Nodes that are searched for where edges tell nothing.
+const SEARCHED: usize = 256;
 /// With fewer nodes, nothing is said: all of them are compared with every query.
 const FEWEST: usize = 2048;
 /// The share of the nodes that are familiar to each other.
 const SHARE: f64 = 0.95;
 
-/// The distance within which nearly all nodes have their [`NEAREST`]; nothing where graphs go by inner products, which tell lengths
-/// of queries rather than what these are like, or where nodes have too few edges.
-pub(crate) fn distance(codec: &Codec, walk: &Walk, graph: &[u8]) -> Option<f32> {
-    if codec.metric == Metric::InnerProduct || walk.nodes < FEWEST {
+/// The distance within which nearly all nodes have their [`NEAREST`], as queries for inner products where these are wanted; nothing
+/// where graphs go by inner products, which tell lengths of queries rather than what these are like, or where nodes have too few edges.
+pub(crate) fn distance(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> Option<f32> {
+    if walk.nodes < FEWEST {
         return None;
     }
+    let mut farthest = match codec.metric {
+        Metric::InnerProduct if codec.format != Format::Second => return None,
+        Metric::InnerProduct => as_queries(codec, space, walk, graph)?,
+        _ => by_edges(codec, walk, graph)?,
+    };
+    let at = ((farthest.len() - 1) as f64 * SHARE) as usize;
+    let (_, most, _) = farthest.select_nth_unstable_by(at, f32::total_cmp);
+    Some(*most)
+}
+
+/// How far the last of the nearest is to each of some nodes, by their edges; nothing where most have too few.
+fn by_edges(codec: &Codec, walk: &Walk, graph: &[u8]) -> Option<Vec<f32>> {
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let mut farthest = Vec::new();
     let mut distances = Vec::new();
@@ -44,10 +63,29 @@ pub(crate) fn distance(codec: &Codec, walk: &Walk, graph: &[u8]) -> Option<f32> 
             farthest.push(*last);
         }
     }
-    if farthest.len() < SAMPLE / 2 {
-        return None;
+    (farthest.len() >= SAMPLE / 2).then_some(farthest)
+}
+
+/// How far the last of those is that have the largest inner products with each of some nodes, which walks find; nothing where
+/// nodes are too coarse to be queries. Queries are brought to one length ([`Space::enter_query`]), so that theirs does not matter.
+fn as_queries(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> Option<Vec<f32>> {
+    let (dot, mut scratch) = (dot_i8(), Vec::new());
+    let mut farthest = Vec::new();
+    for node in scattered(walk.nodes).take(SEARCHED) {
+        let x = space.leave(&codec.coarse(walk.vector(graph, node))?);
+        let query = Query::new(codec.metric, codec.dims, &x).ok()?;
+        let probe = Probe::new(*codec, space, &query);
+        let mut distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, &mut scratch);
+        // A query that is no node does not find itself.
+        let found = walk.search(graph, LEAST, &mut distance).into_iter();
+        let mut distances: Vec<f32> = found
+            .filter(|&other| other != node)
+            .map(|other| distance(walk.vector(graph, other)))
+            .collect();
+        if distances.len() >= NEAREST {
+            let (_, last, _) = distances.select_nth_unstable_by(NEAREST - 1, f32::total_cmp);
+            farthest.push(*last);
+        }
     }
-    let at = ((farthest.len() - 1) as f64 * SHARE) as usize;
-    let (_, most, _) = farthest.select_nth_unstable_by(at, f32::total_cmp);
-    Some(*most)
+    (farthest.len() >= SEARCHED / 2).then_some(farthest)
 }

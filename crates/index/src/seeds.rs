@@ -55,7 +55,8 @@ pub(crate) fn walk(
     walk.begin_at(crowds(head, file));
     let graph = head.graph.of(file);
     walk.pass_by(hubs(&encoding.codec, &encoding.space, &walk, graph));
-    walk.familiar_within(familiar::distance(&encoding.codec, &walk, graph));
+    let distance = familiar::distance(&encoding.codec, &encoding.space, &walk, graph);
+    walk.familiar_within(distance);
     Ok(walk)
 }
 

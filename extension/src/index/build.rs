@@ -225,6 +225,9 @@ impl Build {
         }
         progress(SUBPHASE, REFINING);
         let (before, refined, len) = (self.finished, builder.refined(), builder.len());
+        // An estimate may be too low, and a small table that was never analyzed has none.
+        self.rows = self.rows.max(before + len);
+        progress(TUPLES_TOTAL, self.rows as i64);
         if let Some(time) = &mut self.time_left {
             time.refines(len);
         }
@@ -387,6 +390,7 @@ pub unsafe extern "C-unwind" fn build(
                 // A table that was not analyzed yet, as one that has just been restored, has no estimate.
                 if estimate == 0 {
                     state.rows = sample.table_rows();
+                    progress(TUPLES_TOTAL, state.rows as i64);
                     state.options.expected = expected(state.rows);
                 }
                 state.encoding = Some(state.options.choose(&sample.vectors, &pause));
