@@ -14,31 +14,34 @@
 use laser_sampling::scattered;
 
 use crate::codec::{Codec, Format};
+use crate::encoding::Encoding;
 use crate::kernels::dot_i8;
 use crate::metric::Metric;
-use crate::query::{Probe, Query};
-use crate::space::Space;
+use crate::query::Probe;
 use crate::walk::{NEAREST, Walk};
-use crate::width::LEAST;
 
 /// Nodes whose edges are measured.
 const SAMPLE: usize = 1024;
-/// Nodes that are searched for where edges tell nothing.
+/// Nodes that are searched for where edges tell nothing, and the least and most candidates of these searches: with fewer than those of a
+/// query the tenth would seem farther than it is, and with many more all of them take a second.
 const SEARCHED: usize = 256;
+const LEAST: usize = 64;
+const MOST: usize = 400;
 /// With fewer nodes, nothing is said: all of them are compared with every query.
 const FEWEST: usize = 2048;
 /// The share of the nodes that are familiar to each other.
 const SHARE: f64 = 0.95;
 
-/// The distance within which nearly all nodes have their [`NEAREST`], as queries for inner products where these are wanted; nothing
+/// The distance within which nearly all nodes have their [`NEAREST`], as queries that keep `ef` candidates for inner products where these are wanted; nothing
 /// where graphs go by inner products, which tell lengths of queries rather than what these are like, or where nodes have too few edges.
-pub(crate) fn distance(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> Option<f32> {
+pub(crate) fn distance(encoding: &Encoding, walk: &Walk, graph: &[u8], ef: usize) -> Option<f32> {
+    let codec = &encoding.codec;
     if walk.nodes < FEWEST {
         return None;
     }
     let mut farthest = match codec.metric {
         Metric::InnerProduct if codec.format != Format::Second => return None,
-        Metric::InnerProduct => as_queries(codec, space, walk, graph)?,
+        Metric::InnerProduct => as_queries(encoding, walk, graph, ef.clamp(LEAST, MOST))?,
         _ => by_edges(codec, walk, graph)?,
     };
     let at = ((farthest.len() - 1) as f64 * SHARE) as usize;
@@ -66,18 +69,24 @@ fn by_edges(codec: &Codec, walk: &Walk, graph: &[u8]) -> Option<Vec<f32>> {
     (farthest.len() >= SAMPLE / 2).then_some(farthest)
 }
 
-/// How far the last of those is that have the largest inner products with each of some nodes, which walks find; nothing where
-/// nodes are too coarse to be queries. Queries are brought to one length ([`Space::enter_query`]), so that theirs does not matter.
-fn as_queries(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> Option<Vec<f32>> {
+/// How far the last of those is that have the largest inner products with each of some nodes, which walks with `ef` candidates find;
+/// nothing where nodes are too coarse to be queries. Queries are brought to one length ([`crate::space::Space::enter_query`]), so that theirs does not
+/// matter.
+fn as_queries(
+    Encoding { codec, space, .. }: &Encoding,
+    walk: &Walk,
+    graph: &[u8],
+    ef: usize,
+) -> Option<Vec<f32>> {
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let mut farthest = Vec::new();
     for node in scattered(walk.nodes).take(SEARCHED) {
-        let x = space.leave(&codec.coarse(walk.vector(graph, node))?);
-        let query = Query::new(codec.metric, codec.dims, &x).ok()?;
-        let probe = Probe::new(*codec, space, &query);
+        let stored = walk.vector(graph, node);
+        codec.coarse(stored)?;
+        let probe = Probe::like(codec, space, stored).ok()?;
         let mut distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, &mut scratch);
         // A query that is no node does not find itself.
-        let found = walk.search(graph, LEAST, &mut distance).into_iter();
+        let found = walk.search(graph, ef, &mut distance).into_iter();
         let mut distances: Vec<f32> = found
             .filter(|&other| other != node)
             .map(|other| distance(walk.vector(graph, other)))

@@ -20,6 +20,11 @@ impl Metric {
             .find(|m| *m as u8 == value)
     }
 
+    /// Whether nothing is nearer to a vector than itself.
+    pub(crate) fn is_nearest_to_itself(self) -> bool {
+        self != Self::InnerProduct
+    }
+
     /// Name for people.
     pub fn name(self) -> &'static str {
         match self {

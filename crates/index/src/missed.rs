@@ -14,7 +14,6 @@ use crate::blocks;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
-use crate::metric::Metric;
 use crate::refine::Passes;
 use crate::table::{Place, Table};
 use crate::walk::Walk;
@@ -71,13 +70,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// Whether the nodes of a graph with this metric are looked for: queries for inner products do not resemble its nodes, and what is
-/// nearest to a node need not be itself.
-pub(crate) fn are_sought(metric: Metric) -> bool {
-    metric != Metric::InnerProduct
-}
-
-/// How many of the first walks take as long as one with so many candidates.
+/// How many of the first walks take as long as one with this number of candidates.
 fn times(width: usize) -> usize {
     width / WIDTHS[0]
 }
@@ -89,7 +82,8 @@ impl Look<'_> {
     /// Damage, or no memory.
     pub(crate) fn missed(&self, codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<Missed> {
         let mut missed = Missed::default();
-        if !are_sought(codec.metric) || self.nodes.is_empty() {
+        // Queries for inner products do not resemble nodes, and what is nearest to a node need not be itself.
+        if !codec.metric.is_nearest_to_itself() || self.nodes.is_empty() {
             return Ok(missed);
         }
         let mut is_missed = Table::<u8>::zeroed(self.nodes.len(), self.place)?;

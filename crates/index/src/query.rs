@@ -41,6 +41,11 @@ impl Query {
         })
     }
 
+    /// Whether its distances are inner products.
+    pub(crate) fn is_of_products(&self) -> bool {
+        self.metric == Metric::InnerProduct
+    }
+
     /// The same query, whose distances an operator with this arithmetic computes.
     pub fn compared_by(self, arithmetic: Arithmetic) -> Self {
         Self { arithmetic, ..self }
@@ -197,6 +202,23 @@ impl Probe {
             offset,
             length: norm(prepared),
             centre_length,
+        }
+    }
+
+    /// For walks alone: what is searched for like a node. Queries for inner products are no nodes, for these have one more
+    /// coordinate: where a node's vector is known, it is a query.
+    ///
+    /// # Errors
+    /// A vector that is not finite.
+    pub(crate) fn like(codec: &Codec, space: &Space, node: &[u8]) -> Result<Self> {
+        match codec.coarse(node) {
+            Some(place)
+                if codec.metric == Metric::InnerProduct && codec.format == Format::Second =>
+            {
+                let query = Query::new(codec.metric, codec.dims, &space.leave(&place))?;
+                Ok(Self::new(*codec, space, &query))
+            }
+            _ => Ok(Self::at(codec, node)),
         }
     }
 

@@ -19,7 +19,6 @@ use std::rc::Rc;
 
 use foldhash::fast::RandomState;
 
-use crate::metric::Metric;
 use crate::page::{NULL, address};
 use crate::query::{Estimate, Probe, Query};
 use crate::view::{Searched, SegmentView};
@@ -202,11 +201,13 @@ struct Part {
 }
 
 impl Part {
-    /// Makes the width what a query unlike the rows takes; says whether it is wider now. A walk in a large segment stays one.
-    fn widen_for_unfamiliar(&mut self) -> bool {
+    /// Makes the width what a query unlike the rows takes, or `most`; says whether it is wider now. A walk in a large segment stays
+    /// one.
+    fn widen_for_unfamiliar(&mut self, most: usize) -> bool {
         let before = self.ef;
         let widest_walk = ((WIDEST_WALK - 1) as f64 / self.view.share()) as usize;
-        self.ef = (before.saturating_mul(FOR_UNFAMILIAR)).min(widest_walk.max(before));
+        let wider = before.saturating_mul(FOR_UNFAMILIAR);
+        self.ef = wider.min(widest_walk).min(most).max(before);
         self.ef > before
     }
 
@@ -223,14 +224,14 @@ impl Part {
     }
 }
 
-/// The distance of the [`NEAREST`]-th of all that was found, or an infinite one.
-fn nearest_estimate(walked: &[Option<Searched>]) -> f64 {
-    let found = walked.iter().flatten().flat_map(|searched| &searched.found);
+/// The distance of the one of a rank, from 1, among what was found; an infinite one where there are fewer.
+fn reach(searched: &Searched, rank: usize) -> f64 {
+    let found = searched.found.iter();
     let mut distances: Vec<f64> = found.map(|(estimate, _)| estimate.estimate).collect();
-    if distances.len() < NEAREST {
+    if rank == 0 || distances.len() < rank {
         return f64::INFINITY;
     }
-    let (_, last, _) = distances.select_nth_unstable_by(NEAREST - 1, f64::total_cmp);
+    let (_, last, _) = distances.select_nth_unstable_by(rank - 1, f64::total_cmp);
     *last
 }
 
@@ -258,6 +259,8 @@ struct Found {
 pub struct Scan {
     settings: Settings,
     has_distances: bool,
+    /// Distances are inner products.
+    is_of_products: bool,
     /// The largest width of a first search, whatever the rank of the rows.
     first: usize,
     parts: Vec<Part>,
@@ -344,6 +347,7 @@ impl Scan {
         let mut scan = Self {
             settings,
             has_distances: query.has_distances(),
+            is_of_products: query.is_of_products(),
             first: (parts.iter())
                 .map(|part| settings.least_width(part.view.ef(), segments))
                 .max()
@@ -635,9 +639,7 @@ impl Scan {
     }
 
     /// What a walk finds in each part that is not complete; nothing where a look at all of its rows costs no more. Where the query
-    /// turns out to be unlike the rows of all parts, the walks are made again, wider. Queries for inner products may be so far from
-    /// all that is like the rows (around the origin, where the rows are to one side of it) that no factor is enough: of 100,000 × 48
-    /// such rows 64 candidates find .41, 400 .73 and 4,000 .995. For these walks are made again until they find nothing nearer.
+    /// turns out to be unlike the rows of all parts, the walks are made again, wider.
     fn walk(
         &mut self,
         parts: &mut [Part],
@@ -650,28 +652,57 @@ impl Scan {
         if !is_measured || known.peek().is_none() || known.any(|searched| searched.is_familiar) {
             return walked;
         }
-        let goes_on = parts
-            .iter()
-            .any(|part| part.view.encoding().codec.metric == Metric::InnerProduct);
-        loop {
-            let mut is_wider = false;
-            for part in parts.iter_mut().filter(|part| !part.is_small()) {
-                if goes_on || !part.is_wide_by_limit() {
-                    is_wider |= part.widen_for_unfamiliar();
-                }
-            }
-            if !is_wider {
-                return walked;
-            }
+        if self.is_of_products {
+            self.repeat(parts, &mut walked, pause);
+            return walked;
+        }
+        let mut is_wider = false;
+        for part in parts.iter_mut().filter(|part| !part.is_small()) {
+            is_wider |= !part.is_wide_by_limit() && part.widen_for_unfamiliar(usize::MAX);
+        }
+        if is_wider {
             self.widened += 1;
             let found = walked.iter().flatten();
             self.ranked += found.map(|searched| searched.found.len()).sum::<usize>();
-            let before = nearest_estimate(&walked);
             walked = self.walk_each(parts, true, pause);
-            if !goes_on || nearest_estimate(&walked) >= before {
-                return walked;
-            }
         }
+        walked
+    }
+
+    /// Makes the walk of each part again, wider and wider, until it finds nothing nearer. Queries for inner products may be so far from
+    /// all that is like the rows (around the origin, where the rows are to one side of it) that no factor is enough: of 100,000 × 48
+    /// such rows 64 candidates find .41, 400 .73 and 4,000 .995. Where two steps more would come to a look at all rows, that is what follows.
+    fn repeat(&mut self, parts: &mut [Part], walked: &mut [Option<Searched>], pause: &dyn Fn()) {
+        let most = self.limit().saturating_mul(TRUSTED_DIVISOR);
+        let rank = self.settings.at_once.map_or(0, |wanted| wanted.asked);
+        let mut rounds = 0;
+        for (part, walked) in parts.iter_mut().zip(walked) {
+            let mut round = 0;
+            while let Some(before) = walked
+                && part.widen_for_unfamiliar(most)
+            {
+                round += 1;
+                self.ranked += before.found.len();
+                let rank = rank.max(NEAREST).min(before.found.len());
+                let within = reach(before, rank);
+                *walked = self.walk_one(part, true, pause);
+                let Some(after) = walked else {
+                    break;
+                };
+                if reach(after, rank) >= within {
+                    break;
+                }
+                let all = part.ef.saturating_mul(FOR_UNFAMILIAR * FOR_UNFAMILIAR);
+                if all <= most && is_exhaustive_cheaper(part.view.live(), all) {
+                    part.ef = EXHAUSTIVE_EF;
+                    self.ranked += after.found.len();
+                    *walked = None;
+                    round += 1;
+                }
+            }
+            rounds = rounds.max(round);
+        }
+        self.widened += rounds;
     }
 
     fn walk_each(
@@ -680,17 +711,19 @@ impl Scan {
         all_over: bool,
         pause: &dyn Fn(),
     ) -> Vec<Option<Searched>> {
-        let mut walk = |part: &Part| {
-            if part.complete || part.is_small() {
-                return None;
-            }
-            pause();
-            self.searches += 1;
-            let searched = (part.view).search(&part.probe, part.ef, all_over, &mut self.scratch);
-            self.visited += searched.met;
-            Some(searched)
-        };
+        let mut walk = |part: &Part| self.walk_one(part, all_over, pause);
         parts.iter().map(&mut walk).collect()
+    }
+
+    fn walk_one(&mut self, part: &Part, all_over: bool, pause: &dyn Fn()) -> Option<Searched> {
+        if part.complete || part.is_small() {
+            return None;
+        }
+        pause();
+        self.searches += 1;
+        let searched = (part.view).search(&part.probe, part.ef, all_over, &mut self.scratch);
+        self.visited += searched.met;
+        Some(searched)
     }
 
     /// Searches all parts that are not complete, with walks that begin where all do or `all_over` the graph.

@@ -55,7 +55,7 @@ pub(crate) fn walk(
     walk.begin_at(crowds(head, file));
     let graph = head.graph.of(file);
     walk.pass_by(hubs(&encoding.codec, &encoding.space, &walk, graph));
-    let distance = familiar::distance(&encoding.codec, &encoding.space, &walk, graph);
+    let distance = familiar::distance(encoding, &walk, graph, head.ef as usize);
     walk.familiar_within(distance);
     Ok(walk)
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use laser_sampling::scattered;
 
 use crate::blocks::{self, Pause};
-use crate::codec::{Codec, Format};
+use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::Result;
 use crate::graph::Layout;
@@ -21,7 +21,6 @@ use crate::metric::Metric;
 use crate::quantization::Quantization;
 use crate::query::{Probe, Query};
 use crate::seeds;
-use crate::space::Space;
 use crate::stranded::are_stranded;
 use crate::walk::Walk;
 
@@ -52,18 +51,6 @@ const LEAST_FOR_PRODUCTS: usize = 200;
 /// A node that is searched for, or none for what comes from elsewhere; what is searched for with; and the nearest of the
 /// other nodes with their distances.
 type Searched = (Option<u32>, Probe, Vec<(f32, u32)>);
-
-/// What is searched for like a node. Queries for inner products are no nodes, for these have one more
-/// coordinate: where a node's vector is known, it is a query.
-fn probe(codec: &Codec, space: &Space, node: &[u8]) -> Result<Probe> {
-    match codec.coarse(node) {
-        Some(place) if codec.metric == Metric::InnerProduct && codec.format == Format::Second => {
-            let query = Query::new(codec.metric, codec.dims, &space.leave(&place))?;
-            Ok(Probe::new(*codec, space, &query))
-        }
-        _ => Ok(Probe::at(codec, node)),
-    }
-}
 
 /// Forgets of the nearest those to which nothing leads but the node that is searched for. A query from elsewhere
 /// comes to them by that node, where nothing leads through it here: they say nothing of any width.
@@ -218,7 +205,10 @@ fn least_width(
     }
     let mut asked: Vec<(Option<u32>, Probe)> = Vec::new();
     for node in sample {
-        asked.push((Some(node), probe(codec, space, walk.vector(graph, node))?));
+        asked.push((
+            Some(node),
+            Probe::like(codec, space, walk.vector(graph, node))?,
+        ));
     }
     for x in &encoding.queries {
         let query = Query::new(codec.metric, codec.dims, x)?;
@@ -289,6 +279,7 @@ mod tests {
     use super::*;
     use crate::graph::raw;
     use crate::reach::link;
+    use crate::space::Space;
 
     #[test]
     fn the_nearest_are_those_of_a_sort() {

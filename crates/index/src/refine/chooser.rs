@@ -8,6 +8,8 @@ use crate::graph::Layout;
 use crate::kernels::{DotI8, dot_i8};
 use crate::walk::Walk;
 
+/// One in this many edges of a longer node is for any other, whatever their ranges.
+const LEAST_SHARE: usize = 8;
 /// Edges to a node from which on it is as good as any.
 pub(super) const ENOUGH: usize = 20;
 
@@ -197,14 +199,16 @@ impl<'a> Chooser<'a> {
     }
 
     /// Replaces a list by the best of the candidates: those that no nearer one shadows, then others, by `rank` and
-    /// the nearest first. Of the list of a longer node half is for others that are in as many ranges, half of the rest for those that
-    /// are in one less, and so on, as far as there are any.
+    /// the nearest first. Of the list of a longer node half is for others that are in as many ranges at least, half of the rest for those
+    /// that are in one less, and so on, as far as there are any, but for an eighth; what is taken for a range shadows what is taken behind
+    /// it.
     pub(super) fn choose(&mut self, list: &mut List<'_>, rank: impl Fn(u32) -> usize) {
         self.sort();
         list.clear();
         let mut chosen: Vec<Candidate> = Vec::with_capacity(list.room());
+        let least = list.room() / LEAST_SHARE;
         for depth in (1..=self.depth(self.node)).rev() {
-            let rest = list.room() / 2;
+            let rest = (list.room() / 2).max(least);
             self.take(list, rest, &mut chosen, depth);
             for &peer in &self.passed_over {
                 if list.room() <= rest {

@@ -21,7 +21,6 @@ use laser_sampling::scattered;
 use super::candidates::Candidates;
 use super::few::are_few;
 use crate::metric::Metric;
-use crate::missed::are_sought;
 
 /// Passes over a graph, at most.
 pub(super) const MOST: usize = 3;
@@ -84,7 +83,12 @@ impl Passes {
     /// Work of a pass over a graph with this metric, and of what follows, as a multiple of that of adding the nodes to it: by usearch, or
     /// where leaves link them of collecting them.
     pub fn work(metric: Metric, by_leaves: bool) -> f64 {
-        let work = WORK + if are_sought(metric) { LOOKING } else { 0.0 };
+        let work = WORK
+            + if metric.is_nearest_to_itself() {
+                LOOKING
+            } else {
+                0.0
+            };
         if by_leaves {
             (LEAVES + work) / COLLECTING
         } else {
@@ -95,7 +99,7 @@ impl Passes {
     /// Of a graph with this metric.
     pub fn of(metric: Metric) -> Self {
         Self {
-            looks: are_sought(metric),
+            looks: metric.is_nearest_to_itself(),
             ..Self::default()
         }
     }
@@ -104,8 +108,8 @@ impl Passes {
     #[cfg(test)]
     pub(super) const SHARE_OF_LEAVES: f64 = LEAVES / (LEAVES + WORK);
 
-    /// The share of the work that is done, from 0 to 1. Goes back when a pass is repeated: that is then a part of what there
-    /// is to do.
+    /// The share of the work that is done, from 0 to 1. Goes back when a pass is repeated, when nodes are looked for again, and a little
+    /// when the levels are begun: that is then a part of what there is to do.
     pub fn share(&self) -> f64 {
         let nodes = self.nodes.load(Ordering::Relaxed).max(1);
         let mut left = self.visits.load(Ordering::Relaxed);

@@ -42,7 +42,7 @@ fn found(
         hits += (rows.iter())
             .filter(|(_, tid)| nearest.contains(tid))
             .count();
-        again += scan.widened;
+        again += usize::from(scan.widened > 0);
     }
     (hits, again)
 }

@@ -86,6 +86,7 @@ pub(crate) fn link(
         };
         Leaves { level, passes }.link(bytes, pause)?;
     }
+    drop(levels);
     let level = lowest;
     Leaves { level, passes }.link(bytes, pause)
 }
