@@ -32,8 +32,9 @@ const FEWEST: usize = 2048;
 /// The share of the nodes that are familiar to each other.
 const SHARE: f64 = 0.95;
 
-/// The distance within which nearly all nodes have their [`NEAREST`], as queries that keep `ef` candidates for inner products where these are wanted; nothing
-/// where graphs go by inner products, which tell lengths of queries rather than what these are like, or where nodes have too few edges.
+/// The distance within which nearly all nodes have their [`NEAREST`]; for inner products as queries of searches with `ef` candidates.
+/// Nothing where graphs go by inner products, which tell lengths of queries rather than what these are like, or where nodes have too few
+/// edges.
 pub(crate) fn distance(encoding: &Encoding, walk: &Walk, graph: &[u8], ef: usize) -> Option<f32> {
     let codec = &encoding.codec;
     if walk.nodes < FEWEST {
@@ -61,28 +62,25 @@ fn by_edges(codec: &Codec, walk: &Walk, graph: &[u8]) -> Option<Vec<f32>> {
             walk.neighbours(graph, node, 0)
                 .map(|to| probe.graph_distance(codec, walk.vector(graph, to), dot, &mut scratch)),
         );
-        if distances.len() >= NEAREST {
-            let (_, last, _) = distances.select_nth_unstable_by(NEAREST - 1, f32::total_cmp);
-            farthest.push(*last);
-        }
+        farthest.extend(last_of_nearest(&mut distances));
     }
     (farthest.len() >= SAMPLE / 2).then_some(farthest)
 }
 
 /// How far the last of those is that have the largest inner products with each of some nodes, which walks with `ef` candidates find;
-/// nothing where nodes are too coarse to be queries. Queries are brought to one length ([`crate::space::Space::enter_query`]), so that theirs does not
-/// matter.
+/// nothing where nodes are too coarse to be queries. Queries are brought to one length ([`crate::space::Space::enter_query`]), so
+/// that theirs does not matter.
 fn as_queries(
     Encoding { codec, space, .. }: &Encoding,
     walk: &Walk,
     graph: &[u8],
     ef: usize,
 ) -> Option<Vec<f32>> {
+    codec.coarse(walk.vector(graph, 0))?;
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let mut farthest = Vec::new();
     for node in scattered(walk.nodes).take(SEARCHED) {
         let stored = walk.vector(graph, node);
-        codec.coarse(stored)?;
         let probe = Probe::like(codec, space, stored).ok()?;
         let mut distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, &mut scratch);
         // A query that is no node does not find itself.
@@ -91,10 +89,15 @@ fn as_queries(
             .filter(|&other| other != node)
             .map(|other| distance(walk.vector(graph, other)))
             .collect();
-        if distances.len() >= NEAREST {
-            let (_, last, _) = distances.select_nth_unstable_by(NEAREST - 1, f32::total_cmp);
-            farthest.push(*last);
-        }
+        farthest.extend(last_of_nearest(&mut distances));
     }
     (farthest.len() >= SEARCHED / 2).then_some(farthest)
+}
+
+fn last_of_nearest(distances: &mut [f32]) -> Option<f32> {
+    (distances.len() >= NEAREST).then(|| {
+        *distances
+            .select_nth_unstable_by(NEAREST - 1, f32::total_cmp)
+            .1
+    })
 }

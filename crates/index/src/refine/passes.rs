@@ -83,12 +83,8 @@ impl Passes {
     /// Work of a pass over a graph with this metric, and of what follows, as a multiple of that of adding the nodes to it: by usearch, or
     /// where leaves link them of collecting them.
     pub fn work(metric: Metric, by_leaves: bool) -> f64 {
-        let work = WORK
-            + if metric.is_nearest_to_itself() {
-                LOOKING
-            } else {
-                0.0
-            };
+        let is_sought = metric.is_nearest_to_itself();
+        let work = WORK + if is_sought { LOOKING } else { 0.0 };
         if by_leaves {
             (LEAVES + work) / COLLECTING
         } else {
