@@ -2,11 +2,12 @@
 //! at all nodes of its graph. Files without one are as good, and slower to open.
 //!
 //! ```text
-//!  0      b"LaserAp2", u64 identity of the segment
+//!  0      b"LaserAp3", u64 identity of the segment
 //!  16     u32 CRC-32C of what follows
 //!  20     u32 seed level, then the numbers of sums, seeds and wanted nodes, u32 each
 //!  36     f32 the distance within which queries are familiar, NaN where that is not known
-//!  40     the sums, seeds and wanted nodes, u32 each
+//!  40     u32 1 where lengths differ ([`Guide::lengths_differ`]), else 0
+//!  44     the sums, seeds and wanted nodes, u32 each
 //! ```
 //!
 //! All numbers are little-endian.
@@ -18,10 +19,10 @@ use crc_fast::crc32_iscsi as crc32c;
 
 use crate::walk::Guide;
 
-const MAGIC: &[u8; 8] = b"LaserAp2";
+const MAGIC: &[u8; 8] = b"LaserAp3";
 /// Where what the checksum is of begins.
 const CHECKED: usize = 20;
-const HEAD: usize = 40;
+const HEAD: usize = 44;
 
 fn bytes(nonce: u64, guide: &Guide) -> Vec<u8> {
     let lists = [&guide.sums, &guide.seeds, &guide.wanted];
@@ -31,7 +32,8 @@ fn bytes(nonce: u64, guide: &Guide) -> Vec<u8> {
     let lens = lists.iter().map(|list| list.len() as u32);
     let numbers = lists.iter().flat_map(|list| list.iter().copied());
     let familiar = guide.familiar.unwrap_or(f32::NAN).to_bits();
-    let head = [guide.seed_level].into_iter().chain(lens).chain([familiar]);
+    let last = [familiar, u32::from(guide.lengths_differ)];
+    let head = [guide.seed_level].into_iter().chain(lens).chain(last);
     for number in head.chain(numbers) {
         bytes.extend(number.to_le_bytes());
     }
@@ -76,6 +78,7 @@ pub fn read(nonce: u64, bytes: &[u8]) -> Option<Guide> {
         seed_level: number(CHECKED)?,
         wanted,
         familiar: Some(f32::from_bits(number(36)?)).filter(|distance| !distance.is_nan()),
+        lengths_differ: number(40)? == 1,
     })
 }
 
@@ -88,13 +91,15 @@ mod tests {
     fn guides() -> impl Strategy<Value = Guide> {
         let list = || proptest::collection::vec(any::<u32>(), 0..70);
         let distance = proptest::option::of(any::<f32>());
-        (list(), list(), any::<u32>(), list(), distance).prop_map(
-            |(sums, seeds, seed_level, wanted, familiar)| Guide {
+        let last = (distance, any::<bool>());
+        (list(), list(), any::<u32>(), list(), last).prop_map(
+            |(sums, seeds, seed_level, wanted, (familiar, lengths_differ))| Guide {
                 sums,
                 seeds,
                 seed_level,
                 wanted,
                 familiar,
+                lengths_differ,
             },
         )
     }

@@ -54,7 +54,10 @@ pub(crate) fn walk(
     let mut walk = Walk::new(layout)?;
     walk.begin_at(crowds(head, file));
     let graph = head.graph.of(file);
-    walk.pass_by(hubs(&encoding.codec, &encoding.space, &walk, graph));
+    let Encoding { codec, space, .. } = encoding;
+    walk.pass_by(hubs(codec, space, &walk, graph));
+    let lengths = Lengths::of(codec, space, &walk, graph).filter(|_| !codec.walks_by_products());
+    walk.lengths_differ(lengths.is_some_and(|lengths| lengths.differ()));
     let distance = familiar::distance(encoding, &walk, graph, head.ef as usize);
     walk.familiar_within(distance);
     Ok(walk)

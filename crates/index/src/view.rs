@@ -225,6 +225,13 @@ impl SegmentView {
         }
     }
 
+    /// Whether walks for inner products come upon much that is shorter than what is wanted ([`Guide::lengths_differ`]).
+    pub fn lengths_differ(&self) -> bool {
+        self.walk
+            .as_ref()
+            .is_some_and(|walk| walk.guide().lengths_differ)
+    }
+
     /// A query as this segment sees it.
     pub fn probe(&self, query: &Query) -> Probe {
         Probe::new(self.encoding.codec, &self.encoding.space, query)

@@ -50,6 +50,9 @@ pub struct Guide {
     pub(crate) wanted: Vec<u32>,
     /// The distance of [`Walk::is_familiar`].
     pub(crate) familiar: Option<f32>,
+    /// Whether inner products are searched for by distances, among nodes whose lengths differ ([`crate::seeds`]): walks take more
+    /// candidates than elsewhere to find as much.
+    pub(crate) lengths_differ: bool,
 }
 
 /// What a walk has found.
@@ -256,6 +259,11 @@ impl Walk {
     /// Has all walks look at these nodes.
     pub(crate) fn pass_by(&mut self, nodes: Vec<u32>) {
         self.guide.wanted = nodes;
+    }
+
+    /// Has walks know of [`Guide::lengths_differ`].
+    pub(crate) fn lengths_differ(&mut self, differ: bool) {
+        self.guide.lengths_differ = differ;
     }
 
     fn level(&self, graph: &[u8], node: u32) -> usize {

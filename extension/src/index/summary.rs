@@ -144,8 +144,14 @@ fn taken(store: &RelationStore, meta: &Meta) -> Result<Taken> {
     Ok(kinds)
 }
 
-/// What was taken and why, in words; `None` without segments.
-fn stored_as(taken: Taken) -> Option<String> {
+/// What was taken and why, in words, by the parameter `quantization`; `None` without segments.
+fn stored_as(taken: Taken, asked: Option<&str>) -> Option<String> {
+    // Why nothing was measured, see `laser_index::choice`.
+    let why = |name: &str| match (asked, name) {
+        (Some("auto"), "f32") => " (no larger than with 8 bits)",
+        (Some("auto"), "i8") => " (too few different vectors to measure whether 8 bits suffice)",
+        _ => "",
+    };
     let words: Vec<String> = taken
         .into_iter()
         .map(|(name, (count, noise))| {
@@ -156,7 +162,7 @@ fn stored_as(taken: Taken) -> Option<String> {
                     100.0 * noise,
                     100.0 * laser_index::choice::LARGEST_NOISE
                 ),
-                None => format!("{name} in {count} {segments}"),
+                None => format!("{name} in {count} {segments}{}", why(name)),
             }
         })
         .collect();
@@ -222,6 +228,7 @@ fn laser_index_info(
         None => Some(look(index, Use::Look)),
     };
     let row = found.map(|(sizes, shape)| {
+        let stored_as = stored_as(sizes.taken, shape.quantization.as_deref());
         (
             sizes.segments as i32,
             sizes.live,
@@ -239,7 +246,7 @@ fn laser_index_info(
             shape.fingerprint,
             shape.generation,
             shape.format_version,
-            stored_as(sizes.taken),
+            stored_as,
         )
     });
     TableIterator::new(row)
