@@ -1,5 +1,6 @@
 //! What benchmarks of the index share: vectors, tables of them, and where lines go.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::pgvector::has_pgvector;
 
+pub mod clusters;
 pub mod cost;
 pub mod nearest;
 pub mod speed;
@@ -81,7 +83,33 @@ macro_rules! say {
     ($($part:tt)*) => { $crate::bench::line(&format!($($part)*)) };
 }
 
-/// Vectors, row by row.
+/// Vectors of one length, however they are kept.
+pub trait Rows: Sync {
+    /// Of each of them.
+    fn dimensions(&self) -> usize;
+
+    /// How many there are.
+    fn rows(&self) -> usize;
+
+    /// One vector.
+    fn row(&self, i: usize) -> Cow<'_, [f32]>;
+}
+
+impl Rows for Vectors {
+    fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    fn rows(&self) -> usize {
+        self.data.len() / self.dimensions
+    }
+
+    fn row(&self, i: usize) -> Cow<'_, [f32]> {
+        Cow::Borrowed(Self::row(self, i))
+    }
+}
+
+/// Vectors in memory, row by row.
 #[derive(Clone, Debug)]
 pub struct Vectors {
     /// Of each of them.
@@ -205,7 +233,7 @@ pub fn load(
     client: &mut Client,
     table: &str,
     half: bool,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: Range<usize>,
 ) -> Result<()> {
     let mut writer = client.copy_in(&format!("COPY {table} (id, v) FROM STDIN (FORMAT binary)"))?;
@@ -221,7 +249,7 @@ pub fn load(
         line.extend_from_slice(&(size as i32).to_be_bytes());
         line.extend_from_slice(&(row.len() as i16).to_be_bytes());
         line.extend_from_slice(&[0, 0]);
-        for x in row {
+        for x in row.iter() {
             if half {
                 line.extend_from_slice(&laser_vector::f16::from_f32(*x).to_be_bytes());
             } else {

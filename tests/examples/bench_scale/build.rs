@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use laser_tests::bench::cost::{Cost, timed};
-use laser_tests::bench::{Vectors, progress};
+use laser_tests::bench::{Rows, progress};
 use laser_tests::{Cluster, say, segment_files};
 
 use super::settings::{DATABASE, Settings};
@@ -56,7 +56,7 @@ pub fn contenders(s: &Settings, has_pgvector: bool) -> Vec<Contender> {
 pub fn build(
     cluster: &Cluster,
     s: &Settings,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: usize,
     c: &Contender,
 ) -> Result<Cost> {

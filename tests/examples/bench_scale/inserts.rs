@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use laser_tests::bench::{Vectors, progress};
+use laser_tests::bench::{Rows, progress};
 use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
 use postgres::Client;
@@ -56,7 +56,7 @@ pub fn all(
     cluster: &Cluster,
     client: &mut Client,
     s: &Settings,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     has_pgvector: bool,
 ) -> Result<()> {
     let memory = s.memory.last().map_or("64MB", String::as_str);
@@ -83,7 +83,7 @@ fn singles<'a>(
     cluster: &Cluster,
     client: &mut Client,
     s: &Settings,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     modes: impl Iterator<Item = &'a Mode<'a>>,
 ) -> Result<()> {
     let rows = s.most_rows();
@@ -145,7 +145,7 @@ fn singles<'a>(
         }
     }
     if let Some(folder) = &s.curves {
-        let title = format!("{rows} rows × {}, single inserts", vectors.dimensions);
+        let title = format!("{rows} rows × {}, single inserts", vectors.dimensions());
         let path = folder.join("scale-inserts.svg");
         let up = "slowest of each second, ms";
         curve::draw_growth(&path, &title, "seconds", up, &curves)?;
@@ -154,7 +154,7 @@ fn singles<'a>(
 }
 
 /// The rows that are inserted: others than those that are indexed before.
-fn source(client: &mut Client, s: &Settings, vectors: &Vectors, mode: &Mode<'_>) -> Result<()> {
+fn source(client: &mut Client, s: &Settings, vectors: &dyn Rows, mode: &Mode<'_>) -> Result<()> {
     let first = s.most_rows();
     fill(client, "source", mode.kind, vectors, first..first + s.load)?;
     client.batch_execute("CREATE UNIQUE INDEX ON source (id)")?;
@@ -217,7 +217,7 @@ fn slowest_of_seconds(inserts: &[Insert]) -> Vec<(f64, f64)> {
 }
 
 /// One statement that inserts many rows, and the merge of what it leaves.
-fn statement(client: &mut Client, s: &Settings, vectors: &Vectors, mode: &Mode<'_>) -> Result<()> {
+fn statement(client: &mut Client, s: &Settings, vectors: &dyn Rows, mode: &Mode<'_>) -> Result<()> {
     progress(&format!("a load, {}", mode.name));
     source(client, s, vectors, mode)?;
     fill(client, "t", mode.kind, vectors, 0..0)?;

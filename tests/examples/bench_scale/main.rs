@@ -42,19 +42,18 @@ mod table;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use laser_tests::bench::{Vectors, begin, clusters, normalize, pgvector, progress, sentences};
+use laser_tests::bench::clusters::Clusters;
+use laser_tests::bench::{Rows, begin, pgvector, progress, sentences};
 use laser_tests::curve::{self, Curve};
 use laser_tests::{Cluster, say};
 use postgres::Client;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use settings::{DATABASE, Settings, settings};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const MODEL: &str = "laser-mean-384";
 
 /// Rows, of which the first of each number are indexed, and the queries behind them.
-fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
+fn vectors(client: &mut Client, s: &Settings) -> Result<Box<dyn Rows>> {
     let mut rows = s.most_rows();
     if s.wants("inserts") || s.wants("load") {
         rows += s.load;
@@ -65,16 +64,10 @@ fn vectors(client: &mut Client, s: &Settings) -> Result<Vectors> {
     let wanted = rows + s.queries;
     if let Some(path) = &s.sentences {
         progress("embedding sentences");
-        return sentences(client, path, wanted);
+        return Ok(Box::new(sentences(client, path, wanted)?));
     }
-    progress("making vectors");
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut vectors = clusters(&mut rng, wanted, s.dimensions, 1000, 0.3);
-    vectors
-        .data
-        .chunks_mut(vectors.dimensions)
-        .for_each(normalize);
-    Ok(vectors)
+    // Ten million of them would leave the server no memory.
+    Ok(Box::new(Clusters::new(wanted, s.dimensions, 1000, 0.3)))
 }
 
 fn main() -> Result<()> {
@@ -97,7 +90,7 @@ fn main() -> Result<()> {
     if !has_pgvector && !s.only_laser {
         say!("pgvector is not installed for this server: laser runs alone");
     }
-    let vectors = vectors(&mut client, &s)?;
+    let vectors = &*vectors(&mut client, &s)?;
     drop(client);
     let what = if s.sentences.is_some() {
         "embeddings of real sentences"
@@ -106,7 +99,7 @@ fn main() -> Result<()> {
     };
     say!(
         "{what} × {}, {} threads, shared_buffers {}",
-        vectors.dimensions,
+        vectors.dimensions(),
         std::thread::available_parallelism().map_or(1, |n| n.get()),
         s.buffers
     );
@@ -120,7 +113,7 @@ fn main() -> Result<()> {
             say!("\n{rows} rows");
             speed.clear();
             for contender in build::contenders(&s, has_pgvector) {
-                let cost = build::build(&cluster, &s, &vectors, rows, &contender)?;
+                let cost = build::build(&cluster, &s, vectors, rows, &contender)?;
                 match growth.iter_mut().find(|c| c.name == contender.name) {
                     Some(curve) => curve.points.push((rows as f64, cost.cpu)),
                     None => growth.push(Curve {
@@ -129,7 +122,7 @@ fn main() -> Result<()> {
                     }),
                 }
                 if s.wants("search") {
-                    speed.push(search::search(&cluster, &s, &vectors, rows, &contender)?);
+                    speed.push(search::search(&cluster, &s, vectors, rows, &contender)?);
                 }
                 if s.wants("open") {
                     open::open(&mut cluster, &s, &contender)?;
@@ -143,22 +136,22 @@ fn main() -> Result<()> {
     if s.wants("inserts") || s.wants("load") {
         let mut client = cluster.connect(DATABASE)?;
         client.batch_execute("DROP TABLE IF EXISTS ours, theirs")?;
-        inserts::all(&cluster, &mut client, &s, &vectors, has_pgvector)?;
+        inserts::all(&cluster, &mut client, &s, vectors, has_pgvector)?;
     }
     if s.wants("mining") {
         for &rows in &s.rows {
-            mining::mining(&cluster, &s, &vectors, rows)?;
+            mining::mining(&cluster, &s, vectors, rows)?;
         }
     }
     if let Some(folder) = &s.curves {
         let rows = s.rows.last().context("a number of rows")?;
         if s.wants("search") {
-            let title = format!("{rows} {what} × {}, one session", vectors.dimensions);
+            let title = format!("{rows} {what} × {}, one session", vectors.dimensions());
             let curves: Vec<Curve> = speed.iter().map(|found| found.one.clone()).collect();
             curve::draw(&folder.join("scale-speed.svg"), &title, &curves)?;
         }
         if s.rows.len() > 1 {
-            let title = format!("builds of {what} × {}", vectors.dimensions);
+            let title = format!("builds of {what} × {}", vectors.dimensions());
             let path = folder.join("scale-build.svg");
             curve::draw_growth(&path, &title, "rows", "seconds of processors", &growth)?;
         }

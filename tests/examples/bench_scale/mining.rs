@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use laser_tests::bench::cost::{Cost, timed};
-use laser_tests::bench::{Vectors, progress};
+use laser_tests::bench::{Rows, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
 
@@ -19,7 +19,7 @@ const K: i32 = 4;
 const FAISS: &str = include_str!("faiss.py");
 
 /// Mines pairs of the first `rows` vectors and as many behind them, which are each other's best.
-pub fn mining(cluster: &Cluster, s: &Settings, vectors: &Vectors, rows: usize) -> Result<()> {
+pub fn mining(cluster: &Cluster, s: &Settings, vectors: &dyn Rows, rows: usize) -> Result<()> {
     let mut client = cluster.connect(DATABASE)?;
     client.batch_execute("DROP TABLE IF EXISTS ours, theirs, asked, source, target")?;
     fill(&mut client, "source", "embedding", vectors, 0..rows)?;
@@ -130,7 +130,7 @@ fn print(name: &str, cost: &Cost, more: &str) {
 fn faiss(
     client: &mut Client,
     python: &str,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: usize,
     recalls: [Option<f64>; 2],
 ) -> Result<()> {
@@ -138,11 +138,8 @@ fn faiss(
     let folder = tempfile::tempdir()?;
     let file = |name: &str| folder.path().join(name);
     for (name, first) in [("source", 0), ("target", rows)] {
-        let values = &vectors.data[first * vectors.dimensions..(first + rows) * vectors.dimensions];
-        write(
-            &file(name),
-            values.iter().flat_map(|value| value.to_le_bytes()),
-        )?;
+        let rows = (first..first + rows).flat_map(|i| vectors.row(i).into_owned());
+        write(&file(name), rows.flat_map(f32::to_le_bytes))?;
     }
     let pairs = client.query("SELECT source_id, target_id FROM exact", &[])?;
     let numbers = pairs
@@ -153,7 +150,7 @@ fn faiss(
     let mut child = Command::new(python)
         .args(["-c", FAISS])
         .args([file("source"), file("target"), file("exact")])
-        .args([vectors.dimensions, K as usize, threads].map(|n| n.to_string()))
+        .args([vectors.dimensions(), K as usize, threads].map(|n| n.to_string()))
         .args(recalls.map(|recall| recall.unwrap_or(0.0).to_string()))
         .env("OMP_NUM_THREADS", threads.to_string())
         .env("OPENBLAS_NUM_THREADS", threads.to_string())

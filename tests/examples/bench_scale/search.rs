@@ -3,7 +3,7 @@
 use anyhow::Result;
 use laser_tests::bench::nearest::{least_products, recall};
 use laser_tests::bench::speed::{ensure_index, repeated, transactions};
-use laser_tests::bench::{Vectors, progress};
+use laser_tests::bench::{Rows, progress};
 use laser_tests::curve::Curve;
 use laser_tests::{Cluster, say};
 
@@ -21,7 +21,7 @@ pub struct Speed {
 pub fn search(
     cluster: &Cluster,
     s: &Settings,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: usize,
     c: &Contender,
 ) -> Result<Speed> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use laser_tests::bench::{Vectors, load};
+use laser_tests::bench::{Rows, load};
 use postgres::Client;
 
 /// The load of the machine.
@@ -17,12 +17,12 @@ pub fn fill(
     client: &mut Client,
     table: &str,
     kind: &str,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: Range<usize>,
 ) -> Result<()> {
     client.batch_execute(&format!(
         "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v {kind}({}))",
-        vectors.dimensions
+        vectors.dimensions()
     ))?;
     load(client, table, false, vectors, rows)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::Result;
 use postgres::Client;
 
-use super::Vectors;
+use super::Rows;
 
 /// Cosines that differ by less are equal.
 pub const ROUNDING: f32 = 1e-6;
@@ -29,29 +29,54 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// # Panics
 /// When there are fewer than `k` rows, or `k` is 0.
 pub fn least_products(
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     rows: Range<usize>,
     queries: Range<usize>,
     k: usize,
 ) -> Vec<f32> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let queries: Vec<usize> = queries.collect();
-    let part = queries.len().div_ceil(threads).max(1);
-    let least = |query: usize| {
-        let query = vectors.row(query);
-        let mut all: Vec<f32> = rows.clone().map(|i| dot(vectors.row(i), query)).collect();
-        *all.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    let queries: Vec<_> = queries.map(|query| vectors.row(query)).collect();
+    // Each row is taken once, since it may have to be made: with all queries, by one of the threads.
+    let largest = |rows: Range<usize>| {
+        let mut found = vec![Vec::with_capacity(2 * k); queries.len()];
+        for i in rows {
+            let row = vectors.row(i);
+            for (found, query) in found.iter_mut().zip(&queries) {
+                found.push(dot(&row, query));
+                if found.len() == 2 * k {
+                    keep_largest(found, k);
+                }
+            }
+        }
+        found
     };
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = queries
-            .chunks(part)
-            .map(|part| scope.spawn(move || part.iter().map(|q| least(*q)).collect::<Vec<_>>()))
+    let part = rows.len().div_ceil(threads).max(1);
+    let parts = std::thread::scope(|scope| {
+        let largest = &largest;
+        let handles: Vec<_> = (rows.clone().step_by(part))
+            .map(|first| scope.spawn(move || largest(first..rows.end.min(first + part))))
             .collect();
-        handles
-            .into_iter()
-            .flat_map(|handle| handle.join().expect("no panic"))
-            .collect()
-    })
+        let parts = handles.into_iter();
+        parts
+            .map(|handle| handle.join().expect("no panic"))
+            .collect::<Vec<_>>()
+    });
+    let least = |query: usize| {
+        let mut all: Vec<f32> = parts
+            .iter()
+            .flat_map(|found| &found[query])
+            .copied()
+            .collect();
+        keep_largest(&mut all, k);
+        all[k - 1]
+    };
+    (0..queries.len()).map(least).collect()
+}
+
+/// Keeps the `k` largest, of which the least comes last.
+fn keep_largest(products: &mut Vec<f32>, k: usize) {
+    products.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+    products.truncate(k);
 }
 
 /// The share that a statement finds of the `k` nearest rows of each query. It returns numbers of queries, counted from the one behind
@@ -62,7 +87,7 @@ pub fn least_products(
 pub fn recall(
     client: &mut Client,
     statement: &str,
-    vectors: &Vectors,
+    vectors: &dyn Rows,
     first: usize,
     least: &[f32],
     k: usize,
@@ -71,7 +96,7 @@ pub fn recall(
     let right = rows.iter().filter(|row| {
         let (query, id): (i32, i32) = (row.get(0), row.get(1));
         let query = query as usize;
-        dot(vectors.row(first + query), vectors.row(id as usize)) >= least[query] - ROUNDING
+        dot(&vectors.row(first + query), &vectors.row(id as usize)) >= least[query] - ROUNDING
     });
     Ok(right.count() as f64 / (least.len() * k) as f64)
 }
@@ -79,6 +104,7 @@ pub fn recall(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::Vectors;
 
     #[test]
     fn the_least_product_is_that_of_the_last_wanted() {
