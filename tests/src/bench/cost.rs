@@ -35,10 +35,11 @@ pub fn timed<T>(
 ) -> Result<(T, Cost)> {
     let pid = session(client)?;
     let postmaster = cluster.pid().context("the server runs")?;
-    // The postmaster counts the time of sessions when they have ended: those of pgbench do so now.
+    // The postmaster counts the time of sessions when they have ended: those of pgbench do so now, and the worker that merges
+    // what others have inserted, which would take processors as well.
     wait_until("other sessions have ended", || {
         let others = "SELECT count(*) FROM pg_stat_activity
-             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+             WHERE backend_type IN ('client backend', 'laser maintenance') AND pid <> pg_backend_pid()";
         Ok(client.query_one(others, &[])?.get::<_, i64>(0) == 0)
     })?;
     std::thread::sleep(Duration::from_millis(100));
