@@ -101,7 +101,7 @@ impl Rows for Vectors {
     }
 
     fn rows(&self) -> usize {
-        self.data.len() / self.dimensions
+        Self::rows(self)
     }
 
     fn row(&self, i: usize) -> Cow<'_, [f32]> {

@@ -11,7 +11,6 @@ use crate::familiar;
 use crate::graph::Layout;
 use crate::kernels::dot_i8;
 use crate::lengths::Lengths;
-use crate::metric::Metric;
 use crate::query::{Probe, Query};
 use crate::segment::SegmentHeader;
 use crate::space::Space;
@@ -54,10 +53,7 @@ pub(crate) fn walk(
     let mut walk = Walk::new(layout)?;
     walk.begin_at(crowds(head, file));
     let graph = head.graph.of(file);
-    let Encoding { codec, space, .. } = encoding;
-    walk.pass_by(hubs(codec, space, &walk, graph));
-    let lengths = Lengths::of(codec, space, &walk, graph).filter(|_| !codec.walks_by_products());
-    walk.lengths_differ(lengths.is_some_and(|lengths| lengths.differ()));
+    pass_by_hubs(&encoding.codec, &encoding.space, &mut walk, graph);
     let distance = familiar::distance(encoding, &walk, graph, head.ef as usize);
     walk.familiar_within(distance);
     Ok(walk)
@@ -79,6 +75,15 @@ fn crowds(head: &SegmentHeader, bytes: &[u8]) -> Vec<u32> {
     crowds
 }
 
+/// Has a walk for inner products look at [`hubs`], and know whether lengths differ.
+pub(crate) fn pass_by_hubs(codec: &Codec, space: &Space, walk: &mut Walk, graph: &[u8]) {
+    let Some(lengths) = Lengths::of(codec, space, walk, graph) else {
+        return;
+    };
+    walk.pass_by(hubs(codec, space, &lengths, walk, graph));
+    walk.lengths_differ(lengths.differ() && !codec.walks_by_products());
+}
+
 /// What many queries for inner products want, whatever their directions, as far as walks find it; nothing where the
 /// metric is another one.
 ///
@@ -88,13 +93,10 @@ fn crowds(head: &SegmentHeader, bytes: &[u8]) -> Vec<u32> {
 /// * The longest, where lengths vary, whether there is a mean or not: a query away from it has other neighbours.
 ///
 /// In a graph of distances these are no neighbours of each other, and a walk has to come upon each by itself.
-pub(crate) fn hubs(codec: &Codec, space: &Space, walk: &Walk, graph: &[u8]) -> Vec<u32> {
-    if codec.metric != Metric::InnerProduct || walk.nodes <= LONGEST {
+fn hubs(codec: &Codec, space: &Space, lengths: &Lengths, walk: &Walk, graph: &[u8]) -> Vec<u32> {
+    if walk.nodes <= LONGEST {
         return Vec::new();
     }
-    let Some(lengths) = Lengths::of(codec, space, walk, graph) else {
-        return Vec::new();
-    };
     let (dot, mut scratch) = (dot_i8(), Vec::new());
     let mut nearest = |probe: &Probe, width: usize, count: usize| {
         let mut distance = |stored: &[u8]| probe.graph_distance(codec, stored, dot, &mut scratch);
@@ -140,6 +142,7 @@ mod tests {
 
     use super::*;
     use crate::graph::Graph;
+    use crate::metric::Metric;
     use crate::quantization::Quantization;
 
     const DIMS: usize = 24;
@@ -161,10 +164,10 @@ mod tests {
         graph.save(&mut bytes).unwrap();
         let layout = Layout::parse(&codec, &bytes).unwrap();
         let keys = layout.keys().unwrap();
-        let walk = Walk::new(&layout).unwrap();
-        let hubs = hubs(&codec, &space, &walk, &bytes);
-        let row = |node: u32| keys[node as usize].1 as usize;
-        hubs.into_iter().map(row).collect()
+        let mut walk = Walk::new(&layout).unwrap();
+        pass_by_hubs(&codec, &space, &mut walk, &bytes);
+        let row = |node: &u32| keys[*node as usize].1 as usize;
+        walk.guide().wanted.iter().map(row).collect()
     }
 
     /// Rows with components from `low` to 1.

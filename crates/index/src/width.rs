@@ -104,8 +104,7 @@ pub fn measure_again(
 fn walk(encoding: &Encoding, graph: &[u8]) -> Result<(Walk, usize)> {
     let Encoding { codec, space, .. } = encoding;
     let mut walk = Walk::new(&Layout::parse(codec, graph)?)?;
-    let hubs = seeds::hubs(codec, space, &walk, graph);
-    walk.pass_by(hubs);
+    seeds::pass_by_hubs(codec, space, &mut walk, graph);
     let nodes = walk.nodes;
     Ok((walk, nodes))
 }

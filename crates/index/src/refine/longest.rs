@@ -273,7 +273,7 @@ mod tests {
         let layout = Layout::parse(&codec, &bytes).unwrap();
         let keys = layout.keys().unwrap();
         let mut walk = Walk::new(&layout).unwrap();
-        walk.pass_by(seeds::hubs(&codec, &space, &walk, &bytes));
+        seeds::pass_by_hubs(&codec, &space, &mut walk, &bytes);
         let mut found = 0;
         for _ in 0..50 {
             let query = direction(dims, &mut rng);

@@ -1,5 +1,7 @@
 //! Inner products, whose largest are where the rows are longest.
 
+use std::path::Path;
+
 use laser_index::check;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;
@@ -10,6 +12,23 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::common::{build, distance, insert, options, scan, search, views};
+
+/// How many of `count` rows that a search gives are among the ten with the largest inner products.
+fn near(
+    store: &MemoryStore,
+    folder: &Path,
+    rows: &[Vec<f32>],
+    query: &[f32],
+    ef: usize,
+    count: usize,
+) -> usize {
+    let product = |x: &[f32]| distance(Metric::InnerProduct, query, x);
+    let mut exact: Vec<f64> = rows.iter().map(|x| product(x)).collect();
+    exact.sort_by(f64::total_cmp);
+    let hits = search(store, folder, query, ef, Iterate::Strict, count);
+    let is_near = |tid: u64| product(&rows[tid as usize - 1]) <= exact[9] + 1e-4;
+    hits.iter().filter(|(_, tid)| is_near(*tid)).count()
+}
 
 /// Vectors that are much longer than those of a segment of inner products come by a merge: they hide none.
 #[test]
@@ -112,20 +131,8 @@ fn queries_like_another_segments_rows_find_the_longest() {
                 1 => add(&centres[i % 20], gauss(0.1)),
                 _ => gauss(1.0),
             };
-            let mut exact: Vec<f64> = rows
-                .iter()
-                .map(|x| distance(Metric::InnerProduct, &query, x))
-                .collect();
-            exact.sort_by(f64::total_cmp);
             // As many as have to be compared by their true distances.
-            let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 30);
-            found[i % 3] += hits
-                .iter()
-                .filter(|(_, tid)| {
-                    distance(Metric::InnerProduct, &query, &rows[*tid as usize - 1])
-                        <= exact[9] + 1e-4
-                })
-                .count();
+            found[i % 3] += near(&store, folder.path(), &rows, &query, 0, 30);
         }
         // Those in directions that no row has are not what widths are measured with.
         let [long, clusters, random] = found;
@@ -180,12 +187,7 @@ fn queries_like_older_or_later_rows_find_the_longest_of_the_others() {
         let mut found = 0;
         for _ in 0..50 {
             let query = gauss(0.3);
-            let product = |x: &[f32]| distance(Metric::InnerProduct, &query, x);
-            let mut exact: Vec<f64> = rows.iter().map(|x| product(x)).collect();
-            exact.sort_by(f64::total_cmp);
-            let hits = search(&store, folder.path(), &query, 0, Iterate::Strict, 30);
-            let is_near = |tid: u64| product(&rows[tid as usize - 1]) <= exact[9] + 1e-4;
-            found += hits.iter().filter(|(_, tid)| is_near(*tid)).count();
+            found += near(&store, folder.path(), &rows, &query, 0, 30);
         }
         assert!(found >= 475, "{found} of 500, {long_first}");
     }
@@ -213,12 +215,7 @@ fn a_width_that_is_set_suffices_where_lengths_differ() {
     let mut found = 0;
     for _ in 0..50 {
         let query = row(0.0);
-        let product = |x: &[f32]| distance(Metric::InnerProduct, &query, x);
-        let mut exact: Vec<f64> = rows.iter().map(|x| product(x)).collect();
-        exact.sort_by(f64::total_cmp);
-        let hits = search(&store, folder.path(), &query, 100, Iterate::Strict, 10);
-        let is_near = |tid: u64| product(&rows[tid as usize - 1]) <= exact[9] + 1e-4;
-        found += hits.iter().filter(|(_, tid)| is_near(*tid)).count();
+        found += near(&store, folder.path(), &rows, &query, 100, 10);
     }
     assert!(found >= 485, "{found} of 500");
 }
