@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use crc_fast::crc32_iscsi as crc32c;
 
@@ -25,7 +26,7 @@ const CHECKED: usize = 20;
 const HEAD: usize = 44;
 
 fn bytes(nonce: u64, guide: &Guide) -> Vec<u8> {
-    let lists = [&guide.sums, &guide.seeds, &guide.wanted];
+    let lists = [&*guide.sums, &guide.seeds, &guide.wanted];
     let mut bytes = MAGIC.to_vec();
     bytes.extend(nonce.to_le_bytes());
     bytes.extend([0; 4]);
@@ -73,7 +74,7 @@ pub fn read(nonce: u64, bytes: &[u8]) -> Option<Guide> {
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let [sums, seeds, wanted] = lens.map(|len| numbers.by_ref().take(len).collect());
     Some(Guide {
-        sums,
+        sums: Arc::new(sums),
         seeds,
         seed_level: number(CHECKED)?,
         wanted,
@@ -94,7 +95,7 @@ mod tests {
         let last = (distance, any::<bool>());
         (list(), list(), any::<u32>(), list(), last).prop_map(
             |(sums, seeds, seed_level, wanted, (familiar, lengths_differ))| Guide {
-                sums,
+                sums: Arc::new(sums),
                 seeds,
                 seed_level,
                 wanted,

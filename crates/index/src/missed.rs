@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::graph::Layout;
 use crate::refine::Passes;
 use crate::table::{Place, Table};
-use crate::walk::Walk;
+use crate::walk::{Guide, Walk};
 use crate::width::LEAST;
 
 /// Candidates of the walks that look for a node. The first are the fewest that searches have by default; the next
@@ -53,11 +53,13 @@ pub(crate) struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
+    /// `guide` is to this graph, whatever edges its nodes have.
+    ///
     /// # Errors
     /// Damage.
-    pub(crate) fn new(codec: &'a Codec, graph: &[u8]) -> Result<Self> {
+    pub(crate) fn new(codec: &'a Codec, graph: &[u8], guide: &Guide) -> Result<Self> {
         Ok(Self {
-            walk: Walk::new(&Layout::parse(codec, graph)?)?,
+            walk: Walk::with(&Layout::parse(codec, graph)?, guide.clone()),
             between: Between::new(codec),
         })
     }
@@ -80,7 +82,13 @@ impl Look<'_> {
     ///
     /// # Errors
     /// Damage, or no memory.
-    pub(crate) fn missed(&self, codec: &Codec, graph: &[u8], pause: &dyn Fn()) -> Result<Missed> {
+    pub(crate) fn missed(
+        &self,
+        codec: &Codec,
+        graph: &[u8],
+        guide: &Guide,
+        pause: &dyn Fn(),
+    ) -> Result<Missed> {
         let mut missed = Missed::default();
         // Queries for inner products do not resemble nodes, and what is nearest to a node need not be itself.
         if !codec.metric.is_nearest_to_itself() || self.nodes.is_empty() {
@@ -95,7 +103,7 @@ impl Look<'_> {
                 self.passes.seek_again(count, times(width));
             }
             missed.width = width;
-            self.look(codec, graph, width, &mut is_missed, pause)?;
+            self.look(codec, (graph, guide), width, &mut is_missed, pause)?;
             count = is_missed.iter().filter(|&&missed| missed > 0).count();
             if count <= self.nodes.len() / MANY {
                 break;
@@ -124,7 +132,7 @@ impl Look<'_> {
     fn look(
         &self,
         codec: &Codec,
-        graph: &[u8],
+        (graph, guide): (&[u8], &Guide),
         width: usize,
         is_missed: &mut [u8],
         pause: &dyn Fn(),
@@ -136,7 +144,7 @@ impl Look<'_> {
         let done = AtomicUsize::new(0);
         type Together<'a> = (usize, &'a mut [u8]);
         blocks::each(&mut together, at_once, &done, pause, || {
-            let mut finder = Finder::new(codec, graph)?;
+            let mut finder = Finder::new(codec, graph, guide)?;
             Ok(
                 move |(at, are_missed): &mut Together<'_>, pause: blocks::Pause<'_>| {
                     let nodes = self.nodes.start + *at * blocks::NODES..;

@@ -100,7 +100,7 @@ pub(crate) fn link_all(
         }
     }
     if let Some(look) = look {
-        let missed = look.missed(codec, linker.bytes, pause)?;
+        let missed = look.missed(codec, linker.bytes, walk.guide(), pause)?;
         linker.lead_to_missed(look, &missed)?;
     }
     linker.lead_back()?;
@@ -402,7 +402,7 @@ impl<'a> Linker<'a> {
         if missed.nodes.is_empty() {
             return Ok(());
         }
-        let mut finder = Finder::new(self.codec, self.bytes)?;
+        let mut finder = Finder::new(self.codec, self.bytes, self.walk.guide())?;
         let mut bereft = Vec::new();
         for &node in &missed.nodes {
             bereft.extend(self.lead_to(&mut finder, node, missed.width));
@@ -635,7 +635,11 @@ mod tests {
             threads: 2,
             passes: &passes,
         };
-        let missed = |bytes: &[u8]| look(0..3000).missed(&codec, bytes, &|| ()).unwrap().nodes;
+        let missed = |bytes: &[u8]| {
+            let walk = Walk::new(&Layout::parse(&codec, bytes).unwrap()).unwrap();
+            let missed = look(0..3000).missed(&codec, bytes, walk.guide(), &|| ());
+            missed.unwrap().nodes
+        };
         // A few are found all the same, by edges of where a walk begins.
         let before = missed(&bytes);
         assert!(passes.count_looked() >= 3000);

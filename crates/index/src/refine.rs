@@ -167,6 +167,7 @@ pub fn refine(
     let (longest, depths) = Longest::of(codec, space, &walk, bytes, first, threads, pause)?;
     let mut source = Source {
         codec,
+        guide: walk.guide(),
         longest,
         across,
         depths: &depths,

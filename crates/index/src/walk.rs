@@ -15,6 +15,7 @@
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use laser_cpu::prefetch;
 
@@ -41,8 +42,8 @@ const SCATTERED_STARTS: usize = 16;
 /// those who open that, see [`crate::appendix`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Guide {
-    /// The sum of the levels of the nodes before every [`STRIDE`]-th.
-    pub(crate) sums: Vec<u32>,
+    /// The sum of the levels of the nodes before every [`STRIDE`]-th. Walks of many threads share them.
+    pub(crate) sums: Arc<Vec<u32>>,
     /// Nodes from which walks begin: all from `seed_level` on, and those of [`Walk::begin_at`].
     pub(crate) seeds: Vec<u32>,
     pub(crate) seed_level: u32,
@@ -174,7 +175,7 @@ impl Guide {
             Ok(())
         })?;
         let mut guide = Self {
-            sums,
+            sums: Arc::new(sums),
             ..Self::default()
         };
         let Some(entry) = u32::try_from(layout.entry)
@@ -690,7 +691,7 @@ mod tests {
             change(&mut guide);
             guide.is_for(&layout)
         };
-        assert!(!changed(&|guide| guide.sums.push(0)));
+        assert!(!changed(&|guide| Arc::make_mut(&mut guide.sums).push(0)));
         assert!(!changed(&|guide| guide.seeds.push(200)));
         assert!(!changed(&|guide| guide.seeds.clear()));
         assert!(!changed(&|guide| guide.wanted.push(u32::MAX)));

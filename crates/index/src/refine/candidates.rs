@@ -5,11 +5,12 @@ use super::lists::List;
 use super::longest::Longest;
 use crate::codec::Codec;
 use crate::error::Result;
-use crate::walk::Walk;
+use crate::walk::{Guide, Walk};
 
 /// Where candidates come from, whatever the edges on the lowest level are.
 pub(super) struct Source<'a> {
     pub(super) codec: &'a Codec,
+    pub(super) guide: &'a Guide,
     pub(super) longest: Longest,
     /// Nodes of the level above at which walks begin ([`Chooser::begin_across`]).
     pub(super) across: usize,
@@ -27,7 +28,7 @@ pub(super) struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     pub(super) fn new(source: &'a Source<'a>, graph: &'a [u8]) -> Result<Self> {
-        let mut chooser = Chooser::new(source.codec, graph)?;
+        let mut chooser = Chooser::new(source.codec, graph, source.guide)?;
         chooser.pass_by(source.longest.entries());
         chooser.begin_across(source.across);
         chooser.distinguish(source.depths);

@@ -6,7 +6,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::Layout;
 use crate::kernels::{DotI8, dot_i8};
-use crate::walk::Walk;
+use crate::walk::{Guide, Walk};
 
 /// One in this many edges of a longer node is for any other, whatever their ranges.
 const LEAST_SHARE: usize = 8;
@@ -42,11 +42,15 @@ struct Candidate {
 }
 
 impl<'a> Chooser<'a> {
-    pub(super) fn new(codec: &'a Codec, graph: &'a [u8]) -> Result<Self> {
+    /// `guide` is to this graph, whatever edges its nodes have.
+    ///
+    /// # Errors
+    /// Damage.
+    pub(super) fn new(codec: &'a Codec, graph: &'a [u8], guide: &Guide) -> Result<Self> {
         Ok(Self {
             codec,
             graph,
-            walk: Walk::new(&Layout::parse(codec, graph)?)?,
+            walk: Walk::with(&Layout::parse(codec, graph)?, guide.clone()),
             dot: dot_i8(),
             between: Between::new(codec),
             across: 0,

@@ -48,9 +48,10 @@ impl<'a> Level<'a> {
         pause: &dyn Fn(),
     ) -> Result<()> {
         let (graph, nodes): (&[u8], _) = (bytes, self.nodes);
+        let guide = self.walk.guide();
         let offers = Offers::of(&lists, |node| nodes.place(node), pause)?;
         lists.rewrite(order, self.threads, done, pause, || {
-            let mut chooser = Chooser::new(self.codec, graph)?;
+            let mut chooser = Chooser::new(self.codec, graph, guide)?;
             chooser.distinguish(self.depths);
             let mut new = Vec::new();
             let offers = &offers;

@@ -66,11 +66,11 @@ fn refine_level(
     done: &AtomicUsize,
     pause: &dyn Fn(),
 ) -> Result<()> {
-    let graph: &[u8] = bytes;
+    let (graph, guide): (&[u8], _) = (bytes, level.walk.guide());
     let mut lists = level.lists(graph, pause)?;
     let order: Vec<u32> = (0..nodes.len() as u32).collect();
     lists.rewrite(&order, level.threads, done, pause, || {
-        let mut chooser = Chooser::new(level.codec, graph)?;
+        let mut chooser = Chooser::new(level.codec, graph, guide)?;
         chooser.begin_across(across);
         Ok(move |place: u32, list: &mut List<'_>| {
             chooser.begin(nodes[place as usize]);

@@ -100,13 +100,16 @@ struct Leaves<'a> {
 impl Leaves<'_> {
     fn link(&self, bytes: &mut [u8], pause: &dyn Fn()) -> Result<()> {
         let graph: &[u8] = bytes;
-        let Level { codec, nodes, .. } = self.level;
+        let Level {
+            codec, nodes, walk, ..
+        } = self.level;
+        let guide = walk.guide();
         let mut nearest = Nearest::of(nodes.len(), self.level.place)?;
         let order = self.meet(graph, &mut nearest, pause)?;
         let mut lists = self.level.lists(graph, pause)?;
         let done = self.passes.first();
         lists.rewrite(&order, self.level.threads, done, pause, || {
-            let mut chooser = Chooser::new(codec, graph)?;
+            let mut chooser = Chooser::new(codec, graph, guide)?;
             let (nearest, mut met) = (&nearest, Vec::new());
             Ok(move |place: u32, list: &mut List<'_>| {
                 met.clear();
