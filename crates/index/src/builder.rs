@@ -14,14 +14,13 @@ use laser_memory::threads::{self, Gate, Thread};
 
 use crate::assemble::{BuiltSegment, Grown, Part, Pushed, assemble, spill_len};
 use crate::background;
+use crate::budget::{self, BATCH, Budget, capacity};
 use crate::choice::{self, Existing, SAMPLE};
-use crate::codec::Codec;
 use crate::encoding::Encoding;
 use crate::error::{IndexError, Result};
-use crate::graph::{Graph, bytes_per_vector, serialized_len};
-use crate::growing::{Growing, LINKED_PARTS, by_leaves, widths};
+use crate::graph::Graph;
+use crate::growing::{Growing, by_leaves, widths};
 use crate::meta::Parameters;
-use crate::metric::Metric;
 use crate::page::UNPLACED;
 use crate::refine::{Passes, leaves};
 use crate::scratch::Scratch;
@@ -48,6 +47,15 @@ pub struct BuildOptions {
 }
 
 impl BuildOptions {
+    /// What a build may take.
+    pub fn budget(&self) -> Budget {
+        Budget {
+            memory: self.memory,
+            cache: self.cache,
+            threads: self.threads,
+        }
+    }
+
     /// Vectors by which a segment's encoding is decided, within the memory that a build may take.
     pub fn sample_size(&self) -> usize {
         (self.memory / 8 / (4 * self.parameters.dims.max(1))).clamp(64, SAMPLE)
@@ -68,11 +76,6 @@ impl BuildOptions {
     }
 }
 
-/// Vectors handed to a thread at once.
-const BATCH: usize = 64;
-/// Memory for what is neither graph nor vectors: tables of the threads, stacks, batches on their
-/// way, before there is a single vector.
-const FIXED_MEMORY: usize = 1 << 20;
 /// How long threads that are no longer wanted are waited for. One that has stopped because it is out of
 /// memory never ends; it owns all that it touches.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -214,8 +217,6 @@ pub struct SegmentBuilder {
     most: usize,
     /// Whether nodes are linked by leaves when all are there, and not as they come.
     by_leaves: bool,
-    /// Addresses that count as one.
-    addresses: usize,
     dead: Vec<u8>,
     /// Addresses of entries without a place in the graph.
     unplaced: Vec<u64>,
@@ -228,67 +229,6 @@ impl std::fmt::Debug for SegmentBuilder {
             .field("limit", &self.limit)
             .finish()
     }
-}
-
-/// Bytes of memory for each vector while its node is collected or usearch adds it, and while it is linked.
-fn bytes(codec: &Codec, m: usize) -> usize {
-    let added = bytes_per_vector(codec, m);
-    if by_leaves(codec, false) {
-        added.max(leaves::bytes_per_node(m))
-    } else {
-        added
-    }
-}
-
-/// Vectors that fit into a memory budget, at least a few.
-pub fn capacity(codec: &Codec, m: usize, memory: usize) -> usize {
-    let each = bytes(codec, m);
-    (memory.saturating_sub(needed(codec, m, 0)) / each).max(BATCH)
-}
-
-/// Parts of a graph at most: each is a file of its own until they are joined.
-const PARTS: usize = 256;
-/// Bytes of memory for each node while parts are joined, beside what is in files: every thread has a bit for each node and sums of
-/// their levels ([`crate::walk`]), and there are lists of some of them, as of those that walks miss.
-const JOINING: usize = 16;
-
-/// Bytes of the address of an entry without a vector, also while their list becomes twice as long.
-const ADDRESS: usize = 16;
-// So one of them counts as an entry where no more of them do.
-const _: () = assert!(ADDRESS <= JOINING);
-
-/// Addresses that take the memory of an entry, of which a segment has `most`.
-pub(crate) fn addresses(most: usize, memory: usize) -> usize {
-    (memory.saturating_sub(FIXED_MEMORY) / most.max(1) / ADDRESS).max(1)
-}
-
-/// Vectors of one segment that is built with so much memory, and such a cache of files, at least a few: more than
-/// [`capacity`] where the graph can be made in parts.
-pub fn most(codec: &Codec, m: usize, memory: usize, cache: usize) -> usize {
-    let whole = capacity(codec, m, memory);
-    // Graphs of the longer nodes are made in memory ([`crate::refine`]).
-    if codec.metric == Metric::InnerProduct && !codec.walks_by_products() {
-        return whole;
-    }
-    let joined = (cache / cached_bytes(codec, m)).min(memory / JOINING);
-    let parts = if by_leaves(codec, false) {
-        PARTS
-    } else {
-        LINKED_PARTS
-    };
-    joined.min(parts * whole).max(whole)
-}
-
-/// Bytes of files that joining parts goes through, for each vector: the graph, its lists, and what leads to each node.
-pub(crate) fn cached_bytes(codec: &Codec, m: usize) -> usize {
-    let tables = (2 * (4 + 8 * m) + 16).max(leaves::bytes_per_node(m));
-    serialized_len(codec, m, 1) + codec.fine_len() + tables
-}
-
-/// The memory budget into which `vectors` vectors fit.
-pub fn needed(codec: &Codec, m: usize, vectors: usize) -> usize {
-    let moving = 8 * BATCH * (4 * codec.dims + codec.len());
-    vectors * bytes(codec, m) + FIXED_MEMORY + moving
 }
 
 impl SegmentBuilder {
@@ -306,8 +246,10 @@ impl SegmentBuilder {
         let codec = encoding.codec;
         let threads = options.threads.max(1);
         let spill = Scratch::new(&options.folder)?;
-        let memory = options.memory;
-        let most = most(&codec, p.m, options.memory, options.cache).min(u32::MAX as usize - 1);
+        let most = options
+            .budget()
+            .most(&codec, p.m)
+            .min(u32::MAX as usize - 1);
         let limit = capacity(&codec, p.m, options.memory).min(most);
         // Of the sample by which the encoding was chosen.
         heap::trim();
@@ -382,7 +324,6 @@ impl SegmentBuilder {
             limit: limit.max(here + BATCH),
             most: most.max(already + BATCH),
             by_leaves,
-            addresses: addresses(most, memory),
             dead,
             unplaced,
         })
@@ -440,8 +381,8 @@ impl SegmentBuilder {
 
     /// Whether the budget is used up: finish this segment and start another one.
     pub fn is_full(&self) -> bool {
-        // An address alone takes little; a billion of them do not.
-        self.pushed + self.unplaced.len() / self.addresses >= self.most
+        let budget = self.options.budget();
+        budget.weight(self.most, self.pushed, self.unplaced.len()) >= self.most
     }
 
     /// Adds a vector as it came; one that has no direction under the cosine metric gets no place in
@@ -533,7 +474,7 @@ impl SegmentBuilder {
         }
         // Threads that keep up let nobody wait, and so nobody pause, below.
         pause();
-        if self.pushed - self.before > self.limit && self.limit < self.most {
+        if self.limit < self.most && self.pushed - self.before > self.part() {
             self.end_part(pause)?;
         }
         let here = self.pushed - self.before;
@@ -570,6 +511,13 @@ impl SegmentBuilder {
             }
             pause();
         }
+    }
+
+    /// Entries of a part of the graph, whose memory addresses take as well; at least half of those that there would be room for.
+    fn part(&self) -> usize {
+        let each = budget::bytes(&self.shared.encoding.codec, self.options.parameters.m);
+        let taken = budget::address_bytes(self.unplaced.len()) / each;
+        self.limit - taken.min(self.limit / 2)
     }
 
     /// Serializes the part of the graph that there is no room in for what comes next, and begins another one.

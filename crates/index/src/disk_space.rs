@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::builder::{BuildOptions, cached_bytes, capacity, most};
+use crate::budget::{cached_bytes, capacity};
+use crate::builder::BuildOptions;
 use crate::cache::free_space;
 use crate::codec::Codec;
 use crate::error::{IndexError, Result};
@@ -53,11 +54,11 @@ pub fn segment_bytes(
 pub fn joining_bytes(codec: &Codec, vectors: usize, options: &BuildOptions) -> u64 {
     let m = options.parameters.m;
     let whole = capacity(codec, m, options.memory);
-    let joined = vectors.min(most(codec, m, options.memory, options.cache));
+    let joined = vectors.min(options.budget().most(codec, m));
     if joined <= whole {
         return 0;
     }
-    (joined * cached_bytes(codec, m)) as u64
+    (joined * (cached_bytes(codec, m) + codec.fine_len())) as u64
 }
 
 /// Bytes of a merge's pages beside its segment, more than enough: where it lies, which rows are dead, the list's
@@ -150,9 +151,10 @@ mod tests {
         let (whole, cached) = (capacity(&codec, 16, 8 << 20), cached_bytes(&codec, 16));
         let bytes = |vectors, cache| joining_bytes(&codec, vectors, &options(cache)) as usize;
         assert_eq!(bytes(whole, usize::MAX), 0);
-        assert_eq!(bytes(whole + 1, usize::MAX), (whole + 1) * cached);
+        let filed = cached + codec.fine_len();
+        assert_eq!(bytes(whole + 1, usize::MAX), (whole + 1) * filed);
         // Without room for such files there are several graphs, and with some of it no larger ones.
         assert_eq!(bytes(9 * whole, 0), 0);
-        assert_eq!(bytes(9 * whole, 2 * whole * cached), 2 * whole * cached);
+        assert_eq!(bytes(9 * whole, 2 * whole * cached), 2 * whole * filed);
     }
 }

@@ -21,7 +21,7 @@
 //! * [`builder`], [`assemble`], [`maintain`], [`sweep`], [`check`] – building, the file of a segment, merging and deleting,
 //!   giving back pages, checking; `disk_space` – whether there is room for a merge
 //! * [`scan`] – searching; [`reorder`] – rows that wait for their exact distances
-//! * [`size`] – how large an index will be
+//! * [`budget`] – what a build may take; [`size`] – how large an index will be
 
 mod appendix;
 pub mod arithmetic;
@@ -29,6 +29,7 @@ pub mod assemble;
 pub mod background;
 mod between;
 mod blocks;
+pub mod budget;
 pub mod builder;
 pub mod bytes;
 pub mod cache;

@@ -14,7 +14,8 @@ use std::rc::Rc;
 
 use crate::assemble::BuiltSegment;
 use crate::background;
-use crate::builder::{BuildOptions, SegmentBuilder, capacity};
+use crate::budget::capacity;
+use crate::builder::{BuildOptions, SegmentBuilder};
 use crate::bytes::SegmentBytes;
 use crate::choice::{self, Existing};
 use crate::codec::{Codec, Format};

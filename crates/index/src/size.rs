@@ -4,7 +4,7 @@
 //! [`crate::graph::Layout`] describes them, pages as [`crate::page`] does. What a build decides by the data is
 //! assumed: no two vectors are equal, none is left out, the pending list is empty.
 
-use crate::builder::{most, needed};
+use crate::budget::{Budget, needed};
 use crate::codec::Codec;
 use crate::graph::serialized_len;
 use crate::page::{MAP_BLOCKS, PAGE, PAYLOAD};
@@ -23,15 +23,15 @@ pub struct Size {
     pub memory: usize,
 }
 
-/// The size of an index of `rows` vectors that is built with so much memory, and such a cache of files.
-pub fn estimate(codec: &Codec, m: usize, rows: usize, memory: usize, cache: usize) -> Size {
+/// The size of an index of `rows` vectors that is built within a budget.
+pub fn estimate(codec: &Codec, m: usize, rows: usize, budget: Budget) -> Size {
     let mut size = Size {
         segments: 0,
         relation: PAGE,
         mapped: 0,
         memory: needed(codec, m, rows),
     };
-    let most = most(codec, m, memory, cache);
+    let most = budget.most(codec, m);
     let mut add = |rows: usize, segments: usize| {
         let file = file_len(codec, rows, serialized_len(codec, m, rows));
         let pages = file.div_ceil(PAYLOAD) + rows.div_ceil(8).div_ceil(PAYLOAD);

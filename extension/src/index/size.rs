@@ -1,5 +1,4 @@
 //! How large an index will be, before it is built.
-#![allow(unsafe_code)]
 
 use laser_index::codec::Codec;
 use laser_index::metric::Metric;
@@ -7,7 +6,6 @@ use laser_index::quantization::Quantization;
 use laser_index::size;
 use laser_vector::MAX_DIMENSIONS;
 use pgrx::PgSqlErrorCode as Code;
-use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::resources;
@@ -60,14 +58,10 @@ fn laser_index_estimate(
             format!("metric must be one of {}", names.join(", ")),
         );
     };
-    // SAFETY: integer settings of the server, read on its only thread.
-    let (memory, cache) = unsafe {
-        let memory = pg_sys::maintenance_work_mem as usize * 1024;
-        (memory, resources::file_cache())
-    };
+    let budget = resources::budget();
     let rows = QUANTIZATIONS.map(|quantization| {
         let codec = Codec::new(dimensions as usize, metric, quantization);
-        let size = size::estimate(&codec, m as usize, rows as usize, memory, cache);
+        let size = size::estimate(&codec, m as usize, rows as usize, budget);
         (
             quantization.name().to_owned(),
             size.relation as i64,

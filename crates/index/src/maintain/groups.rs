@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::builder::{BuildOptions, addresses, most};
+use crate::builder::BuildOptions;
 use crate::codec::Codec;
 use crate::disk_space;
 use crate::error::{IndexError, Result};
@@ -53,8 +53,7 @@ pub(super) fn weights(
     codec: &Codec,
     options: &BuildOptions,
 ) -> Result<HashMap<u64, usize>> {
-    let room = most(codec, meta.parameters.m, options.memory, options.cache);
-    let addresses = addresses(room, options.memory);
+    let room = options.budget().most(codec, meta.parameters.m);
     let weight = |entry: &SegmentEntry| -> Result<(u64, usize)> {
         // Most are, and their pages need not be read.
         if disk_space::is_of_vectors(codec, meta.parameters.m, entry) {
@@ -64,7 +63,8 @@ pub(super) fn weights(
         let count = u64::from(entry.count).max(1);
         let live = |entries: u64| (entries * u64::from(entry.live())).div_ceil(count) as usize;
         let placed = header.placed().min(count);
-        Ok((entry.nonce, live(placed) + live(count - placed) / addresses))
+        let weight = (options.budget()).weight(room, live(placed), live(count - placed));
+        Ok((entry.nonce, weight))
     };
     meta.segments.iter().map(weight).collect()
 }
@@ -80,7 +80,7 @@ pub(super) fn groups(
     (worn, weights): (&HashSet<u64>, &HashMap<u64, usize>),
     options: &BuildOptions,
 ) -> Vec<Vec<SegmentEntry>> {
-    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let room = options.budget().most(codec, meta.parameters.m);
     let mut by_size = meta.segments.clone();
     by_size.sort_by_key(SegmentEntry::live);
     let crowded = by_size.len() > 64;
@@ -121,7 +121,7 @@ pub(super) fn fits(
     weight: usize,
     options: &BuildOptions,
 ) -> Result<()> {
-    let room = most(codec, meta.parameters.m, options.memory, options.cache);
+    let room = options.budget().most(codec, meta.parameters.m);
     let new = weight.div_ceil(room);
     if meta.segments.len() - group.min(meta.segments.len()) + new > MAX_SEGMENTS {
         return Err(IndexError::TooManySegments(MAX_SEGMENTS));

@@ -1,6 +1,7 @@
 //! Builds, inserts and merges.
 
-use laser_index::builder::{BuildOptions, needed};
+use laser_index::budget::needed;
+use laser_index::builder::BuildOptions;
 use laser_index::codec::Codec;
 use laser_index::maintain::{self, Merge, Plan};
 use laser_index::memory::MemoryStore;

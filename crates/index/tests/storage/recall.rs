@@ -1,6 +1,7 @@
 //! What is found at a width that is set, of kinds of data for which graphs are hard to link.
 
-use laser_index::builder::{BuildOptions, needed};
+use laser_index::budget::needed;
+use laser_index::builder::BuildOptions;
 use laser_index::codec::Codec;
 use laser_index::memory::MemoryStore;
 use laser_index::meta::Meta;
