@@ -160,12 +160,11 @@ pub fn clusters(
     Vectors { dimensions, data }
 }
 
-/// Embeds `wanted` different lines of a file, spread over all of it, with the default model of the
-/// session. The vectors have length 1.
+/// `wanted` different lines of a file, spread over all of it.
 ///
 /// # Errors
 /// When the file has too few lines.
-pub fn sentences(client: &mut Client, path: &Path, wanted: usize) -> Result<Vectors> {
+pub fn lines(path: &Path, wanted: usize) -> Result<Vec<String>> {
     let mut seen = HashSet::new();
     let mut lines = Vec::new();
     for line in BufReader::new(File::open(path)?).lines() {
@@ -186,6 +185,15 @@ pub fn sentences(client: &mut Client, path: &Path, wanted: usize) -> Result<Vect
         lines.swap(i, rng.random_range(0..=i));
     }
     lines.truncate(wanted);
+    Ok(lines)
+}
+
+/// Embeds as many [`lines`] with the default model of the session. The vectors have length 1.
+///
+/// # Errors
+/// When the file has too few lines.
+pub fn sentences(client: &mut Client, path: &Path, wanted: usize) -> Result<Vectors> {
+    let lines = lines(path, wanted)?;
     let mut data = Vec::new();
     for chunk in lines.chunks(1000) {
         let row: Vec<String> = client

@@ -3,6 +3,7 @@
 //! A phase is the adding of nodes to a segment, or what makes their graph. What is ahead is told by what it has taken to do what
 //! is behind of the phase, and by what each costs relative to the other ([`SegmentBuilder::work`]).
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 #[cfg(doc)]
@@ -134,6 +135,30 @@ impl Forecast {
     }
 }
 
+/// A share of work that never goes back. Where what there is to do turns out to be more ([`crate::refine::Passes::share`]), what is
+/// left of the way is divided anew.
+#[derive(Debug, Default)]
+pub struct Steady {
+    /// A share, and as what it was shown, from which on the way is as it is now.
+    from: Cell<(f64, f64)>,
+    last: Cell<(f64, f64)>,
+}
+
+impl Steady {
+    /// What is shown of a share from 0 to 1.
+    pub fn show(&self, share: f64) -> f64 {
+        let (before, already) = self.last.get();
+        if share < before {
+            self.from.set((share, already));
+        }
+        let (from, shown) = self.from.get();
+        let ahead = (1.0 - from).max(f64::MIN_POSITIVE);
+        let now = shown + (1.0 - shown) * ((share - from) / ahead).clamp(0.0, 1.0);
+        self.last.set((share, now.max(already)));
+        now.max(already)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +243,19 @@ mod tests {
             let off = |(at, left): &(f64, f64)| (at + left - self.clock).abs() / self.clock;
             self.told.iter().map(off).fold(0.0, f64::max)
         }
+    }
+
+    #[test]
+    fn more_work_takes_nothing_back() {
+        let steady = Steady::default();
+        let shares = [0.0, 0.3, 0.86, 0.42, 0.5, 0.9, 0.8, 0.95, 1.0, 1.0];
+        let shown = shares.map(|share| steady.show(share));
+        assert_eq!(shown[..3], shares[..3]);
+        assert!(shown.is_sorted(), "{shown:?}");
+        assert_eq!((shown[2], shown[9]), (shown[3], 1.0));
+        // An eighth of what is left.
+        assert!((shown[4] - (0.86 + 0.14 * 0.08 / 0.58)).abs() < 1e-12);
+        assert_eq!(steady.show(0.0), 1.0);
     }
 
     #[test]

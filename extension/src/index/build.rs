@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use laser_index::builder::{BuildOptions, SegmentBuilder};
 use laser_index::encoding::Encoding;
+use laser_index::forecast::Steady;
 use laser_index::meta::{Meta, Parameters};
 use laser_index::page::{NULL, UNDIRECTED, row_name};
 use laser_index::segment::write_pages;
@@ -232,10 +233,12 @@ impl Build {
             time.refines(len);
         }
         let time = self.time_left.as_ref();
+        let steady = Steady::default();
         let refining = || {
             pause();
             let share = refined.share();
-            progress(TUPLES_DONE, before as i64 + (share * len as f64) as i64);
+            let done = (steady.show(share) * len as f64) as i64;
+            progress(TUPLES_DONE, before as i64 + done);
             if let Some(time) = time {
                 time.refined(share, len);
             }

@@ -1,8 +1,8 @@
 //! What laser's index costs and gives as rows become many, beside pgvector's HNSW in the same run.
 //!
 //! ```text
-//! bench_scale [--tables build,search,open,inserts,load,mining] [--rows 100000] [--dimensions 384] [--sentences FILE]
-//!             [--memory 64MB,4GB] [--buffers 2GB] [--only laser] [--queries 300]
+//! bench_scale [--tables build,search,open,inserts,load,mining,upkeep,embed] [--rows 100000] [--dimensions 384]
+//!             [--sentences FILE] [--model laser-mean-384] [--memory 64MB,4GB] [--buffers 2GB] [--only laser] [--queries 300]
 //!             [--ef 40,100,200,400,600,800,1000] [--recall 0.95,0.98,0.99] [--clients 8] [--seconds 10]
 //!             [--modes off,on,pgvector] [--limit 4096] [--load 200000] [--methods exact,approximate,index]
 //!             [--curves FOLDER] [--output FILE]
@@ -26,18 +26,24 @@
 //!   indexes at each width (0: the default), and how many of the pairs of all rows they find; then, with all pairs, FAISS on the same vectors, where
 //!   `LASER_BENCH_PYTHON` names a Python with faiss-cpu and numpy: flat, by IVF until it finds as many as the approximate method at its first
 //!   recall, and by HNSW until it finds as many as the indexes.
+//! * `upkeep`: VACUUM of `--rows` rows of which every tenth is dead, with no index, a B-tree, laser's and pgvector's; half of the rows merged into
+//!   a graph of the others, beside a graph of all.
+//! * `embed`, where it is named: `--rows` lines of `--sentences` by `--model`, the encoder alone on all cores and by SQL: `laser_embed_table`, a new table of a
+//!   query, and an index on the text, beside one on the embeddings.
 //!
 //! With `--curves`, recall against queries a second (`scale-speed.svg`), seconds of processors against rows (`scale-build.svg`,
 //! where there are several numbers) and the slowest insert of each second (`scale-inserts.svg`) are drawn. The load of the machine is
 //! printed as well.
 
 mod build;
+mod embed;
 mod inserts;
 mod mining;
 mod open;
 mod search;
 mod settings;
 mod table;
+mod upkeep;
 
 use std::path::Path;
 
@@ -49,8 +55,9 @@ use laser_tests::{Cluster, say};
 use postgres::Client;
 use settings::{DATABASE, Settings, settings};
 
+/// Models that ship.
+const MODELS: &str = "encoder/models";
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-const MODEL: &str = "laser-mean-384";
 
 /// Rows, of which the first of each number are indexed, and the queries behind them.
 fn vectors(client: &mut Client, s: &Settings) -> Result<Box<dyn Rows>> {
@@ -82,10 +89,18 @@ fn main() -> Result<()> {
         .setting("jit", "off")
         .setting("synchronous_commit", "off");
     if s.sentences.is_some() {
-        builder = builder.models(&Path::new(ROOT).join("encoder/models"), MODEL);
+        builder = builder.models(&Path::new(ROOT).join(MODELS), &s.model);
     }
     let mut cluster = builder.start()?;
     let mut client = cluster.database(DATABASE)?;
+    if s.wants("embed") {
+        for &rows in &s.rows {
+            embed::embed(&cluster, &s, &Path::new(ROOT).join(MODELS), rows)?;
+        }
+        if s.tables.len() == 1 {
+            return Ok(());
+        }
+    }
     let has_pgvector = !s.only_laser && pgvector(&mut client)?;
     if !has_pgvector && !s.only_laser {
         say!("pgvector is not installed for this server: laser runs alone");
@@ -141,6 +156,11 @@ fn main() -> Result<()> {
     if s.wants("mining") {
         for &rows in &s.rows {
             mining::mining(&cluster, &s, vectors, rows)?;
+        }
+    }
+    if s.wants("upkeep") {
+        for &rows in &s.rows {
+            upkeep::upkeep(&cluster, &s, vectors, rows, has_pgvector)?;
         }
     }
     if let Some(folder) = &s.curves {

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use laser_model::catalog::SHIPPED;
 use laser_tests::bench::{arguments, list};
 
 pub const DATABASE: &str = "scale";
-const TABLES: [&str; 6] = ["build", "search", "open", "inserts", "load", "mining"];
+const TABLES: [&str; 8] = [
+    "build", "search", "open", "inserts", "load", "mining", "upkeep", "embed",
+];
 const METHODS: [&str; 3] = ["exact", "approximate", "index"];
 /// How many nearest rows queries want.
 pub const K: usize = 10;
@@ -16,6 +19,8 @@ pub struct Settings {
     pub rows: Vec<usize>,
     pub dimensions: usize,
     pub sentences: Option<PathBuf>,
+    /// Of those that ship.
+    pub model: String,
     pub memory: Vec<String>,
     pub buffers: String,
     pub only_laser: bool,
@@ -44,10 +49,11 @@ impl Settings {
 
 pub fn settings() -> Result<Settings> {
     let mut s = Settings {
-        tables: TABLES.map(str::to_owned).to_vec(),
+        tables: TABLES[..7].iter().map(|name| (*name).to_owned()).collect(),
         rows: vec![100_000],
         dimensions: 384,
         sentences: None,
+        model: SHIPPED.to_owned(),
         memory: vec!["64MB".to_owned(), "4GB".to_owned()],
         buffers: "2GB".to_owned(),
         only_laser: false,
@@ -69,6 +75,7 @@ pub fn settings() -> Result<Settings> {
             "--rows" => s.rows = list(&value)?,
             "--dimensions" => s.dimensions = value.parse()?,
             "--sentences" => s.sentences = Some(value.into()),
+            "--model" => s.model = value,
             "--memory" => s.memory = list(&value)?,
             "--buffers" => s.buffers = value,
             "--only" => {
@@ -102,6 +109,10 @@ pub fn settings() -> Result<Settings> {
             "no method is called {method}"
         );
     }
+    ensure!(
+        s.sentences.is_some() || !s.wants("embed"),
+        "--tables embed takes --sentences"
+    );
     let lists = [s.rows.len(), s.memory.len(), s.clients.len(), s.ef.len()];
     ensure!(
         lists.iter().all(|length| *length > 0) && s.seconds > 0 && s.queries > 0,

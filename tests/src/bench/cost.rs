@@ -70,6 +70,22 @@ pub fn timed<T>(
     Ok((result?, cost))
 }
 
+/// Runs something in this process, and says what time it took; its memory is not looked at.
+///
+/// # Errors
+/// Those of `run`, and what the system says where it is asked for times.
+pub fn timed_here<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
+    let own = std::process::id();
+    let (before, start) = (cpu(own)?.0, Instant::now());
+    let result = run()?;
+    let cost = Cost {
+        wall: start.elapsed().as_secs_f64(),
+        cpu: cpu(own)?.0 - before,
+        memory: 0,
+    };
+    Ok((result, cost))
+}
+
 /// The process of a session.
 ///
 /// # Errors

@@ -6,6 +6,7 @@ use super::progress::{Phase, Progress};
 use crate::assemble::BuiltSegment;
 use crate::builder::{BuildOptions, SegmentBuilder};
 use crate::error::Result;
+use crate::forecast::Steady;
 use crate::meta::{Parameters, Pending, SegmentEntry};
 use crate::metric::Metric;
 use crate::page::{UNDIRECTED, UNPLACED};
@@ -215,11 +216,12 @@ fn write(
     report: &dyn Fn(Progress),
 ) -> Result<Written> {
     let (total, refined) = (builder.len(), builder.refined());
+    let steady = Steady::default();
     let refining = || {
         pause();
         report(Progress {
             phase: Phase::Refining,
-            done: (refined.share() * total as f64) as usize,
+            done: (steady.show(refined.share()) * total as f64) as usize,
             total,
         });
     };
