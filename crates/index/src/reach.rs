@@ -24,7 +24,7 @@ use crate::between::Between;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::graph::{Layout, NODE_HEAD, u32_at};
-use crate::missed::{Finder, Look, Missed};
+use crate::missed::{Instead, Look, Missed};
 use crate::table::{Place, Stack, Table};
 use crate::walk::Walk;
 
@@ -38,6 +38,10 @@ const MOST_LED: u32 = 2;
 const FEW_LEAD: u32 = 2;
 /// Nodes between two pauses.
 const PAUSE: usize = 1 << 14;
+/// Nodes that are looked for at once, by all threads, before edges are led to those that are missed.
+const LED_AT_ONCE: usize = 256;
+/// Rounds at least, where there are as many nodes.
+const LED_IN: usize = 16;
 
 /// What can be reached in a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -402,23 +406,31 @@ impl<'a> Linker<'a> {
         if missed.nodes.is_empty() {
             return Ok(());
         }
-        let mut finder = Finder::new(self.codec, self.bytes, self.walk.guide())?;
-        let mut bereft = Vec::new();
-        for &node in &missed.nodes {
-            bereft.extend(self.lead_to(&mut finder, node, missed.width));
-            look.has_led(missed);
-        }
-        for node in bereft {
-            self.lead_to(&mut finder, node, missed.width);
-        }
+        let bereft = self.lead_to(look, &missed.nodes, missed.width)?;
+        self.lead_to(look, &bereft, missed.width)?;
         Ok(())
     }
 
-    /// Leads an edge to a node where a walk misses it: one before it may have made that found. Returns the node to which the edge led
-    /// that was given away for this.
-    fn lead_to(&mut self, finder: &mut Finder<'_>, node: u32, width: usize) -> Option<u32> {
-        (self.pause)();
-        for near in finder.instead_of(self.bytes, node, width) {
+    /// Leads edges to those of these nodes that walks miss: one before them may have made them found. Returns the nodes to which the
+    /// edges led that were given away for this.
+    fn lead_to(&mut self, look: &Look<'_>, nodes: &[u32], width: usize) -> Result<Vec<u32>> {
+        let mut bereft = Vec::new();
+        let rounds = (nodes.len().div_ceil(LED_AT_ONCE)).max(LED_IN.min(nodes.len()));
+        for round in 0..rounds {
+            // Neighbours lie together, and what is led to one may make the others found: a round has none of them.
+            let these = nodes.iter().copied().skip(round).step_by(rounds);
+            let graph = (&*self.bytes, self.walk.guide());
+            let sought = look.instead_of(self.codec, graph, width, these, self.pause)?;
+            for Instead { node, found } in sought {
+                bereft.extend(self.lead_from(&found, node));
+            }
+        }
+        Ok(bereft)
+    }
+
+    /// Leads an edge to a node from the first of others that has one to give. Returns the node to which that led before.
+    fn lead_from(&mut self, found: &[u32], node: u32) -> Option<u32> {
+        for &near in found {
             let mut bereft = None;
             if self.has_room(near) {
                 self.push(near, node);
