@@ -62,7 +62,7 @@ impl Budget {
     }
 }
 
-/// Bytes that so many addresses take ([`Budget::weight`]).
+/// Bytes that addresses take ([`Budget::weight`]).
 pub(crate) fn address_bytes(addresses: usize) -> usize {
     ADDRESS * addresses
 }

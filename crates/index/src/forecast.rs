@@ -136,7 +136,7 @@ impl Forecast {
 }
 
 /// A share of work that never goes back. Where what there is to do turns out to be more ([`crate::refine::Passes::share`]), what is
-/// left of the way is divided anew.
+/// left of the way is divided again.
 #[derive(Debug, Default)]
 pub struct Steady {
     /// A share, and as what it was shown, from which on the way is as it is now.

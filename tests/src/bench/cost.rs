@@ -70,7 +70,7 @@ pub fn timed<T>(
     Ok((result?, cost))
 }
 
-/// Runs something in this process, and says what time it took; its memory is not looked at.
+/// Runs something in this process, and says what time it took; its memory is left out.
 ///
 /// # Errors
 /// Those of `run`, and what the system says where it is asked for times.
