@@ -29,7 +29,13 @@ pub fn embed(cluster: &Cluster, s: &Settings, models: &Path, rows: usize) -> Res
             &[&((at * 10_000) as i64), &chunk],
         )?;
     }
-    client.batch_execute("VACUUM (ANALYZE) texts; CHECKPOINT; SELECT laser_embed('x')")?;
+    for statement in [
+        "VACUUM (ANALYZE) texts",
+        "CHECKPOINT",
+        "SELECT laser_embed('x')",
+    ] {
+        client.batch_execute(statement)?;
+    }
 
     progress(&format!("{rows} texts, {} alone", s.model));
     let encoder = Encoder::load(&models.join(&s.model), &LoadOptions::default())?;

@@ -92,7 +92,8 @@ fn main() -> Result<()> {
         builder = builder.models(&Path::new(ROOT).join(MODELS), &s.model);
     }
     let mut cluster = builder.start()?;
-    let mut client = cluster.database(DATABASE)?;
+    // Whoever measures is alone.
+    drop(cluster.database(DATABASE)?);
     if s.wants("embed") {
         for &rows in &s.rows {
             embed::embed(&cluster, &s, &Path::new(ROOT).join(MODELS), rows)?;
@@ -101,6 +102,7 @@ fn main() -> Result<()> {
             return Ok(());
         }
     }
+    let mut client = cluster.connect(DATABASE)?;
     let has_pgvector = !s.only_laser && pgvector(&mut client)?;
     if !has_pgvector && !s.only_laser {
         say!("pgvector is not installed for this server: laser runs alone");

@@ -91,7 +91,8 @@ fn merge(cluster: &Cluster, client: &mut Client, vectors: &dyn Rows, rows: usize
     let half = rows / 2;
     fill(client, "t", "embedding", vectors, 0..half)?;
     fill(client, "others", "embedding", vectors, half..rows)?;
-    client.batch_execute("VACUUM (ANALYZE) t; SET laser.background_maintenance = off")?;
+    client.batch_execute("VACUUM (ANALYZE) t")?;
+    client.batch_execute("SET laser.background_maintenance = off")?;
     let create = "CREATE INDEX ti ON t USING laser (v) WITH (pending_list_limit = 2097151)";
     let first = run(cluster, client, create)?;
     print("a graph of the first half", &first, "");
