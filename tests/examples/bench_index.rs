@@ -26,7 +26,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use laser_tests::bench::cost::timed;
+use laser_tests::bench::cost::{of_statements, timed};
 use laser_tests::bench::nearest::{least_products, recall};
 use laser_tests::bench::speed::{ensure_index, repeated, transactions};
 use laser_tests::bench::{
@@ -284,7 +284,7 @@ fn measure(
     client.batch_execute("CHECKPOINT")?;
     progress(&format!("{}: building", c.name));
     let create = format!("CREATE INDEX {table}_index ON {table} {}", c.index);
-    let ((), cost) = timed(cluster, client, |client| Ok(client.batch_execute(&create)?))?;
+    let cost = of_statements(cluster, client, &create)?;
     let (build, build_cpu) = (cost.wall, cost.cpu);
     let bytes = client
         .query_one(&format!("SELECT pg_relation_size('{table}_index')"), &[])?
@@ -328,7 +328,7 @@ fn measure(
     let half = EXTRA / 2;
     let insert =
         format!("INSERT INTO {table} SELECT id + 1000000, v FROM {extra} WHERE id < {half}");
-    let ((), cost) = timed(cluster, client, |client| Ok(client.batch_execute(&insert)?))?;
+    let cost = of_statements(cluster, client, &insert)?;
     let script = format!(
         "\\set i random({half}, {})\nINSERT INTO {table} SELECT id + 2000000, v FROM {extra} WHERE id = :i;",
         EXTRA - 1

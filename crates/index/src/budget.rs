@@ -16,8 +16,8 @@ const PARTS: usize = 256;
 /// Bytes of memory for each node while parts are joined, beside what is in files: the sums of their levels ([`crate::walk`]), and lists
 /// of some of them, as of those on higher levels and those that walks miss.
 const JOINING: usize = 4;
-/// Nodes of which a thread has a byte there: a bit for each in its walk, and as much again where it has walks of two graphs.
-const MARKED: usize = 4;
+/// Threads that have a byte for each node there together: each has a bit in its walk, and as much again to spare.
+const THREADS_PER_BYTE: usize = 4;
 /// Bytes of the address of an entry without a vector, also while their list becomes twice as long.
 const ADDRESS: usize = 16;
 
@@ -40,7 +40,7 @@ impl Budget {
         if codec.metric == Metric::InnerProduct && !codec.walks_by_products() {
             return whole;
         }
-        let each = JOINING + self.threads.div_ceil(MARKED);
+        let each = JOINING + self.threads.div_ceil(THREADS_PER_BYTE);
         let joined = (self.cache / cached_bytes(codec, m)).min(self.memory / each);
         let parts = if by_leaves(codec, false) {
             PARTS

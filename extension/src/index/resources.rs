@@ -38,18 +38,18 @@ fn available() -> usize {
     system.available_memory().min(contained) as usize
 }
 
-/// What the server's settings let a session take that builds.
+/// What the server's settings let a session take that builds, or a worker of autovacuum.
 pub fn budget() -> Budget {
     // SAFETY: settings are plain variables of this process.
     let (workers, memory) = unsafe {
         (
             pg_sys::max_parallel_maintenance_workers,
-            pg_sys::maintenance_work_mem,
+            pg_sys::maintenance_work_mem as usize * 1024,
         )
     };
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     Budget {
-        memory: memory as usize * 1024,
+        memory: autovacuum_memory().unwrap_or(memory),
         cache: file_cache(),
         // As many as a parallel build has processes: the workers and the session itself.
         threads: (workers as usize + 1).min(cores).max(1),
@@ -62,15 +62,15 @@ pub fn build_options(parameters: &Parameters, expected: usize) -> BuildOptions {
     BuildOptions {
         parameters: parameters.clone(),
         threads: budget.threads,
-        memory: own_memory().unwrap_or(budget.memory),
+        memory: budget.memory,
         cache: budget.cache,
         expected,
         folder: cache::folder(),
     }
 }
 
-/// Bytes that a session is to keep within in place of `maintenance_work_mem`: autovacuum's, where that is set.
-fn own_memory() -> Option<usize> {
+/// Bytes of `autovacuum_work_mem`, where that is set and this is a worker of autovacuum.
+fn autovacuum_memory() -> Option<usize> {
     // SAFETY: a plain variable, and a setting's text, which is read at once. The setting's variable is in no header that the
     // bindings cover.
     let text = unsafe {

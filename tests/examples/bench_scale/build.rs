@@ -1,7 +1,7 @@
 //! Builds: time, memory and size.
 
 use anyhow::Result;
-use laser_tests::bench::cost::{Cost, timed};
+use laser_tests::bench::cost::{self, Cost};
 use laser_tests::bench::{Rows, progress};
 use laser_tests::{Cluster, say, segment_files};
 
@@ -79,9 +79,7 @@ pub fn build(
     client.batch_execute(&format!("SET maintenance_work_mem = '{}'", c.memory))?;
     let create = format!("CREATE INDEX vi ON {} USING {}", c.table, c.method);
     let load = machine_load();
-    let ((), cost) = timed(cluster, &mut client, |client| {
-        Ok(client.batch_execute(&create)?)
-    })?;
+    let cost = cost::of_statements(cluster, &mut client, &create)?;
     let bytes: i64 = client
         .query_one("SELECT pg_relation_size('vi')", &[])?
         .get(0);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use laser_encoder::{Encoder, LoadOptions};
-use laser_tests::bench::cost::{Cost, timed, timed_here};
+use laser_tests::bench::cost::{self, Cost, timed_here};
 use laser_tests::bench::{lines, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
@@ -96,10 +96,7 @@ pub fn embed(cluster: &Cluster, s: &Settings, models: &Path, rows: usize) -> Res
 
 fn run(cluster: &Cluster, client: &mut Client, statement: &str) -> Result<Cost> {
     progress(statement);
-    let ((), cost) = timed(cluster, client, |client| {
-        Ok(client.batch_execute(statement)?)
-    })?;
-    Ok(cost)
+    cost::of_statements(cluster, client, statement)
 }
 
 fn print(what: &str, rows: usize, cost: &Cost, bare: f64, how: &str) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use laser_tests::bench::cost::{Cost, timed};
+use laser_tests::bench::cost::{self, Cost};
 use laser_tests::bench::{Rows, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
@@ -55,11 +55,11 @@ pub fn mining(cluster: &Cluster, s: &Settings, vectors: &dyn Rows, rows: usize) 
         let setting = s.memory.last().context("a size of memory")?;
         client.batch_execute(&format!("SET maintenance_work_mem = '{setting}'"))?;
         progress("indexes of both sides");
-        let ((), cost) = timed(cluster, &mut client, |client| {
-            Ok(client.batch_execute(
-                "CREATE INDEX ON source USING laser (v); CREATE INDEX ON target USING laser (v)",
-            )?)
-        })?;
+        let cost = cost::of_statements(
+            cluster,
+            &mut client,
+            "CREATE INDEX ON source USING laser (v); CREATE INDEX ON target USING laser (v)",
+        )?;
         print("laser, indexes of both sides", &cost, "");
         for ef in &s.ef {
             client.batch_execute(&format!("SET laser.ef_search = {ef}"))?;
@@ -110,10 +110,7 @@ fn mined(cluster: &Cluster, client: &mut Client, method: &str) -> Result<Cost> {
              'SELECT id, v FROM source', 'SELECT id, v FROM target',
              k => {K}, retrieval => 'intersect', threshold => -2, method => '{method}')"
     );
-    let ((), cost) = timed(cluster, client, |client| {
-        Ok(client.batch_execute(&statement)?)
-    })?;
-    Ok(cost)
+    cost::of_statements(cluster, client, &statement)
 }
 
 fn print(name: &str, cost: &Cost, more: &str) {

@@ -1,7 +1,7 @@
 //! Upkeep: VACUUM of a tenth of the rows beside a B-tree's, and merging one half of the rows into a graph of the other.
 
 use anyhow::Result;
-use laser_tests::bench::cost::{Cost, timed};
+use laser_tests::bench::cost::{Cost, of_statements};
 use laser_tests::bench::{Rows, progress};
 use laser_tests::{Cluster, say};
 use postgres::Client;
@@ -9,14 +9,14 @@ use postgres::Client;
 use super::settings::{DATABASE, Settings};
 use super::table::{fill, machine_load};
 
-/// An index that VACUUM goes through.
+/// A table that VACUUM goes through.
 struct Upkept {
     name: &'static str,
+    /// Type of its column.
     kind: &'static str,
-    index: &'static str,
+    /// What follows `CREATE INDEX ti ON t USING`.
+    index: Option<&'static str>,
 }
-
-const NONE: &str = "no index";
 
 pub fn upkeep(
     cluster: &Cluster,
@@ -30,16 +30,17 @@ pub fn upkeep(
     client.batch_execute("DROP TABLE IF EXISTS ours, theirs, asked, t")?;
     client.batch_execute(&format!("SET maintenance_work_mem = '{memory}'"))?;
     say!("upkeep of {rows} rows, maintenance_work_mem {memory}");
+    let upkept = |name, kind, index| Upkept { name, kind, index };
     let mut all = vec![
-        (NONE, "embedding", ""),
-        ("B-tree on id", "embedding", "btree (id)"),
-        ("laser", "embedding", "laser (v)"),
+        upkept("no index", "embedding", None),
+        upkept("B-tree on id", "embedding", Some("btree (id)")),
+        upkept("laser", "embedding", Some("laser (v)")),
     ];
     if has_pgvector {
-        all.push(("pgvector", "vector", "hnsw (v vector_cosine_ops)"));
+        let index = Some("hnsw (v vector_cosine_ops)");
+        all.push(upkept("pgvector", "vector", index));
     }
-    for (name, kind, index) in all {
-        let upkept = Upkept { name, kind, index };
+    for upkept in all {
         vacuum(cluster, &mut client, vectors, rows, &upkept)?;
     }
     merge(cluster, &mut client, vectors, rows)
@@ -55,8 +56,8 @@ fn vacuum(
 ) -> Result<()> {
     progress(&format!("VACUUM, {}", upkept.name));
     fill(client, "t", upkept.kind, vectors, 0..rows)?;
-    if upkept.name != NONE {
-        client.batch_execute(&format!("CREATE INDEX ti ON t USING {}", upkept.index))?;
+    if let Some(index) = upkept.index {
+        client.batch_execute(&format!("CREATE INDEX ti ON t USING {index}"))?;
     }
     client.batch_execute("VACUUM (ANALYZE) t")?;
     let is_laser = upkept.name == "laser";
@@ -66,7 +67,7 @@ fn vacuum(
         String::new()
     };
     client.batch_execute("DELETE FROM t WHERE id % 10 = 3; CHECKPOINT")?;
-    let cost = run(cluster, client, "VACUUM (INDEX_CLEANUP ON, PARALLEL 0) t")?;
+    let cost = of_statements(cluster, client, "VACUUM (INDEX_CLEANUP ON, PARALLEL 0) t")?;
     let after = if is_laser {
         format!(
             ", by laser_index_recall {before} before and {} after",
@@ -94,14 +95,14 @@ fn merge(cluster: &Cluster, client: &mut Client, vectors: &dyn Rows, rows: usize
     client.batch_execute("VACUUM (ANALYZE) t")?;
     client.batch_execute("SET laser.background_maintenance = off")?;
     let create = "CREATE INDEX ti ON t USING laser (v) WITH (pending_list_limit = 2097151)";
-    let first = run(cluster, client, create)?;
+    let first = of_statements(cluster, client, create)?;
     print("a graph of the first half", &first, "");
     client.batch_execute("INSERT INTO t SELECT * FROM others; CHECKPOINT")?;
-    let merged = run(cluster, client, "SELECT laser_merge('ti')")?;
+    let merged = of_statements(cluster, client, "SELECT laser_merge('ti')")?;
     let recall = format!(", recall {}", found(client)?);
     print("the second half merged into it", &merged, &recall);
     client.batch_execute("DROP INDEX ti; DROP TABLE others; CHECKPOINT")?;
-    let whole = run(cluster, client, "CREATE INDEX ti ON t USING laser (v)")?;
+    let whole = of_statements(cluster, client, "CREATE INDEX ti ON t USING laser (v)")?;
     let recall = format!(
         ", recall {}; the merge takes {:.2} of its time, {:.2} of its processor time",
         found(client)?,
@@ -111,13 +112,6 @@ fn merge(cluster: &Cluster, client: &mut Client, vectors: &dyn Rows, rows: usize
     print("a graph of all", &whole, &recall);
     client.batch_execute("DROP TABLE t; RESET laser.background_maintenance")?;
     Ok(())
-}
-
-fn run(cluster: &Cluster, client: &mut Client, statement: &str) -> Result<Cost> {
-    let ((), cost) = timed(cluster, client, |client| {
-        Ok(client.batch_execute(statement)?)
-    })?;
-    Ok(cost)
 }
 
 fn print(what: &str, cost: &Cost, more: &str) {

@@ -70,6 +70,15 @@ pub fn timed<T>(
     Ok((result?, cost))
 }
 
+/// Runs statements, and says what they cost.
+///
+/// # Errors
+/// As [`timed`].
+pub fn of_statements(cluster: &Cluster, client: &mut Client, sql: &str) -> Result<Cost> {
+    let ((), cost) = timed(cluster, client, |client| Ok(client.batch_execute(sql)?))?;
+    Ok(cost)
+}
+
 /// Runs something in this process, and says what time it took; its memory is left out.
 ///
 /// # Errors
